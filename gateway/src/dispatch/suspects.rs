@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_told_from_every_other_one() {
+    fn a_prompt_differs_from_every_other_one() {
         let caller = Caller::Anonymous;
         let request = |texts: &[(&str, &str)]| {
             let messages = texts

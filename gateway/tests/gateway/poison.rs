@@ -4,7 +4,7 @@ use russet_gateway::routes::DeploymentState;
 use russet_rpc::engine::GenerateRequest;
 use serde_json::{Value, json};
 
-use crate::harness::{GatewayLab, ScriptStep, hello, limits, started};
+use crate::harness::{GatewayLab, ScriptStep, hello, limits, started, wait_for_metric};
 
 /// The steps of an engine that ends while it prepares, or prefills, the prompt `poison`.
 fn victim(poisoned: Vec<ScriptStep>) -> impl Fn(&GenerateRequest) -> Vec<ScriptStep> + Send + Sync {
@@ -52,11 +52,7 @@ async fn a_client_that_gave_up_ends_one_more_engine_at_most() {
     first.running(1).await;
     first.kill();
     // Held for the next engine, the client leaves.
-    crate::harness::wait_for_metric(
-        &lab,
-        "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 1\n",
-    )
-    .await;
+    wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 1\n").await;
     response.abort();
     let mut second = lab.engine("b", victim(vec![ScriptStep::Prepare]));
     let third = lab.engine("c", victim(vec![ScriptStep::Prepare]));
@@ -77,12 +73,15 @@ async fn requests_beside_a_poison_request_are_answered() {
     let responses = contents.map(|content| tokio::spawn(ask(&lab, content).send()));
     first.running(contents.len()).await;
     let mut second = lab.engine("b", victim(vec![ScriptStep::Prepare]));
-    lab.publish(&[("m", DeploymentState::Ready, &[&second])]);
+    // The connections break before the cluster knows that the engine is gone.
     first.kill();
+    wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 4\n").await;
+    lab.publish(&[("m", DeploymentState::Ready, &[&second])]);
     second.received("poison").await;
+    second.kill();
+    wait_for_metric(&lab, "error_code=\"poison_request\",model_name=\"m\"} 1\n").await;
     let third = lab.engine("c", victim(vec![ScriptStep::Prepare]));
     lab.publish(&[("m", DeploymentState::Ready, &[&third])]);
-    second.kill();
     for (content, response) in contents.into_iter().zip(responses) {
         let response = response.await.unwrap().unwrap();
         match content {
