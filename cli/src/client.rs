@@ -51,7 +51,8 @@ impl Connection {
     }
 
     fn source(&self) -> Result<KubeconfigSource> {
-        let source = source(self.kubeconfig.as_deref(), self.data_dir.as_deref(), std::env::var_os("KUBECONFIG"))?;
+        let source =
+            source(self.kubeconfig.as_deref(), self.data_dir.as_deref(), std::env::var_os("KUBECONFIG"))?;
         Ok(source.with_context(self.context.clone()))
     }
 }

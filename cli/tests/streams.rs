@@ -26,6 +26,7 @@ const MODEL: &str = "apiVersion: russet.dev/v1alpha1\n\
     kind: ModelDeployment\n\
     metadata: {name: smoke}\n\
     spec: {modelRef: {name: smoke}}\n";
+const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: ghost}\nstringData: {token: x}\n";
 const NODE: &str = "apiVersion: russet.dev/v1alpha1\n\
     kind: InferenceNode\n\
     metadata: {name: studio}\n\
@@ -98,7 +99,7 @@ fn verbs_and_daemons_survive_output_that_goes_nowhere() {
         assert!(since.elapsed() < TIMEOUT, "the control plane does not answer");
         std::thread::sleep(Duration::from_millis(50));
     }
-    answer(&["apply", "--data-dir", at, "-f", "-"], &format!("{MODEL}---\n{NODE}"));
+    answer(&["apply", "--data-dir", at, "-f", "-"], &format!("{MODEL}---\n{NODE}---\n{SECRET}"));
     std::fs::create_dir_all(folder.path().join("logs")).unwrap();
     std::fs::write(folder.path().join("logs/serve.log"), "a line\n").unwrap();
 
@@ -146,7 +147,10 @@ fn verbs_and_daemons_survive_output_that_goes_nowhere() {
             let full = run(russet(&arguments).stdout(full_disk()), input);
             let message = String::from_utf8_lossy(&full.stderr).into_owned();
             assert_eq!(full.status.code(), Some(1), "{verb} on a full disk: {message}");
-            assert!(message.contains("standard output cannot be written"), "{verb} on a full disk: {message}");
+            assert!(
+                message.contains("standard output cannot be written"),
+                "{verb} on a full disk: {message}"
+            );
             assert!(!message.contains("panicked"), "{verb}: {message}");
 
             let closed = run(russet(&arguments).stdout(closed_pipe()), input);
@@ -185,6 +189,9 @@ fn unusable_proxy_of_a_kubeconfig_is_named_without_login() {
     let output =
         run(russet(&["get", "models", "--kubeconfig", path.to_str().unwrap()]).stdout(Stdio::null()), "");
     let message = String::from_utf8(output.stderr).unwrap();
-    assert!(message.contains("the proxy https://proxy:1") && message.contains("change it, or remove it"), "{message}");
+    assert!(
+        message.contains("the proxy https://proxy:1") && message.contains("change it, or remove it"),
+        "{message}"
+    );
     assert!(!message.contains("secret"), "{message}");
 }
