@@ -7,17 +7,21 @@ use kube::core::Status;
 pub fn text(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
-        let words = match cause.downcast_ref::<kube::Error>() {
-            Some(kube::Error::Api(status)) => answer(status),
-            _ => cause.to_string(),
+        let status = match cause.downcast_ref::<kube::Error>() {
+            Some(kube::Error::Api(status)) => Some(status),
+            _ => None,
         };
-        if line.contains(&words) {
-            continue;
+        let words = status.map_or_else(|| cause.to_string(), |status| answer(status));
+        if !line.contains(&words) {
+            if !line.is_empty() {
+                line.push_str(": ");
+            }
+            line.push_str(&words);
         }
-        if !line.is_empty() {
-            line.push_str(": ");
+        // Its source is the same Status.
+        if status.is_some() {
+            break;
         }
-        line.push_str(&words);
     }
     line
 }

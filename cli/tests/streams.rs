@@ -26,6 +26,7 @@ const MODEL: &str = "apiVersion: russet.dev/v1alpha1\n\
     kind: ModelDeployment\n\
     metadata: {name: smoke}\n\
     spec: {modelRef: {name: smoke}}\n";
+const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: ghost}\nstringData: {token: x}\n";
 const NODE: &str = "apiVersion: russet.dev/v1alpha1\n\
     kind: InferenceNode\n\
     metadata: {name: studio}\n\
@@ -98,7 +99,7 @@ fn verbs_and_daemons_survive_output_that_goes_nowhere() {
         assert!(since.elapsed() < TIMEOUT, "the control plane does not answer");
         std::thread::sleep(Duration::from_millis(50));
     }
-    answer(&["apply", "--data-dir", at, "-f", "-"], &format!("{MODEL}---\n{NODE}"));
+    answer(&["apply", "--data-dir", at, "-f", "-"], &format!("{MODEL}---\n{NODE}---\n{SECRET}"));
     std::fs::create_dir_all(folder.path().join("logs")).unwrap();
     std::fs::write(folder.path().join("logs/serve.log"), "a line\n").unwrap();
 
