@@ -115,7 +115,7 @@ impl SourceListing {
         match (&file.location, &self.web) {
             (FileLocation::Disk(path), _) => file::read(path, offset, length).await,
             (FileLocation::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
-            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length, file.size).await,
             (FileLocation::Object(object), _) => object.read(offset, length).await,
             (FileLocation::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
