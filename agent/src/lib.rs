@@ -77,8 +77,10 @@ pub struct AgentConfig {
     pub node_name: String,
     /// Memory size to simulate, in bytes; the real size when absent.
     pub memory: Option<u64>,
-    /// Directories that `file://` models may be read from.
+    /// Directories that `file://` models may be read from; never those in `data_dir`.
     pub allow_file_roots: Vec<PathBuf>,
+    /// Addresses of sources that are not on the public internet.
+    pub allow_private_sources: Vec<store::Cidr>,
     /// Address at which other machines reach this node; discovered when absent.
     pub address: Option<IpAddr>,
     /// Path of the engine program; `RUSSET_ENGINE` or the one beside this program when absent.
@@ -178,7 +180,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let machine = hardware::Hardware::measure().map_err(Error::Hardware)?;
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".into());
     let paces = transfer_limits::TransferLimiters::default();
-    let mut context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    let context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    let mut context = context.with_private_sources(&config.allow_private_sources)?;
+    context.closed_dirs.push(config.data_dir.clone());
     context.limiter = paces.sources.clone();
     let store = store::Store::open(folder.join("models"), context)?;
     let (addresses, address) = watch::channel(address::initial(config.address, &identity.server).await);

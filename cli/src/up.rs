@@ -1,6 +1,7 @@
 //! `russet up`: supervises `serve`, `gateway` and `agent` as children and restarts each separately.
 
 mod certificate;
+mod model_folders;
 
 use std::collections::VecDeque;
 use std::io::IsTerminal as _;
@@ -16,6 +17,7 @@ use russet_telemetry::say;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
+use crate::agent::SourceArguments;
 use crate::client;
 use crate::data_dir::{self, DataDir};
 use crate::etcd::EtcdArguments;
@@ -73,6 +75,8 @@ pub struct Arguments {
     /// Address at which other machines reach this machine's node.
     #[arg(long)]
     address: Option<IpAddr>,
+    #[command(flatten)]
+    sources: SourceArguments,
     /// The engine of this machine's node; default `russet-engine` beside this program.
     #[arg(long)]
     engine_binary: Option<PathBuf>,
@@ -99,7 +103,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         data_dir: None,
         node_name: arguments.node_name.clone(),
         memory: arguments.memory.clone(),
-        allow_file_roots: Vec::new(),
+        sources: SourceArguments::default(),
         address: arguments.address,
         engine_binary: None,
         metrics_listen: arguments.metrics_listen,
@@ -134,8 +138,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     gateway.answers = Some(answers);
     let own_certificate = open_gateway(&mut gateway, &layout, &arguments);
     let mut agent = ChildProcess::new("agent", &layout, &common);
-    // The user of `up` owns this machine, so its own agent may read whatever that user may.
-    agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
+    agent.arguments.extend(["--node-name".into(), node]);
+    // Authors of Models may be other people than the user of `up`: models of that user, and nothing else.
+    let home = std::env::home_dir();
+    let mut sources = arguments.sources.clone();
+    sources.allow_file_roots.extend(model_folders::of_owner(home.as_deref(), |name| std::env::var_os(name)));
+    agent.arguments.extend(sources.to_flags()?);
     agent.arguments.extend(arguments.presence.to_flags());
     let beside = SocketAddr::new(arguments.metrics_listen.ip(), 0);
     for (flag, value) in [

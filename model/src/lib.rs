@@ -100,6 +100,7 @@ fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used, reason = "a test module")]
 mod peak_memory;
 #[cfg(test)]
 mod testing;

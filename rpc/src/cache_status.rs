@@ -184,17 +184,18 @@ impl CacheStatus {
 
     /// Tells at `warn` which kinds are not synced, and when they are again. Never ends.
     pub async fn report(&self) {
-        let mut told: Vec<String> = Vec::new();
+        let mut reported: Vec<String> = Vec::new();
         loop {
             tokio::time::sleep(REPORT_INTERVAL).await;
             let unsynced = self.unsynced(Instant::now());
-            for kind in unsynced.iter().filter(|kind| !told.contains(&kind.kind)) {
+            for kind in unsynced.iter().filter(|kind| !reported.contains(&kind.kind)) {
                 tracing::warn!("{kind}");
             }
-            for kind in told.iter().filter(|kind| unsynced.iter().all(|unsynced| unsynced.kind != **kind)) {
+            for kind in reported.iter().filter(|kind| unsynced.iter().all(|unsynced| unsynced.kind != **kind))
+            {
                 tracing::info!(kind, "the cache is synced again");
             }
-            told = unsynced.into_iter().map(|unsynced| unsynced.kind).collect();
+            reported = unsynced.into_iter().map(|unsynced| unsynced.kind).collect();
         }
     }
 
@@ -265,26 +266,30 @@ mod tests {
     }
 
     #[test]
-    fn undecodable_objects_are_told_once_and_counted() {
+    fn undecodable_objects_are_reported_once_and_counted() {
         let status = CacheStatus::default();
         status.start("Lease", Instant::now());
-        let told = |event: Event<ListItem<Lease>>| status.observe(&event).is_some();
+        let message = |event: Event<ListItem<Lease>>| status.observe(&event).is_some();
         let count = |count: usize| {
             let line = format!("russet_cache_undecodable_objects{{kind=\"Lease\"}} {count}\n");
             assert!(metrics(&status).contains(&line), "{count}: {}", metrics(&status));
         };
-        assert!(!told(Event::Init));
-        assert!(!told(Event::InitApply(item("good", true))));
-        assert!(told(Event::InitApply(item("bad", false))));
-        assert!(!told(Event::InitDone));
+        assert!(!message(Event::Init));
+        assert!(!message(Event::InitApply(item("good", true))));
+        assert!(message(Event::InitApply(item("bad", false))));
+        assert!(!message(Event::InitDone));
         count(1);
         // The next list has it again: nothing new.
-        assert!(!told(Event::Init) && !told(Event::InitApply(item("bad", false))) && !told(Event::InitDone));
+        assert!(
+            !message(Event::Init)
+                && !message(Event::InitApply(item("bad", false)))
+                && !message(Event::InitDone)
+        );
         count(1);
-        assert!(told(Event::Apply(item("good", false))));
+        assert!(message(Event::Apply(item("good", false))));
         count(2);
-        assert!(!told(Event::Apply(item("good", true))));
-        assert!(!told(Event::Delete(item("bad", false))));
+        assert!(!message(Event::Apply(item("good", true))));
+        assert!(!message(Event::Delete(item("bad", false))));
         count(0);
     }
 

@@ -163,7 +163,7 @@ fn api_rows() -> Vec<HostileInput> {
             Method::PUT,
             PLAIN,
             JSON,
-            || (0..24).map(|n| large_object(n)).collect(),
+            || (0..24).map(large_object).collect(),
             ANSWERED,
         ),
         HostileInput {

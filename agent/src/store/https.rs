@@ -14,7 +14,8 @@ use super::verify::Digest;
 use super::web::WebClient;
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, list };
+pub(super) const SCHEME: Scheme =
+    Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, account: &[], list };
 
 /// The listing, in the format of `sha256sum *`.
 pub(super) const CHECKSUM_FILE: &str = "SHA256SUMS";
@@ -102,19 +103,20 @@ async fn get_optional(
     name: &str,
     limit: u64,
 ) -> Result<Option<String>, StoreError> {
-    let size = match web.probe(url).await {
+    let total = match web.probe(url).await {
         Ok(probed) => probed.size.unwrap_or_default(),
         Err(StoreError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
     // Half of a listing would be another model.
-    if size > limit {
-        return Err(FileError::TooLarge { file: name.to_owned(), size, limit }.into());
+    if total > limit {
+        return Err(FileError::TooLarge { file: name.to_owned(), size: total, limit }.into());
     }
+    let size = total;
     if size == 0 {
         return Ok(None);
     }
-    Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size).await?).into_owned()))
+    Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size, total).await?).into_owned()))
 }
 
 /// SHA-256 by file name; other lines are skipped.
@@ -132,6 +134,7 @@ pub(super) fn parse_checksums(text: &str) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::source_client::SourceClient;
 
     #[test]
     fn sums_are_read_as_sha256sum_writes_them() {
@@ -153,7 +156,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let folder = Url::parse(&format!("http://{}/m/", listener.local_addr().unwrap())).unwrap();
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let web = WebClient::new(&crate::store::web::client().unwrap(), None, &folder);
+        let allowed = ["127.0.0.1".parse().unwrap()];
+        let web = WebClient::new(&SourceClient::new(&folder, &allowed).unwrap(), None, &folder);
         let source = list_folder(&web, &folder).await;
         server.abort();
         let mut names: Vec<String> = source?

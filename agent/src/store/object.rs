@@ -23,11 +23,13 @@ use super::https::{CHECKSUM_FILE, MAX_CHECKSUM_BYTES, parse_checksums};
 use super::verify::Digest;
 use super::{Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
-pub(super) const GOOGLE: Scheme =
-    Scheme { prefix: "gs://", pinned: false, keys: Provider::Google.keys(), list };
-pub(super) const AZURE: Scheme =
-    Scheme { prefix: "az://", pinned: false, keys: Provider::Azure.keys(), list };
+pub(super) const S3: Scheme = scheme("s3://", Provider::S3);
+pub(super) const GOOGLE: Scheme = scheme("gs://", Provider::Google);
+pub(super) const AZURE: Scheme = scheme("az://", Provider::Azure);
+
+const fn scheme(prefix: &'static str, provider: Provider) -> Scheme {
+    Scheme { prefix, pinned: false, keys: provider.keys(), account: provider.account(), list }
+}
 
 /// Models have some hundred files; a prefix with more objects is not a model's, and its listing would not
 /// end.

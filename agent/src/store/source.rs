@@ -205,7 +205,7 @@ impl SourceListing {
         match (&file.location, &self.web) {
             (FileLocation::Disk(path), _) => file::read(path, offset, length).await,
             (FileLocation::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
-            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length, file.size).await,
             (FileLocation::Object(object), _) => object.read(offset, length).await,
             (FileLocation::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
@@ -219,7 +219,7 @@ impl SourceListing {
 mod tests {
     use std::sync::Mutex;
 
-    use super::super::web;
+    use super::super::source_client::SourceClient;
     use super::*;
 
     /// The smoke model that agents carry, without the files of these names.
@@ -293,7 +293,7 @@ mod tests {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let folder = reqwest::Url::parse(&format!("http://{}/", silent.local_addr().unwrap())).unwrap();
         let mut slow = smoke(&[]).await;
-        slow.web = Some(WebClient::new(&web::client().unwrap(), None, &folder));
+        slow.web = Some(WebClient::new(&SourceClient::new(&folder, &[]).unwrap(), None, &folder));
         for file in &mut slow.files {
             file.location = FileLocation::Web(folder.join(&file.name).unwrap());
         }

@@ -181,6 +181,7 @@ impl TestAgent {
             node_name: name.into(),
             memory: Some(1 << 30),
             allow_file_roots: vec![folder.to_owned()],
+            allow_private_sources: Vec::new(),
             address: Some([127, 0, 0, 1].into()),
             engine_binary: Some(engine()),
             metrics_listen: ([127, 0, 0, 1], 0).into(),

@@ -108,7 +108,7 @@ fn write(time: DateTime, precision: Precision) -> String {
 /// A time as `time.Parse` of Go reads it with the layout of `Time` or `MicroTime`, in UTC. In a `Time` a fraction of any
 /// length may follow the seconds, in a `MicroTime` one of exactly six digits must.
 fn read(text: &str, precision: Precision) -> Option<DateTime> {
-    let mut rest = Rest(text.as_bytes());
+    let mut rest = TimeText(text.as_bytes());
     let year = rest.digits(4)?;
     rest.byte(b"-")?;
     let month = rest.digits(2)?;
@@ -161,9 +161,9 @@ fn read_leniently(text: &str) -> Option<DateTime> {
 }
 
 /// What is left of a text.
-struct Rest<'a>(&'a [u8]);
+struct TimeText<'a>(&'a [u8]);
 
-impl Rest<'_> {
+impl TimeText<'_> {
     /// Takes one of these bytes.
     fn byte(&mut self, allowed: &[u8]) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;

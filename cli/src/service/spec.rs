@@ -204,7 +204,7 @@ impl ServiceSpec {
         let read = parsed.paths.iter().map(|(_, path)| path).chain([&program]);
         let mut homes =
             read.map(|path| if is_in_home(path) { HomeAccess::Read } else { HomeAccess::Hidden }).max();
-        // Its agent may read whatever its user may, as when a person starts it.
+        // Its agent reads the models of its user, as when a person starts it.
         if verb == Verb::Up || parsed.paths.iter().any(|(_, path)| path == Path::new("/")) {
             homes = homes.max(Some(HomeAccess::Read));
         }

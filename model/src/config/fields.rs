@@ -226,7 +226,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             if fields.len() >= MAX_FIELDS {
                 return Err(A::Error::custom(format!("it has more than {MAX_FIELDS} fields, the limit")));
             }
-            let value = map.next_value_seed(Kept { depth: 1 })?;
+            let value = map.next_value_seed(BoundedValue { depth: 1 })?;
             fields.insert(name, value);
         }
         Ok(Fields(fields))
@@ -236,11 +236,11 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 /// Keeps of a value what readers ask for: of a list as many elements as a model has layers and one more, of an object
 /// its entries, and of objects in those the mode of a quantisation.
 #[derive(Clone, Copy)]
-struct Kept {
+struct BoundedValue {
     depth: u8,
 }
 
-impl<'de> DeserializeSeed<'de> for Kept {
+impl<'de> DeserializeSeed<'de> for BoundedValue {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -248,7 +248,7 @@ impl<'de> DeserializeSeed<'de> for Kept {
     }
 }
 
-impl<'de> Visitor<'de> for Kept {
+impl<'de> Visitor<'de> for BoundedValue {
     type Value = Value;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -288,7 +288,7 @@ impl<'de> Visitor<'de> for Kept {
             }
         }
         while self.depth == 1 && kept.len() <= MAX_LAYERS as usize {
-            match list.next_element_seed(Kept { depth: self.depth + 1 })? {
+            match list.next_element_seed(BoundedValue { depth: self.depth + 1 })? {
                 Some(value) => kept.push(value),
                 None => return Ok(kept.into()),
             }
@@ -305,7 +305,7 @@ impl<'de> Visitor<'de> for Kept {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let value = map.next_value_seed(Kept { depth: self.depth + 1 })?;
+            let value = map.next_value_seed(BoundedValue { depth: self.depth + 1 })?;
             let is_empty = value.as_object().is_some_and(Map::is_empty);
             empty += usize::from(is_empty);
             if is_empty && empty > MAX_EMPTY {

@@ -136,8 +136,10 @@ fn find_reader(
     now: Timestamp,
     decision: &mut ModelDecision,
 ) {
-    let refusals: Vec<(&str, &Condition)> =
+    let mut refusals: Vec<(&str, &Condition)> =
         copies.iter().filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?))).collect();
+    // The reason that says most comes first, whichever node wrote its status last.
+    refusals.sort_by_key(|(node, condition)| (precedence(reason_of(condition)), *node));
     let requested = |node: &HeaderReader| copies.iter().any(|copy| copy.spec.node_name == node.name);
     let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
     let busy = nodes.iter().find(|node| node.reachable && requested(node) && !refused(&node.name));
@@ -175,9 +177,11 @@ fn find_reader(
         }
         // Agents retry an unreachable source themselves; the spec needs no change.
         (None, None, Some((_, condition))) => {
+            let reason = reason_of(condition);
             let retried =
                 refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
-            (!retried, reason_of(condition), failures.clone())
+            // No agent can read what is written wrongly.
+            (!retried || reason == Reason::InvalidSpec, reason, failures.clone())
         }
         (None, None, None) => (
             false,
@@ -216,6 +220,18 @@ fn refusal(copy: &ModelCopy) -> Option<&Condition> {
     ];
     (condition.status == "False" && final_.iter().any(|reason| condition.reason == format!("{reason:?}")))
         .then_some(condition)
+}
+
+/// Order of the reasons where nodes differ: what the user has to change, then what a node lacks, then what passes.
+fn precedence(reason: Reason) -> u8 {
+    match reason {
+        Reason::InvalidSpec => 0,
+        Reason::CorruptModel => 1,
+        Reason::SourceForbidden => 2,
+        Reason::SourceNotFound => 3,
+        Reason::SourceNotAllowed => 4,
+        _ => 5,
+    }
 }
 
 fn reason_of(condition: &Condition) -> Reason {
@@ -366,6 +382,51 @@ mod tests {
             assert_eq!(is_true(conditions, Type::Stalled), stalled, "{story}");
             assert_eq!(conditions::get(conditions, Type::Ready).unwrap().reason, reason, "{story}");
         }
+    }
+
+    #[test]
+    fn reason_is_the_same_whichever_node_reports_last() {
+        let nodes = readers(&[("a", true, true), ("b", true, true), ("c", true, true)]);
+        let refused = |node: &str, reason| copy(node, Some((false, reason, "no")), "");
+        for (reasons, stalled, shown) in [
+            ([Reason::SourceUnreachable, Reason::InvalidSpec, Reason::SourceNotAllowed], true, "InvalidSpec"),
+            (
+                [Reason::SourceNotAllowed, Reason::SourceForbidden, Reason::SourceNotFound],
+                true,
+                "SourceForbidden",
+            ),
+            (
+                [Reason::SourceUnreachable, Reason::SourceNotFound, Reason::SourceUnreachable],
+                false,
+                "SourceNotFound",
+            ),
+        ] {
+            let mut copies: Vec<_> =
+                nodes.iter().zip(reasons).map(|(node, reason)| refused(&node.name, reason)).collect();
+            let first = decide(&model(), &copies, &nodes, &[], NOW).status;
+            let ready = conditions::get(&first.conditions, Type::Ready).unwrap();
+            assert_eq!((ready.reason.as_str(), is_true(&first.conditions, Type::Stalled)), (shown, stalled));
+            for _ in 0..2 {
+                copies.rotate_left(1);
+                assert_eq!(decide(&model(), &copies, &nodes, &[], NOW).status, first, "{shown}");
+            }
+        }
+    }
+
+    #[test]
+    fn model_is_never_given_to_who_may_not_read_its_source() {
+        // A's copies are on every node, Ready; B names the same source and has no Secret.
+        let nodes = readers(&[("a", true, true), ("b", true, true)]);
+        let mut copies = Vec::new();
+        for _ in 0..4 {
+            let decision = decide(&model(), &copies, &nodes, &[], NOW);
+            let Some(node) = decision.header_node else { break };
+            copies.push(copy(&node, Some((false, Reason::SourceForbidden, "HTTP 401")), ""));
+        }
+        let status = decide(&model(), &copies, &nodes, &[], NOW).status;
+        let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+        assert_eq!((copies.len(), ready.reason.as_str()), (2, "SourceForbidden"));
+        assert!(is_true(&status.conditions, Type::Stalled) && status.shape.is_none());
     }
 
     #[test]

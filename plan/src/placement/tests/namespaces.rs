@@ -36,7 +36,7 @@ fn outcome(view: &Snapshot, desired: &ValidDeployment) -> (String, Placement) {
 }
 
 #[test]
-fn a_tier_for_all_stops_replicas_of_others_with_an_approval_only() {
+fn tier_for_all_stops_replicas_of_others_by_approval_only() {
     for (story, victims, allowed, expected) in [
         ("its own namespace", "ns", &[][..], "preempts"),
         ("another namespace, a tier for all", "other", &[], "asks"),
