@@ -193,7 +193,8 @@ mod tests {
     async fn waiting_for_a_future_revision_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let store = crate::store::embedded::Embedded::open(&folder.path().join("store.redb")).unwrap();
-        let error = wait_for_revision(&store, 7).await.unwrap_err();
+        let future = store.revision() + 7;
+        let error = wait_for_revision(&store, future).await.unwrap_err();
         assert_eq!((error.code.as_u16(), error.retry_after), (504, Some(1)));
         assert_eq!(error.causes[0].reason, "ResourceVersionTooLarge");
     }

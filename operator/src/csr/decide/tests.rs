@@ -483,7 +483,7 @@ fn finished_or_foreign_csrs_are_ignored_and_approved_are_signed() {
     let used = TokenState::Used { node: "a".into(), key, secret: SecretVersion::default() };
     let other = TokenState::Used { node: "a".into(), key: "other".into(), secret: SecretVersion::default() };
     for (story, request, standing, token, expected) in [
-        ("approved", with("Approved", None, 0), NodeMembership::Unreachable, &used, CsrVerdict::Sign),
+        ("approved", with("Approved", None, 0), NodeMembership::Unknown, &used, CsrVerdict::Sign),
         (
             "signed, the node is not there yet",
             with("Approved", Some("x"), -5),
