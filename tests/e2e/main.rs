@@ -130,14 +130,16 @@ fn main() {
     let smoke = repository().join("engine/smoke/model");
     let broken = mistakes::broken_model().expect("a broken model can be written");
     let damaged = mistakes::damaged_model().expect("a damaged model can be written");
+    let own: Vec<_> =
+        (1..7).map(|number| mistakes::own_model(number).expect("a model can be written")).collect();
     let models = [
         ("russet/smoke", smoke.as_path()),
-        ("russet/cut", smoke.as_path()),
-        (copies::AHEAD, smoke.as_path()),
-        (copies::CLOSED, smoke.as_path()),
-        (copies::PACED, smoke.as_path()),
-        (catalog::RUN, smoke.as_path()),
-        (faults::HELD, smoke.as_path()),
+        ("russet/cut", own[0].path()),
+        (copies::AHEAD, own[1].path()),
+        (copies::CLOSED, own[2].path()),
+        (copies::PACED, own[3].path()),
+        (catalog::RUN, own[4].path()),
+        (faults::HELD, own[5].path()),
         ("russet/broken", broken.path()),
         (mistakes::DAMAGED, damaged.path()),
     ];

@@ -20,6 +20,18 @@ fn smoke_without_weights() -> Result<(tempfile::TempDir, std::path::PathBuf)> {
     Ok((folder, smoke.join("model.safetensors")))
 }
 
+/// The smoke model with bytes of its own, by the lowest bits of its first weight: agents fetch no file twice whose digest
+/// they have, under whatever name.
+pub fn own_model(number: u8) -> Result<tempfile::TempDir> {
+    let (folder, weights) = smoke_without_weights()?;
+    let mut bytes = std::fs::read(weights)?;
+    let length: [u8; 8] = bytes.first_chunk().copied().context("no header")?;
+    let data = 8 + usize::try_from(u64::from_le_bytes(length))?;
+    bytes[data] ^= number & 0b111;
+    std::fs::write(folder.path().join("model.safetensors"), bytes)?;
+    Ok(folder)
+}
+
 /// A model folder whose last norm is NaN: it loads like any other, and gives no valid output.
 pub fn damaged_model() -> Result<tempfile::TempDir> {
     let (folder, weights) = smoke_without_weights()?;

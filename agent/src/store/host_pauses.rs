@@ -44,14 +44,17 @@ impl HostPauses {
             pauses.retain(|_, pause| pause.until > now);
         }
         let known = pauses.get(&host(url)).copied();
-        let refusals = known.map_or(0, |pause| pause.refusals);
-        let untimed = Duration::from_secs(1 << refusals.min(6)).min(MAX_UNTIMED_PAUSE);
-        let mut until = now + asked.unwrap_or(untimed);
-        // Answers of requests that were on their way together shorten no pause, and count once.
-        if let Some(known) = known.filter(|known| known.until > now) {
-            until = until.max(known.until);
-        }
-        let refusals = if known.is_some_and(|known| known.until > now) { refusals } else { refusals + 1 };
+        let (until, refusals) = match known {
+            // Answers of requests that were on their way together shorten no pause, and count once.
+            Some(known) if known.until > now => {
+                (known.until.max(now + asked.unwrap_or_default()), known.refusals)
+            }
+            known => {
+                let refusals = known.map_or(0, |pause| pause.refusals);
+                let untimed = Duration::from_secs(1 << refusals.min(6)).min(MAX_UNTIMED_PAUSE);
+                (now + asked.unwrap_or(untimed), refusals + 1)
+            }
+        };
         if pauses.len() < MAX_HOSTS {
             pauses.insert(host(url), HostPause { until, refusals });
         }
