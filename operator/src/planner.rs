@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn a_plan_is_current_while_its_nodes_are_untouched() {
         let writes = [(1, Some(on(&["a"]))), (2, Some(on(&["b"]))), (3, None)].into();
-        let mut log = WriteLog { writes, ..WriteLog::default() };
+        let mut log = WriteLog { writes };
         for (story, seen, now, nodes, current) in [
             ("nothing was written since", 3, 3, on(&["a"]), true),
             ("something for all nodes", 2, 3, on(&["a"]), false),

@@ -170,8 +170,8 @@ mod tests {
         assert!(bounded(RECONCILE_LIMIT, std::future::ready(done)).await.is_ok());
         let failed = bounded(RECONCILE_LIMIT, std::future::ready(Err(Refused))).await.unwrap_err();
         assert_eq!((failed.label().as_str(), failed.to_string().as_str()), ("Refused", "no"));
-        let plan: Option<Result<Action, Refused>> = None;
-        let panicked = bounded(RECONCILE_LIMIT, async move { plan.expect("a plan") }).await;
+        let panics = async { std::panic::panic_any("a plan") };
+        let panicked = bounded::<Refused>(RECONCILE_LIMIT, panics).await;
         let panicked = panicked.unwrap_err();
         assert_eq!(panicked.label(), "Panicked");
         assert!(panicked.to_string().contains("a plan"), "{panicked}");

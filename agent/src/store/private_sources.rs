@@ -110,7 +110,11 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b, ..] = address.segments();
     // Only 2000::/3 is given out; in it: Teredo and its neighbours, documentation, and SRv6 segments.
-    let special = (a == 0x2001 && b < 0x200) || (a == 0x2001 && b == 0xdb8) || (a == 0x3fff && b < 0x1000);
+    let special = match a {
+        0x2001 => b < 0x200 || b == 0xdb8,
+        0x3fff => b < 0x1000,
+        _ => false,
+    };
     !special && a & 0xe000 == 0x2000
 }
 
