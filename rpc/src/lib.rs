@@ -12,6 +12,7 @@ pub mod informer;
 pub mod kube_client;
 #[cfg(feature = "api")]
 pub mod kubeconfig;
+#[cfg(feature = "api")]
 pub mod list_item;
 pub mod ports;
 pub mod tls;
