@@ -3,7 +3,6 @@
 
 mod certificate;
 mod connection_limit;
-mod write_timeout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use russet_rpc::write_timeout::WriteTimeout;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 
 pub use certificate::{Certificate, CertificateError, ServerFiles};
 use connection_limit::ConnectionLimiter;
-use write_timeout::WriteTimeout;
 
 /// Which machines can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! gRPC services between gateway, agents and engines; TLS identities and their renewal; the API client and its
-//! watches; reserved ports; the failure detector; conversions to and from [`russet_wire`]. Not here: what the messages
-//! mean.
+//! watches; reserved ports; the failure detector; the timeout of writes; conversions to and from [`russet_wire`].
+//! Not here: what the messages mean.
 
 #[cfg(feature = "api")]
 pub mod cache_status;
@@ -16,6 +16,7 @@ pub mod kubeconfig;
 pub mod list_item;
 pub mod ports;
 pub mod tls;
+pub mod write_timeout;
 
 /// Messages and services compiled from `proto/engine.proto`.
 #[allow(missing_docs, clippy::all)]

@@ -13,13 +13,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use russet_rpc::ports;
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
+use russet_rpc::write_timeout::WriteTimeout;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::StreamExt as _;
 
-use super::write_timeout::WriteTimeout;
 use super::{PeerServer, handle, node_name};
 use crate::address::Address;
 use crate::fabric::probe::PortScan;
@@ -28,6 +28,8 @@ use crate::fabric::probe::PortScan;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Idle timeout of a connection without a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time without a byte written: a path that is worth anything carries some in it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of connections per address: no more than a machine can hold.
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum number of them that one node holds: a few for each cable and its copies. A node that reads nothing keeps no
@@ -179,7 +181,9 @@ async fn serve(stream: TlsStream<TcpStream>, answers: PeerServer, places: NodePl
     let service = service_fn(move |request| handle(request, answers.clone()));
     let mut server = http1::Builder::new();
     let served = server.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
-    if let Err(error) = served.serve_connection(TokioIo::new(WriteTimeout::new(stream)), service).await {
+    if let Err(error) =
+        served.serve_connection(TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)), service).await
+    {
         tracing::debug!(peer, %error, "a connection of another agent ended");
     }
 }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// A stream with a timeout of writes.
-pub(super) struct WriteTimeout<S> {
+pub struct WriteTimeout<S> {
     stream: S,
     timeout: Duration,
     /// Runs while a write waits for the peer.
@@ -20,7 +20,7 @@ pub(super) struct WriteTimeout<S> {
 
 impl<S> WriteTimeout<S> {
     /// Writes on `stream` fail after waiting for `timeout`.
-    pub(super) fn new(stream: S, timeout: Duration) -> Self {
+    pub fn new(stream: S, timeout: Duration) -> Self {
         Self { stream, timeout, stalled: None }
     }
 
@@ -95,5 +95,19 @@ mod tests {
         let mut read = [0; 8];
         peer.read_exact(&mut read).await.unwrap();
         stream.write_all(b"9").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn writes_fail_when_the_other_end_reads_nothing() {
+        let (near, mut far) = tokio::io::duplex(16);
+        let mut near = WriteTimeout::new(near, Duration::from_secs(30));
+        // A reader gets everything.
+        let mut bytes = [0; 64];
+        let (written, read) = tokio::join!(near.write_all(&[7; 64]), far.read_exact(&mut bytes));
+        written.unwrap();
+        read.unwrap();
+        near.timeout = Duration::from_millis(1);
+        let error = near.write_all(&[7; 64]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }
