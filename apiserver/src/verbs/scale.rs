@@ -68,14 +68,7 @@ async fn write_back(
     whole.subresource = String::new();
     let updated = write::modify(api, &whole, WriteOrigin::Write, |current| {
         let desired = make(&show(scale, current))?;
-        if let Some(other) =
-            [&desired, &desired["metadata"]].into_iter().find(|it| !it.is_object() && !it.is_null())
-        {
-            return Err(ApiError::bad_request(format!(
-                "json: cannot unmarshal {} into Go value of type Scale: an object and its metadata are maps",
-                write::json_type(other)
-            )));
-        }
+        write::check_maps(&desired, "Scale")?;
         let Some(replicas) = desired["spec"]["replicas"].as_i64().filter(|replicas| *replicas >= 0) else {
             return Err(ApiError::invalid_field(
                 "autoscaling",

@@ -70,15 +70,7 @@ pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
 /// Checks that a body has the resource's type; built-in types may omit it.
 pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
     let resource = &call.resource;
-    let metadata = &body["metadata"];
-    if !body.is_object() || !(metadata.is_null() || metadata.is_object()) {
-        let what = if body.is_object() { metadata } else { body };
-        return Err(ApiError::bad_request(format!(
-            "json: cannot unmarshal {} into Go value of type {}: an object and its metadata are maps",
-            json_type(what),
-            resource.kind
-        )));
-    }
+    check_maps(body, &resource.kind)?;
     for (field, expected) in [("apiVersion", resource.api_version()), ("kind", resource.kind.clone())] {
         match body[field].as_str() {
             Some(given) if given == expected => {}
@@ -92,6 +84,19 @@ pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks that an object is a map, and its metadata too: what follows reads and sets fields of both.
+pub fn check_maps(object: &Value, kind: &str) -> Result<()> {
+    let metadata = &object["metadata"];
+    if object.is_object() && (metadata.is_null() || metadata.is_object()) {
+        return Ok(());
+    }
+    let what = if object.is_object() { metadata } else { object };
+    Err(ApiError::bad_request(format!(
+        "json: cannot unmarshal {} into Go value of type {kind}: an object and its metadata are maps",
+        json_type(what)
+    )))
 }
 
 /// The type of a JSON value, in the words of Go's decoder.
