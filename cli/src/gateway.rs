@@ -88,7 +88,7 @@ pub struct OriginArguments {
 
 impl OriginArguments {
     /// The same for the command line of a child process.
-    pub fn to_arguments(&self) -> Vec<String> {
+    pub fn to_flags(&self) -> Vec<String> {
         let Self { allow_origin, allow_host } = self;
         let flag = |name: &'static str| move |value: &String| [name.to_owned(), value.clone()];
         let origins = allow_origin.iter().flat_map(flag("--allow-origin"));

@@ -132,7 +132,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let mut gateway = ChildProcess::new("gateway", &layout, &common);
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
-    gateway.arguments.extend(arguments.origins.to_arguments());
+    gateway.arguments.extend(arguments.origins.to_flags());
     let answers = layout.gateway_answers();
     gateway.arguments.extend(["--answers-file".into(), answers.display().to_string()]);
     gateway.answers = Some(answers);

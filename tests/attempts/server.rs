@@ -1,11 +1,12 @@
 //! The control plane under test: an administrator's kubeconfig, and requests as any user.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use reqwest::{Method, StatusCode};
-use russet_tests::cluster::{WAIT_TIMEOUT, program, repository};
+use russet_tests::cluster::{WAIT_TIMEOUT, free_port, program, repository};
 use russet_tests::control_plane::embedded::Embedded;
 use russet_tests::control_plane::kubernetes::KubernetesControlPlane;
 use russet_tests::control_plane::{ControlPlane, PlaneKind};
@@ -13,6 +14,8 @@ use russet_tests::kubeconfig::KubeconfigClients;
 use russet_tests::processes::tail;
 use serde_json::{Value, json};
 
+/// Where the servers listen.
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// The Content-Type of server-side apply; JSON is accepted, too.
 pub const APPLY: &str = "application/apply-patch+yaml";
 /// The Content-Type of a merge patch.
@@ -83,9 +86,8 @@ impl AttemptServer {
                 bail!("what is stored where makes no difference here; there is embedded and kubernetes")
             }
             PlaneKind::Kubernetes => {
-                let address = std::net::IpAddr::from([127, 0, 0, 1]);
-                let plane = KubernetesControlPlane::bare(address, free_port()?, folder).await?;
-                plane.install(&repository().join("charts"), free_port()?).await?;
+                let plane = KubernetesControlPlane::bare(LOOPBACK, free_port(LOOPBACK)?, folder).await?;
+                plane.install(&repository().join("charts"), free_port(LOOPBACK)?).await?;
                 let server = Self::open(&plane.kubeconfig())?;
                 let begin = Instant::now();
                 while !server.ready().await {
@@ -109,7 +111,7 @@ impl AttemptServer {
         let mut russet = tokio::process::Command::new(program("russet")?);
         russet.env_remove("KUBECONFIG").stdin(std::process::Stdio::piped()).kill_on_drop(true);
         let log = folder.join("up.log");
-        let port = free_port()?.to_string();
+        let port = free_port(LOOPBACK)?.to_string();
         let arguments = ["--no-agent", "--gateway-port", "0", "--api-port", &port].map(str::to_owned);
         let mut up = Embedded::start(russet, folder, std::fs::File::create(&log)?, &arguments)?;
         let kubeconfig = folder.join("kubeconfig");
@@ -197,11 +199,6 @@ impl AttemptServer {
         }
         Ok(())
     }
-}
-
-/// A free port, released right before it is used.
-fn free_port() -> Result<u16> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Path of an object of `manifests/`.

@@ -103,6 +103,32 @@ impl TransferLab {
         self.download_over(puller, move || paths.clone(), &progress()).await
     }
 
+    /// A download from `a` that is dropped after its first chunk: its folder, and the chunks in its journal.
+    async fn download_in_part(&self, puller: &PeerDownloader) -> (std::path::PathBuf, Vec<u64>) {
+        let progress = progress();
+        let mut state = progress.subscribe();
+        let paths = self.paths("a", 2);
+        let pull = self.download_over(puller, || paths.clone(), &progress);
+        // One chunk, and what the connections may have started besides.
+        let started = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
+        tokio::select! {
+            pulled = pull => panic!("it ended too soon: {pulled:?}"),
+            started = started => drop(started.unwrap()),
+        }
+        let partial = self.folder.path().join("models-z/.partial").join(&self.id);
+        // A write in progress when the download was dropped completes by itself, and then releases the journal.
+        let lock = std::fs::File::open(partial.join("JOURNAL")).unwrap();
+        let released = async {
+            while lock.try_lock().is_err() {
+                tokio::task::yield_now().await
+            }
+        };
+        tokio::time::timeout(PATIENCE, released).await.unwrap();
+        let journal = std::fs::read(partial.join("JOURNAL")).unwrap();
+        let chunks = journal.chunks(16).map(|it| u64::from_le_bytes(it[..8].try_into().unwrap()));
+        (partial, chunks.collect())
+    }
+
     /// Retries at first: agents begin to listen a moment after their start.
     async fn download_over(
         &self,
@@ -169,29 +195,7 @@ async fn peer_download_uses_all_paths_and_publishes_for_source() {
 #[tokio::test(flavor = "multi_thread")]
 async fn peer_download_resumes_from_verified_chunks() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
-    let progress = progress();
-    let mut state = progress.subscribe();
-    let paths = lab.paths("a", 2);
-    let pull = lab.download_over(&puller, || paths.clone(), &progress);
-    // One chunk, and what the connections may have started besides.
-    let started = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
-    tokio::select! {
-        pulled = pull => panic!("it ended too soon: {pulled:?}"),
-        started = started => drop(started.unwrap()),
-    }
-    let partial = lab.folder.path().join("models-z/.partial").join(&lab.id);
-    let journal = || std::fs::read(partial.join("JOURNAL")).unwrap();
-    // A write in progress when the download was dropped completes by itself, and then releases the journal.
-    let lock = std::fs::File::open(partial.join("JOURNAL")).unwrap();
-    let released = async {
-        while lock.try_lock().is_err() {
-            tokio::task::yield_now().await
-        }
-    };
-    tokio::time::timeout(PATIENCE, released).await.unwrap();
-    drop(lock);
-    let chunks: Vec<u64> =
-        journal().chunks(16).map(|it| u64::from_le_bytes(it[..8].try_into().unwrap())).collect();
+    let (partial, chunks) = lab.download_in_part(&puller).await;
     assert!(!chunks.is_empty(), "{chunks:?}");
 
     // Journal records count where the disk agrees: chunk 0 is the small file, the others are the weights'.
@@ -212,31 +216,12 @@ async fn peer_download_resumes_from_verified_chunks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn source_completes_what_a_frozen_peer_has_sent() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
-    let progress = progress();
-    let mut state = progress.subscribe();
-    let paths = lab.paths("a", 2);
-    let pull = lab.download_over(&puller, || paths.clone(), &progress);
-    let started = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
-    tokio::select! {
-        pulled = pull => panic!("it ended too soon: {pulled:?}"),
-        started = started => drop(started.unwrap()),
-    }
-    let partial = lab.folder.path().join("models-z/.partial").join(&lab.id);
-    let lock = std::fs::File::open(partial.join("JOURNAL")).unwrap();
-    let released = async {
-        while lock.try_lock().is_err() {
-            tokio::task::yield_now().await
-        }
-    };
-    tokio::time::timeout(PATIENCE, released).await.unwrap();
-    drop(lock);
+    let (partial, chunks) = lab.download_in_part(&puller).await;
     // The source has the missing chunks alone; whatever is read of the others is wrong.
     let source = lab.folder.path().join("source/model.safetensors");
     let original = std::fs::read(&source).unwrap();
     let weights = std::fs::OpenOptions::new().write(true).open(&source).unwrap();
-    let journal = std::fs::read(partial.join("JOURNAL")).unwrap();
-    let received = journal.chunks(16).map(|it| u64::from_le_bytes(it[..8].try_into().unwrap()));
-    let received: Vec<u64> = received.filter(|chunk| *chunk > 0).collect();
+    let received: Vec<u64> = chunks.into_iter().filter(|chunk| *chunk > 0).collect();
     assert!(!received.is_empty());
     for chunk in received {
         // Headers are read from the source again.

@@ -103,20 +103,19 @@ async fn get_optional(
     name: &str,
     limit: u64,
 ) -> Result<Option<String>, StoreError> {
-    let total = match web.probe(url).await {
+    let size = match web.probe(url).await {
         Ok(probed) => probed.size.unwrap_or_default(),
         Err(StoreError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
     // Half of a listing would be another model.
-    if total > limit {
-        return Err(FileError::TooLarge { file: name.to_owned(), size: total, limit }.into());
+    if size > limit {
+        return Err(FileError::TooLarge { file: name.to_owned(), size, limit }.into());
     }
-    let size = total;
     if size == 0 {
         return Ok(None);
     }
-    Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size, total).await?).into_owned()))
+    Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size, size).await?).into_owned()))
 }
 
 /// SHA-256 by file name; other lines are skipped.
