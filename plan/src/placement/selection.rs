@@ -170,10 +170,18 @@ fn automatic_reason(
             let which = match &desired.dedicated_group {
                 Some((_, group)) => format!("a node of workload group {group}'s own"),
                 None => match tightest {
-                    Some(tightest) => format!(
-                        "the files decide: {} would fit more tightly and has more of them to fetch",
-                        tightest.candidate.show()
-                    ),
+                    Some(tightest) => {
+                        // A whole cost means that other files have to go.
+                        let but = if tightest.fetch_cost < 1.0 {
+                            "has them to fetch"
+                        } else {
+                            "has other files to evict for them"
+                        };
+                        format!(
+                            "the files decide: {} would fit more tightly, but {but}",
+                            tightest.candidate.show()
+                        )
+                    }
                     None if slower => {
                         "of those that answer about as soon as any, the tightest fit".to_owned()
                     }

@@ -200,7 +200,12 @@ fn the_reason_names_the_files_where_they_decide() {
     for (story, there, node, says) in [
         ("nowhere", None, "a4", "the tightest fit keeps larger nodes free"),
         ("on the tighter one", Some("a"), "a4", "the tightest fit keeps larger nodes free"),
-        ("on the larger one", Some("b"), "b4", "the files decide: 1 rank on a would fit more tightly"),
+        (
+            "on the larger one",
+            Some("b"),
+            "b4",
+            "the files decide: 1 rank on a would fit more tightly, but has them to fetch",
+        ),
     ] {
         let mut view = view(&[("a", 16), ("b", 32)], 4);
         let copies: Vec<_> = there.iter().map(|node| ("m", *node, 4, 4, false)).collect();
