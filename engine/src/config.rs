@@ -40,6 +40,12 @@ pub enum ConfigError {
         /// Ranks of the group.
         size: u32,
     },
+    /// A higher rank that does not know who leads it.
+    #[error("peers does not name rank 0, whose node alone may lead rank {rank}; name every rank of the group")]
+    Leader {
+        /// The rank.
+        rank: u32,
+    },
     /// A field that does not have one address per rank.
     #[error("{field} names {given} ranks, but layersPerRank has {size}; name each rank once")]
     Count {
@@ -66,6 +72,9 @@ pub fn followers(config: &EngineConfig) -> Result<Vec<PeerRank>, ConfigError> {
     if rank == 0 && !followers.iter().map(|peer| peer.rank).eq(1..size) {
         return Err(ConfigError::Count { field: "peers", given: config.peers.len(), size });
     }
+    if rank > 0 && !config.peers.iter().any(|peer| peer.rank == 0) {
+        return Err(ConfigError::Leader { rank });
+    }
     Ok(followers)
 }
 
@@ -82,7 +91,8 @@ mod tests {
         for (layers, rank, ranks, expected) in [
             (&[][..], 0, &[][..], Ok(0)),
             (&[2, 2], 0, &[1, 0], Ok(1)),
-            (&[2, 2], 1, &[], Ok(0)),
+            (&[2, 2], 1, &[0], Ok(0)),
+            (&[2, 2], 1, &[1], Err(ConfigError::Leader { rank: 1 })),
             (&[], 1, &[], Err(ConfigError::Rank { rank: 1, size: 1 })),
             (&[2, 2], 0, &[0], Err(ConfigError::Count { field: "peers", given: 1, size: 2 })),
             (&[2, 2], 0, &[1, 1], Err(ConfigError::Count { field: "peers", given: 2, size: 2 })),

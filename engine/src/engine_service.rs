@@ -1,6 +1,7 @@
 //! The Engine gRPC service over mTLS: authorization, and events as a gRPC stream. Not here: handling of
 //! requests (`scheduler`) and of follower commands (`group`).
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
@@ -8,6 +9,7 @@ use futures::{Stream, StreamExt as _};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::Engine;
 use russet_rpc::tls;
+use russet_wire::engine_config::EngineConfig;
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
@@ -33,24 +35,52 @@ pub struct EngineService {
     pub description: pb::EngineDescription,
     /// Its role.
     pub role: ServiceRole,
+    /// Nodes of its group.
+    pub nodes: GroupNodes,
     /// Its lifecycle.
     pub life: Lifecycle,
 }
 
-/// Whether a user may generate tokens: gateways, the operator's smoke test, and nodes.
-fn may_generate(user: &str) -> bool {
-    user == tls::GATEWAY_USER || user == tls::OPERATOR_USER || may_lead(user)
+/// The nodes of a group, which decide who may ask a rank for what. Nodes are no class: one node's engine serves
+/// nothing to the nodes of other groups.
+#[derive(Clone, Debug, Default)]
+pub struct GroupNodes {
+    /// The node of rank 0.
+    leader: Option<String>,
+    all: BTreeSet<String>,
 }
 
-/// Whether a user may lead this rank: engines of other nodes authenticate as their node.
-fn may_lead(user: &str) -> bool {
-    user.strip_prefix(tls::NODE_USER_PREFIX).is_some_and(|node| !node.is_empty())
+impl GroupNodes {
+    /// The nodes that a rank's configuration names.
+    pub fn of(config: &EngineConfig) -> Self {
+        Self {
+            leader: config.peers.iter().find(|peer| peer.rank == 0).map(|peer| peer.node.clone()),
+            all: config.peers.iter().map(|peer| peer.node.clone()).collect(),
+        }
+    }
+
+    /// Whether a user may ask for tokens, or for the prefix cache's blocks: gateways, and nodes of the group.
+    fn may_generate(&self, user: &str) -> bool {
+        user == tls::GATEWAY_USER || node_of(user).is_some_and(|node| self.all.contains(node))
+    }
+
+    /// Whether a user may lead this rank: the node of its rank 0 alone.
+    fn may_lead(&self, user: &str) -> bool {
+        self.leader.is_some() && node_of(user) == self.leader.as_deref()
+    }
 }
 
-fn authorise<T>(request: &Request<T>, verb: &str, may: fn(&str) -> bool) -> Result<(), Status> {
+/// The node that a user is, if it is one: engines authenticate as their node.
+fn node_of(user: &str) -> Option<&str> {
+    user.strip_prefix(tls::NODE_USER_PREFIX).filter(|node| !node.is_empty())
+}
+
+fn authorise<T>(request: &Request<T>, verb: &str, may: impl Fn(&str) -> bool) -> Result<(), Status> {
     match tls::peer_user(request) {
         Some(user) if may(&user) => Ok(()),
-        Some(user) => Err(Status::permission_denied(format!("{user:?} may not {verb} on an engine"))),
+        Some(user) => Err(Status::permission_denied(format!(
+            "{user:?} may not {verb} on this engine; the gateway and the nodes of its group may, and only rank 0's node leads it"
+        ))),
         None => {
             Err(Status::unauthenticated("an engine talks only to peers with a certificate that names them"))
         }
@@ -74,7 +104,7 @@ impl Engine for EngineService {
         &self,
         request: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        authorise(&request, "generate", may_generate)?;
+        authorise(&request, "generate", |user| self.nodes.may_generate(user))?;
         let intake = match &self.role {
             ServiceRole::Leader(intake) => intake.get(),
             ServiceRole::Follower(_) => {
@@ -106,7 +136,7 @@ impl Engine for EngineService {
         &self,
         request: Request<pb::PrefixesRequest>,
     ) -> Result<Response<Self::PrefixesStream>, Status> {
-        authorise(&request, "ask for prefixes", may_generate)?;
+        authorise(&request, "ask for prefixes", |user| self.nodes.may_generate(user))?;
         let ServiceRole::Leader(intake) = &self.role else {
             return Err(Status::failed_precondition("only rank 0 knows what its group keeps"));
         };
@@ -131,7 +161,7 @@ impl Engine for EngineService {
         &self,
         request: Request<Streaming<pb::FollowCommand>>,
     ) -> Result<Response<Self::FollowStream>, Status> {
-        authorise(&request, "lead", may_lead)?;
+        authorise(&request, "lead", |user| self.nodes.may_lead(user))?;
         let ServiceRole::Follower(follower) = &self.role else {
             return Err(Status::failed_precondition("rank 0 leads its group and follows no other rank"));
         };
@@ -143,20 +173,36 @@ impl Engine for EngineService {
 
 #[cfg(test)]
 mod tests {
+    use russet_wire::engine_config::PeerRank;
+
     use super::*;
 
     #[test]
-    fn only_authorised_users_may_generate_or_lead() {
-        for (user, generate, lead) in [
-            ("russet:gateway", true, false),
-            ("russet:operator", true, false),
-            ("russet:node:a", true, true),
-            ("russet:node:", false, false),
-            ("russet:gatewayx", false, false),
-            ("admin", false, false),
-            ("", false, false),
+    fn users_may_do_what_their_place_in_the_group_allows() {
+        let peer = |(rank, node): (u32, &str)| PeerRank {
+            rank,
+            address: ([127, 0, 0, 1], 1).into(),
+            node: node.into(),
+        };
+        let group = |nodes: &[(u32, &str)]| {
+            let peers = nodes.iter().copied().map(peer).collect();
+            GroupNodes::of(&EngineConfig { peers, ..EngineConfig::default() })
+        };
+        let (pair, alone) = (group(&[(1, "b"), (0, "a")]), group(&[]));
+        for (user, of_pair, of_alone) in [
+            ("russet:gateway", (true, false), (true, false)),
+            ("russet:node:a", (true, true), (false, false)),
+            ("russet:node:b", (true, false), (false, false)),
+            ("russet:node:c", (false, false), (false, false)),
+            ("russet:node:", (false, false), (false, false)),
+            ("russet:operator", (false, false), (false, false)),
+            ("russet:gatewayx", (false, false), (false, false)),
+            ("a", (false, false), (false, false)),
+            ("", (false, false), (false, false)),
         ] {
-            assert_eq!((may_generate(user), may_lead(user)), (generate, lead), "{user}");
+            for (nodes, expected) in [(&pair, of_pair), (&alone, of_alone)] {
+                assert_eq!((nodes.may_generate(user), nodes.may_lead(user)), expected, "{user} {nodes:?}");
+            }
         }
     }
 }

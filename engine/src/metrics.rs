@@ -156,7 +156,10 @@ impl EngineMetrics {
                 "Prompt tokens found in the prefix cache, and not read again.",
             ))?,
             prefix_blocks: [tier("memory")?, tier("disk")?],
-            generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
+            generated_tokens: IntCounter::with_opts(request(
+                "generation_tokens_total",
+                "Tokens generated, without end tokens, as in the usage of responses.",
+            ))?,
             draft_counters: [
                 draft_counter("drafts", "Times the next tokens of an answer were drafted.")?,
                 draft_counter("draft_tokens", "Draft tokens proposed.")?,

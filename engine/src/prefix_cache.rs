@@ -92,6 +92,8 @@ pub struct SlotAssignment {
 #[derive(Debug, Default)]
 struct CacheSlot {
     peak_tokens: u32,
+    /// Root hash of its request, with the request's salt.
+    root: Option<BlockHash>,
     state: SlotState,
 }
 
@@ -180,14 +182,21 @@ impl PrefixCache {
         (self.index.memory_blocks(), self.index.disk_blocks())
     }
 
-    /// Admits a request: a slot with as much of the prompt as is cached; `None` while all slots are busy. At
-    /// least the last token is always prefilled, because its logits give the next token.
-    pub fn admit(&mut self, prompt: &[u32]) -> Option<SlotAssignment> {
+    /// Admits a request: a slot with as much of the prompt as is cached for its salt; `None` while all slots are
+    /// busy. At least the last token is always prefilled, because its logits give the next token.
+    pub fn admit(&mut self, prompt: &[u32], salt: &str) -> Option<SlotAssignment> {
+        let root = self.root.salted(salt);
+        let assignment = self.assign(prompt, root)?;
+        self.slots.entry(assignment.slot).or_default().root = Some(root);
+        Some(assignment)
+    }
+
+    fn assign(&mut self, prompt: &[u32], root: BlockHash) -> Option<SlotAssignment> {
         let usable = if self.capacity.enabled { prompt.len().saturating_sub(1) } else { 0 };
         let usable = &prompt[..usable];
-        let keys = block_hashes(self.root, usable);
+        let keys = block_hashes(root, usable);
         let covered = self.index.stored_prefix(&keys);
-        if let Some((slot, length)) = self.reusable_slot(usable, covered as u32 * BLOCK_TOKENS) {
+        if let Some((slot, length)) = self.reusable_slot(usable, root, covered as u32 * BLOCK_TOKENS) {
             self.take_cached(slot);
             self.set_busy(slot, length);
             self.commands.push(CacheCommand::Truncate { slot, length });
@@ -220,7 +229,8 @@ impl PrefixCache {
     /// Fewer of the blocks were loaded from disk than requested. The slot is empty again, and the missing
     /// blocks count as lost from disk.
     pub fn finish_fetch(&mut self, slot: u32, keys: &[BlockHash], loaded: u32) {
-        self.slots.insert(slot, CacheSlot { peak_tokens: 0, state: SlotState::Busy(0) });
+        let root = self.slots.get(&slot).and_then(|slot| slot.root);
+        self.slots.insert(slot, CacheSlot { peak_tokens: 0, root, state: SlotState::Busy(0) });
         self.commands.push(CacheCommand::Reset { slot });
         let on_disk = keys.get(loaded as usize..).unwrap_or_default().to_vec();
         self.remove_from_disk(&on_disk);
@@ -241,7 +251,7 @@ impl PrefixCache {
     /// A running sequence has prefilled its prompt `tokens`: other requests can now share them.
     pub fn store_prompt(&mut self, slot: u32, tokens: &[u32]) {
         if self.capacity.enabled {
-            self.store_blocks(slot, &block_hashes(self.root, tokens));
+            self.store_blocks(slot, &block_hashes(self.root_of(slot), tokens));
         }
     }
 
@@ -252,7 +262,7 @@ impl PrefixCache {
         }
         let Some(CacheSlot { state: SlotState::Busy(length), .. }) = self.slots.get(&slot) else { return };
         tokens.truncate(*length as usize);
-        let keys = block_hashes(self.root, &tokens);
+        let keys = block_hashes(self.root_of(slot), &tokens);
         self.store_blocks(slot, &keys);
         self.clock += 1;
         self.index.count_cached_slot(&keys, true);
@@ -271,11 +281,16 @@ impl PrefixCache {
         keys.iter().for_each(|key| self.index.set_on_disk(*key, false));
     }
 
-    /// The cached slot from which a prompt continues, and how many tokens they share. Excludes slots of which
-    /// more than half would be truncated, and slots that share less than the blocks do.
-    fn reusable_slot(&self, prompt: &[u32], blocks: u32) -> Option<(u32, u32)> {
+    /// Root hash of the request in a slot.
+    fn root_of(&self, slot: u32) -> BlockHash {
+        self.slots.get(&slot).and_then(|slot| slot.root).unwrap_or(self.root)
+    }
+
+    /// The cached slot from which a prompt continues, and how many tokens they share. Excludes slots of another
+    /// salt, slots of which more than half would be truncated, and slots that share less than the blocks do.
+    fn reusable_slot(&self, prompt: &[u32], root: BlockHash, blocks: u32) -> Option<(u32, u32)> {
         let shared = self.slots.iter().filter_map(|(slot, held)| match &held.state {
-            SlotState::Cached { tokens, .. } => {
+            SlotState::Cached { tokens, .. } if held.root == Some(root) => {
                 let shared = tokens.iter().zip(prompt).take_while(|(one, other)| one == other).count();
                 (shared * 2 >= tokens.len()).then_some((*slot, shared as u32))
             }

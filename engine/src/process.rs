@@ -22,7 +22,7 @@ use tonic::transport::Server;
 
 use crate::config::{self, ConfigError};
 use crate::control_service::{self, ControlService};
-use crate::engine_service::{EngineService, ServiceRole};
+use crate::engine_service::{EngineService, GroupNodes, ServiceRole};
 use crate::executor::{Addresses, CacheSupport, Executor, ReplyReceiver};
 use crate::group::follower::Follower;
 use crate::group::leader;
@@ -210,7 +210,12 @@ impl EngineProcess {
         let own = Arc::new(config.clone());
         let agent =
             ControlService::new(compute.clone(), life.clone(), metrics.clone(), own.clone(), admin_address);
-        let service = EngineService { description: describe(&config), role, life: life.clone() };
+        let service = EngineService {
+            description: describe(&config),
+            role,
+            nodes: GroupNodes::of(&config),
+            life: life.clone(),
+        };
         let engine = serve_engine(&tls, engine, service, &life)?;
         let (close_control, closed) = oneshot::channel();
         let control = serve_control(control, agent.clone(), &life, closed);

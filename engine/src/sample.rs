@@ -14,6 +14,10 @@ use russet_wire::request::Sampling;
 
 use crate::executor::{SampleError, SampleSpec};
 
+/// Temperatures below this are 0, greedy. No two log-probabilities that differ are as close, and dividing by a
+/// subnormal number, which a GPU takes for 0, gives infinity for every token.
+const MIN_TEMPERATURE: f32 = 1e-6;
+
 /// Marks a row whose log-probabilities contain NaN or infinity. No vocabulary is as large.
 const NOT_FINITE: u32 = u32::MAX;
 
@@ -32,7 +36,7 @@ impl SampledTokens {
         let finite = logprobs.is_finite()?.all_axis(-1, false)?;
         let allowed = without_banned(choices, logprobs)?;
         let best = argmax_axis(&allowed, -1, false)?;
-        let greedy: Vec<bool> = choices.iter().map(|choice| choice.sampling.temperature <= 0.0).collect();
+        let greedy: Vec<bool> = choices.iter().map(|choice| is_greedy(&choice.sampling)).collect();
         let chosen = if greedy.iter().all(|greedy| *greedy) {
             best
         } else {
@@ -94,7 +98,7 @@ fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
         let values: Vec<f32> = choices.iter().map(|choice| value(&choice.sampling)).collect();
         Array::from_slice(&values, &[choices.len() as i32, 1])
     };
-    let temperature = column(|sampling| if sampling.temperature > 0.0 { sampling.temperature } else { 1.0 });
+    let temperature = column(|sampling| if is_greedy(sampling) { 1.0 } else { sampling.temperature });
     let noise = choices.iter().map(|choice| random::gumbel::<f32>(&[vocabulary][..], &noise_key(choice)?));
     let noise = stack(&noise.collect::<Result<Vec<_>, _>>()?, 0)?;
     if !choices.iter().any(|choice| is_filtered(&choice.sampling)) {
@@ -117,6 +121,10 @@ fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     // The noise is indexed by token, so a row without filters gets the same token as in the unfiltered path.
     let place = argmax_axis(scaled.add(noise.take_along_axis(&order, -1)?)?, -1, true)?;
     order.take_along_axis(place, -1)?.flatten(None, None)?.as_dtype(Dtype::Uint32)
+}
+
+fn is_greedy(sampling: &Sampling) -> bool {
+    sampling.temperature < MIN_TEMPERATURE
 }
 
 fn has_top_p(sampling: &Sampling) -> bool {

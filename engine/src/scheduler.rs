@@ -315,7 +315,7 @@ impl Scheduler {
                 self.preempt(index);
             }
             let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk }) =
-                self.caches.admit(request.sequence.history())
+                self.caches.admit(request.sequence.history(), request.sequence.cache_salt())
             else {
                 self.waiting.push(request.queue_position, request);
                 break;

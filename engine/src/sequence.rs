@@ -16,6 +16,12 @@ pub use output::{AcceptedToken, OutputStream, ResumeError};
 const MAX_STOP_STRINGS: usize = 32;
 /// Maximum length of a stop string in bytes: every one is searched after every token.
 const MAX_STOP_BYTES: usize = 1024;
+/// Maximum messages: a context of a million tokens holds no more, as templates frame each with ten or so.
+const MAX_MESSAGES: usize = 100_000;
+/// Maximum bytes of a request's id: it is logged several times.
+const MAX_ID_BYTES: usize = 1024;
+/// Maximum bytes of a salt of the prefix cache: more than a digest or a name of a key.
+const MAX_SALT_BYTES: usize = 1024;
 /// Bound of the absolute priority. Waiting time is worth priority levels, so an unbounded priority could
 /// starve the others.
 pub const MAX_PRIORITY: i32 = 100;
@@ -26,6 +32,12 @@ pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     let wrong = |message: String| Err(GenerationFailure { kind: FailureKind::InvalidRequest, message });
     if request.messages.is_empty() {
         return wrong("the request has no messages; send at least one".into());
+    }
+    if request.messages.len() > MAX_MESSAGES {
+        return wrong(format!("{} messages; send at most {MAX_MESSAGES}", request.messages.len()));
+    }
+    if request.id.len() > MAX_ID_BYTES {
+        return wrong(format!("an id of {} bytes; send at most {MAX_ID_BYTES}", request.id.len()));
     }
     if request.max_tokens == Some(0) {
         return wrong("max_tokens is 0; ask for at least 1".into());
@@ -48,6 +60,10 @@ pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     if let Some(length) = request.stop.iter().map(String::len).find(|&length| length > MAX_STOP_BYTES) {
         return wrong(format!("a stop text of {length} bytes; send at most {MAX_STOP_BYTES}"));
     }
+    if request.cache_salt.len() > MAX_SALT_BYTES {
+        let length = request.cache_salt.len();
+        return wrong(format!("a cache_salt of {length} bytes; send at most {MAX_SALT_BYTES}"));
+    }
     Ok(())
 }
 
@@ -64,9 +80,10 @@ pub fn max_new_tokens(
             message: "the prompt has no tokens; send a message with text".into(),
         }),
         (_, 0) => Err(GenerationFailure {
-            kind: FailureKind::InvalidRequest,
+            kind: FailureKind::ContextLengthExceeded,
+            // In the words of OpenAI, by which clients know it.
             message: format!(
-                "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens} including the answer; shorten the conversation"
+                "This model's maximum context length is {context_tokens} tokens. However, your messages resulted in {prompt_tokens} tokens. Shorten the conversation; the answer needs room too."
             ),
         }),
         _ => Ok(max_tokens.map_or(left, |asked| asked.min(left))),
@@ -86,6 +103,7 @@ pub struct Sequence {
     /// Draft tokens of the next step, or of the step in flight.
     speculator: Speculator,
     prompt_tokens: u32,
+    cache_salt: String,
     sample: SampleSpec,
     output: OutputStream,
 }
@@ -101,6 +119,7 @@ impl Sequence {
         Self {
             slot: 0,
             prompt_tokens: prompt.len() as u32,
+            cache_salt: request.cache_salt.clone(),
             tokens: read,
             cached: 0,
             prefix_hit_tokens: None,
@@ -125,6 +144,11 @@ impl Sequence {
     /// The prompt.
     pub fn prompt(&self) -> &[u32] {
         &self.tokens[..self.prompt_tokens as usize]
+    }
+
+    /// It shares cached prefixes with requests of this salt alone.
+    pub fn cache_salt(&self) -> &str {
+        &self.cache_salt
     }
 
     /// Admitted, for the first time or after preemption, to a slot that holds `cached` of its tokens, but not
@@ -295,7 +319,7 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{self, END, token_of_byte};
+    use crate::fixture::{self, END, USER, token_of_byte};
     use crate::tokenizer::ChatTokenizer;
     use russet_wire::event::{FinishReason, GenerationEvent};
     use russet_wire::request::{Message, Sampling};
@@ -406,6 +430,16 @@ mod tests {
             (with(&["lo!"], false), 5, ended("hello"), "hello", length, 5),
             (with(&["語 ", "本日"], false), 99, ended("日本語 日"), "日本", stop, 10),
             (with(&["aab"], false), 99, ended("aaab"), "a", stop, 4),
+            // A special token as stop string, alone, after text and before it; it is counted and not emitted.
+            (with(&["<|user|>"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "hi", stop, 3),
+            (with(&["i<|user|>"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "h", stop, 3),
+            (with(&["<|user|>!"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "hi", stop, 4),
+            (with(&["<|user|>?"], false), 99, [bytes("hi"), vec![USER], bytes("!"), vec![END]].concat(), "hi!", stop, 4),
+            // The end token, where it is banned as the end.
+            (with(&["<|end|>"], true), 99, [bytes("hi"), vec![END], bytes("!")].concat(), "hi", stop, 3),
+            // Special tokens take no character's place.
+            (with(&[], false), 99, [vec![USER; 20], ended("日!")].concat(), "日!", stop, 24),
+            (with(&[], false), 99, [bytes("日")[..2].to_vec(), vec![USER; 20], ended("日")[2..].to_vec()].concat(), "日", stop, 23),
             (with(&[], true), 8, ended("hi"), "hi", None, 3),
             (with(&[], true), 3, ended("hi"), "hi", length, 3),
             // The limit cuts é in half: the half becomes a replacement character and is not dropped.
@@ -675,6 +709,12 @@ mod tests {
             (GenerationRequest { priority: i32::MIN, ..request() }, "priority is -2147483648"),
             (GenerationRequest { stop: vec!["x".into(); 33], ..request() }, "33 stop texts"),
             (GenerationRequest { stop: vec!["x".repeat(2000)], ..request() }, "2000 bytes"),
+            (GenerationRequest { cache_salt: "x".repeat(1025), ..request() }, "cache_salt of 1025 bytes"),
+            (GenerationRequest { id: "x".repeat(1025), ..request() }, "an id of 1025 bytes"),
+            (
+                GenerationRequest { messages: vec![request().messages[0].clone(); 100_001], ..request() },
+                "100001 messages",
+            ),
         ] {
             let failure = validate(&request).unwrap_err();
             assert_eq!(failure.kind, FailureKind::InvalidRequest);
@@ -689,7 +729,7 @@ mod tests {
         assert_eq!(max_new_tokens(10, Some(4), 16), Ok(4));
         assert_eq!(max_new_tokens(10, Some(40), 16), Ok(6));
         let failure = max_new_tokens(16, Some(4), 16).unwrap_err();
-        assert!(failure.message.contains("16 tokens, but the context holds 16"), "{}", failure.message);
+        assert!(failure.message.contains("length is 16 tokens. However, your messages resulted in 16 tokens"), "{}", failure.message);
         assert_eq!(max_new_tokens(0, None, 16).unwrap_err().kind, FailureKind::InvalidRequest);
     }
 }

@@ -1,9 +1,16 @@
 //! Tokenizer: converts between text and tokens with the tokenizer, chat template and end-of-sequence tokens
 //! of a model folder. All of it is data; no code of a model runs. Not here: requests and weights.
 
+mod added_tokens;
 pub mod chat_template;
 pub mod detokenizer;
+mod encoder;
+mod steps;
 pub mod stop_strings;
+mod template_filters;
+mod template_memory;
+mod token_length;
+mod word_cuts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -21,6 +28,7 @@ use tokenizers::Tokenizer;
 
 use chat_template::{SpecialTokens, Template, TemplateError};
 use detokenizer::Detokenizer;
+use encoder::{Encoder, MAX_PIECE_BYTES};
 
 /// Why text and tokens cannot be converted.
 #[derive(Debug, Error)]
@@ -61,6 +69,20 @@ pub enum TokenizerError {
         /// What differs.
         difference: String,
     },
+    /// A token that tokenizer.json lacks cannot be added.
+    #[error(
+        "{path} adds token {text:?} as {id}, but tokenizer.json {instead}; fix the model, whose prompts would be wrong"
+    )]
+    AddedToken {
+        /// The file that names it.
+        path: PathBuf,
+        /// How it is written.
+        text: String,
+        /// Its id in that file.
+        id: u64,
+        /// What tokenizer.json has.
+        instead: String,
+    },
     /// There is no chat template.
     #[error(
         "{0} has no chat template (chat_template.jinja, chat_template.json or chat_template in tokenizer_config.json); use an instruction-tuned model or add a template"
@@ -77,6 +99,27 @@ pub enum TokenizerError {
     /// The rendered prompt cannot be tokenised.
     #[error("the tokenizer cannot encode the prompt: {0}")]
     Encode(String),
+    /// The prompt fills the context, or more.
+    #[error(
+        "This model's maximum context length is {context_tokens} tokens. However, your messages resulted in at least {tokens} tokens. Shorten the conversation; the answer needs room too."
+    )]
+    ContextLength {
+        /// Tokens that the prompt has at least.
+        tokens: u64,
+        /// Tokens of the context, the answer included.
+        context_tokens: u32,
+    },
+    /// The prompt has a part that can only be tokenised at once, and is too long for that.
+    #[error(
+        "the prompt holds {bytes} bytes in a row that cannot be divided at words, and at most {MAX_PIECE_BYTES} are tokenised at once; shorten it, or put spaces or line breaks between its words"
+    )]
+    LongWord {
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// The caller has left, or its deadline has passed.
+    #[error("nobody waits for this prompt any longer")]
+    Abandoned,
     /// The tokenizer has tokens the model has no embedding for.
     #[error(
         "the prompt holds token {id} ({text:?}), but the model has only {vocabulary} (vocab_size in config.json); leave that text out, or fix the model's tokenizer"
@@ -111,9 +154,19 @@ impl TokenizerError {
     }
 }
 
+/// What bounds the work on a prompt.
+#[derive(Clone, Copy)]
+pub struct PromptLimits<'a> {
+    /// Tokens of the context, the answer included.
+    pub context_tokens: u32,
+    /// Whether nobody waits for the prompt any longer; asked between pieces.
+    pub is_abandoned: &'a dyn Fn() -> bool,
+}
+
 /// A model's tokenizer and template.
 pub struct ChatTokenizer {
     tokenizer: Arc<Tokenizer>,
+    encoder: Encoder,
     template: Template,
     eos_token_ids: Arc<[u32]>,
     vocabulary: Option<u64>,
@@ -123,7 +176,7 @@ impl ChatTokenizer {
     /// Checks that the draft model's tokenizer equals the model's.
     pub fn check_draft(model: &Path, draft: &Path) -> Result<(), TokenizerError> {
         let vocabulary = |dir: &Path| -> Result<HashMap<String, u32>, TokenizerError> {
-            Ok(load_tokenizer(&dir.join("tokenizer.json"))?.get_vocab(true))
+            Ok(added_tokens::load(dir)?.get_vocab(true))
         };
         let (ours, theirs) = (vocabulary(model)?, vocabulary(draft)?);
         let mut differing: Vec<(&String, &u32)> =
@@ -145,7 +198,7 @@ impl ChatTokenizer {
 
     /// Loads tokenizer and template from `dir`. Takes some hundred milliseconds for a large vocabulary.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
-        let tokenizer = load_tokenizer(&dir.join("tokenizer.json"))?;
+        let tokenizer = added_tokens::load(dir)?;
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
         let special = |name: &str| special_token(&config[name]);
         let special = SpecialTokens {
@@ -167,8 +220,10 @@ impl ChatTokenizer {
         let template = Template::new(&source, special)
             .map_err(|error| TokenizerError::Broken { path, reason: error.to_string() })?;
         let vocabulary = read_json(&dir.join("config.json"))?.and_then(|config| whole(&config["vocab_size"]));
+        let tokenizer = Arc::new(tokenizer);
         Ok(Self {
-            tokenizer: Arc::new(tokenizer),
+            encoder: Encoder::new(tokenizer.clone()),
+            tokenizer,
             template,
             eos_token_ids: ends.into_iter().collect(),
             vocabulary,
@@ -177,18 +232,27 @@ impl ChatTokenizer {
 
     /// Tokenises a conversation, ending where the assistant's turn begins. Slow for a long conversation: do
     /// not call it on the serving threads.
-    pub fn prompt(&self, messages: &[Message], now: &Zoned) -> Result<Vec<u32>, TokenizerError> {
+    ///
+    /// # Errors
+    /// Among others [`TokenizerError::ContextLength`] where that is certain before all of it is tokenised: a
+    /// prompt of which all tokens are known may still fill the context.
+    pub fn prompt(
+        &self,
+        messages: &[Message],
+        now: &Zoned,
+        limits: &PromptLimits<'_>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if (limits.is_abandoned)() {
+            return Err(TokenizerError::Abandoned);
+        }
         let text = self.template.render(messages, now)?;
         // The template inserts the special tokens itself.
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, false)
-            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
-        if let Some((id, vocabulary)) = self.first_out_of_vocabulary(encoding.get_ids()) {
+        let tokens = self.encoder.encode(&text, limits)?;
+        if let Some((id, vocabulary)) = self.first_out_of_vocabulary(&tokens) {
             let text = self.tokenizer.id_to_token(id).unwrap_or_default();
             return Err(TokenizerError::NotInModel { id, text, vocabulary });
         }
-        Ok(encoding.get_ids().to_vec())
+        Ok(tokens)
     }
 
     /// Checks that all emitted tokens of a resumed request are in the vocabulary.
@@ -230,12 +294,15 @@ fn load_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerError> {
     Ok(tokenizer)
 }
 
+/// The template, from the first of its places that has one: an empty one is none.
 fn template_source(dir: &Path, tokenizer_config: &Value) -> Result<(PathBuf, String), TokenizerError> {
     let path = dir.join("chat_template.jinja");
     if path.exists() {
         let source = String::from_utf8(read(&path)?)
             .map_err(|error| TokenizerError::Broken { path: path.clone(), reason: error.to_string() })?;
-        return Ok((path, source));
+        if !source.trim().is_empty() {
+            return Ok((path, source));
+        }
     }
     let path = dir.join("chat_template.json");
     if let Some(source) = read_json(&path)?.as_ref().and_then(|file| default_template(&file["chat_template"]))
@@ -247,13 +314,14 @@ fn template_source(dir: &Path, tokenizer_config: &Value) -> Result<(PathBuf, Str
         .ok_or_else(|| TokenizerError::NoTemplate(dir.to_owned()))
 }
 
-/// A template, or the one named `default` of several.
+/// A template, or the one named `default` of several, in a list or by their names.
 fn default_template(value: &Value) -> Option<String> {
     let text = match value {
         Value::Array(named) => named.iter().find(|one| one["name"] == "default")?["template"].as_str(),
+        Value::Object(named) => named.get("default")?.as_str(),
         value => value.as_str(),
     };
-    text.map(str::to_owned)
+    text.filter(|text| !text.trim().is_empty()).map(str::to_owned)
 }
 
 /// A token written as its text, or as an object with its text and its flags.
@@ -291,6 +359,12 @@ fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
 mod tests {
     use super::*;
     use crate::fixture;
+
+    /// The prompt of one message from a user.
+    fn prompt(tokens: &ChatTokenizer, content: &str) -> Result<Vec<u32>, TokenizerError> {
+        let limits = PromptLimits { context_tokens: u32::MAX, is_abandoned: &|| false };
+        tokens.prompt(&say(content), &Zoned::now(), &limits)
+    }
 
     fn say(content: &str) -> Vec<Message> {
         vec![Message { role: "user".into(), content: content.into() }]
@@ -365,7 +439,7 @@ mod tests {
     fn a_prompt_is_the_rendered_template_in_tokens() {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
-        let ids = tokens.prompt(&say("hi"), &Zoned::now()).unwrap();
+        let ids = prompt(&tokens, "hi").unwrap();
         let mut expected = vec![fixture::BEGIN, fixture::USER];
         expected.extend("hi".bytes().map(fixture::token_of_byte));
         expected.extend([fixture::END, fixture::ASSISTANT]);
@@ -381,7 +455,7 @@ mod tests {
         for (vocabulary, fits) in [(id + 1, true), (id, false)] {
             let config = format!(r#"{{"eos_token_id": 2, "vocab_size": {vocabulary}}}"#);
             std::fs::write(dir.path().join("config.json"), config).unwrap();
-            let prompt = ChatTokenizer::load(dir.path()).unwrap().prompt(&say("h"), &Zoned::now());
+            let prompt = prompt(&ChatTokenizer::load(dir.path()).unwrap(), "h");
             assert_eq!(prompt.is_ok(), fits, "{prompt:?}");
             let expected = format!("token {id} (");
             assert!(fits || prompt.unwrap_err().to_string().contains(&expected));
@@ -436,6 +510,43 @@ mod tests {
             std::fs::remove_file(dir.path().join(file)).unwrap();
             let error = ChatTokenizer::load(dir.path()).err().unwrap().to_string();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn chat_templates_are_read_in_every_form() {
+        let named = r#"[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]"#;
+        for (jinja, json, config, expected) in [
+            (Some("J"), Some(r#""F""#), r#""C""#, Some("J")),
+            (None, Some(r#""F""#), r#""C""#, Some("F")),
+            (None, None, r#""C""#, Some("C")),
+            (None, None, named, Some("D")),
+            (None, None, r#"{"default": "D", "rag": "R"}"#, Some("D")),
+            (None, Some(r#"{"default": "D"}"#), "null", Some("D")),
+            // An empty one is none.
+            (Some("\n"), None, r#""C""#, Some("C")),
+            (None, Some(r#""""#), r#""C""#, Some("C")),
+            (None, None, r#""""#, None),
+            (None, None, r#"{"rag": "R"}"#, None),
+        ] {
+            let dir = fixture::model_dir();
+            std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+            let template = |text: &str| format!(r#"{{"chat_template": {text}, "eos_token": "<|end|>"}}"#);
+            let files = [
+                ("chat_template.jinja", jinja.map(str::to_owned)),
+                ("chat_template.json", json.map(template)),
+                ("tokenizer_config.json", Some(template(config))),
+            ];
+            for (file, text) in files {
+                text.iter().for_each(|text| std::fs::write(dir.path().join(file), text).unwrap());
+            }
+            let loaded = ChatTokenizer::load(dir.path());
+            let said = loaded.map(|tokens| tokens.template.render(&say("hi"), &Zoned::now()).unwrap());
+            match (said, expected) {
+                (Ok(said), Some(expected)) => assert_eq!(said, expected),
+                (Err(TokenizerError::NoTemplate(_)), None) => {}
+                (said, expected) => panic!("{said:?} is not {expected:?}"),
+            }
         }
     }
 

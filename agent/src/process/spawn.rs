@@ -19,6 +19,12 @@ use super::launch::Launch;
 /// uses the system's temporary directory, and would run what another user has put there under the right name.
 const KERNEL_CACHE_DIR: &str = ".kernels";
 
+/// How much earlier than others the kernel ends an engine when memory runs out, of at most 1000. An engine holds most of
+/// a machine's memory and is disposable; the agent, and a control plane beside it, are not. Below 1000, so that what its
+/// owner marked as first goes first.
+#[cfg(target_os = "linux")]
+const OOM_SCORE_ADJ: &str = "900";
+
 /// Reserved addresses: bound, but not listened on, until the engine binds them.
 #[derive(Debug)]
 pub struct ReservedAddresses {
@@ -79,7 +85,7 @@ pub fn start(launch: &Launch<'_>, config: &Path, folder: &Path) -> io::Result<Ch
     let kernels = folder.with_file_name(KERNEL_CACHE_DIR);
     std::fs::create_dir_all(&kernels)?;
     std::fs::set_permissions(&kernels, Permissions::from_mode(0o700))?;
-    Command::new(launch.binary)
+    let child = Command::new(launch.binary)
         .arg("--config")
         .arg(config)
         .stdin(Stdio::null())
@@ -90,7 +96,15 @@ pub fn start(launch: &Launch<'_>, config: &Path, folder: &Path) -> io::Result<Ch
         // Signals for the agent's terminal must not reach the engine.
         .process_group(0)
         .kill_on_drop(false)
-        .spawn()
+        .spawn()?;
+    // No limit of the process besides: MLX does not check for failed allocations, and maps more than it uses.
+    #[cfg(target_os = "linux")]
+    if let Some(pid) = child.id()
+        && let Err(error) = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE_ADJ)
+    {
+        tracing::warn!(pid, "cannot have the kernel end this engine first when memory runs out: {error}");
+    }
+    Ok(child)
 }
 
 /// The engine's log file.
@@ -142,6 +156,24 @@ mod tests {
         let said = std::fs::read_to_string(log_path(&folder)).unwrap();
         let kernels = engines.path().join(".kernels");
         assert_eq!(said, format!("700 {}\n--config {}\n", kernels.display(), config.display()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn engines_are_the_first_that_the_kernel_ends() {
+        let engines = tempfile::tempdir().unwrap();
+        let program = engines.path().join("engine");
+        std::fs::write(&program, "#!/bin/sh\nexec sleep 600\n").unwrap();
+        std::fs::set_permissions(&program, Permissions::from_mode(0o700)).unwrap();
+        let folder = engines.path().join("u");
+        std::fs::create_dir(&folder).unwrap();
+        let config = folder.join("engine.json");
+        let mut child = launched(&program, |launch| start(launch, &config, &folder)).unwrap();
+        let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", child.id().unwrap()));
+        child.kill().await.unwrap();
+        assert_eq!(score.unwrap().trim(), "900");
+        let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+        assert!(own.trim().parse::<i32>().unwrap() < 900, "the agent goes first: {own}");
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
 //! Block hashes: a hash identifies a block of tokens and the whole prefix before it. Two prompts share block
-//! hashes exactly as far as their tokens are equal, block by block, on the same model.
+//! hashes exactly as far as their tokens are equal, block by block, on the same model and with the same salt.
 
 use std::fmt;
 
@@ -18,6 +18,12 @@ impl BlockHash {
     /// The root hash of one model; `identity` names model, adapter and element type.
     pub fn root(identity: &[u8]) -> Self {
         Self::digest(&[b"russet prefix 1", identity])
+    }
+
+    /// The root hash of requests with this salt, below that of their model. Without a salt it is the model's own, so
+    /// that blocks which were stored before there were salts stay valid.
+    pub fn salted(self, salt: &str) -> Self {
+        if salt.is_empty() { self } else { Self::digest(&[b"russet salt 1", &self.0, salt.as_bytes()]) }
     }
 
     /// `None` unless `bytes` has the length of a hash.
@@ -88,6 +94,13 @@ mod tests {
         assert!(one[2..].iter().all(|key| !two.contains(key)), "what follows a difference differs");
         assert_eq!(block_hashes(root, &first[..200]), one[..3]);
         assert_ne!(block_hashes(BlockHash::root(b"other"), &first)[0], one[0]);
+        assert_eq!(root.salted(""), root);
+        let salts = [root, root.salted("a"), root.salted("b"), BlockHash::root(b"other").salted("a")];
+        for (index, salt) in salts.iter().enumerate() {
+            let hashes = block_hashes(*salt, &first);
+            let others = salts[..index].iter().flat_map(|other| block_hashes(*other, &first));
+            assert!(others.into_iter().all(|hash| !hashes.contains(&hash)), "salt {index} shares a block");
+        }
         assert_eq!(BlockHash::parse(&one[0].to_string()), Some(one[0]));
         assert_eq!(BlockHash::parse("00"), None);
     }

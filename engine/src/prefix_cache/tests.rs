@@ -82,9 +82,20 @@ fn cache(slots: u32, tokens: u64, disk: bool) -> PrefixCache {
     PrefixCache::new(BlockHash::root(b"m"), CacheCapacity { slots, tokens, disk, enabled: true }, &[])
 }
 
-/// Runs a request to its end; returns how many of its tokens were cached.
+/// Runs a request without a salt to its end; returns how many of its tokens were cached.
 fn serve(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
-    let SlotAssignment { slot, cached, fetch_from_disk: fetch } = cache.admit(prompt).unwrap();
+    serve_salted(cache, rank, prompt, answer, "")
+}
+
+/// Runs a request to its end; returns how many of its tokens were cached.
+fn serve_salted(
+    cache: &mut PrefixCache,
+    rank: &mut FakeRank,
+    prompt: &[u32],
+    answer: &[u32],
+    salt: &str,
+) -> u32 {
+    let SlotAssignment { slot, cached, fetch_from_disk: fetch } = cache.admit(prompt, salt).unwrap();
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     assert_eq!(rank.fetch_if(slot, &fetch), fetch.len() as u32);
     assert_eq!(rank.slots.get(&slot).map_or(&[][..], |(tokens, _)| tokens), &prompt[..cached as usize]);
@@ -155,7 +166,7 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
     // One file is damaged: the slot is empty, and that block and the later ones, useless without it, are
     // forgotten.
     let mut third = PrefixCache::new(BlockHash::root(b"m"), limits, &on_disk);
-    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300)).unwrap();
+    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300), "").unwrap();
     third.finish_fetch(slot, &fetch, 2);
     assert_eq!(
         third.take_commands(),
@@ -165,7 +176,48 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
         ]
     );
     third.discard(slot);
-    assert_eq!(third.admit(&text(1, 300)).unwrap().cached, 128);
+    assert_eq!(third.admit(&text(1, 300), "").unwrap().cached, 128);
+}
+
+#[test]
+fn another_salt_finds_no_cached_prefix() {
+    let root = BlockHash::root(b"m");
+    let prompt = text(1, 300);
+    // Slots alone, blocks in memory, and blocks on disk after a restart.
+    for (slots, tokens, disk) in [(4, 512, false), (1, 4096, false), (4, 4096, true)] {
+        for (first, then, expected) in
+            [("", "", true), ("a", "a", true), ("", "a", false), ("a", "", false), ("a", "b", false)]
+        {
+            let story = format!("{first:?}, then {then:?}, in {slots} slots of {tokens} tokens, on disk: {disk}");
+            let (mut cache, mut rank) = (cache(slots, tokens, disk), FakeRank::default());
+            assert_eq!(serve_salted(&mut cache, &mut rank, &prompt, &[7], first), 0, "{story}");
+            let cached = serve_salted(&mut cache, &mut rank, &[&prompt[..], &[8]].concat(), &[7], then);
+            assert_eq!(cached > 0, expected, "{story}: {cached}");
+            if !disk {
+                continue;
+            }
+            let on_disk = block_hashes(root.salted(first), &prompt);
+            assert!(on_disk.iter().all(|hash| rank.on_disk.contains_key(hash)), "{story}");
+            let limits = CacheCapacity { slots, tokens, disk, enabled: true };
+            let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
+            let mut again = PrefixCache::new(root, limits, &on_disk);
+            let cached = serve_salted(&mut again, &mut rank, &prompt, &[], then);
+            assert_eq!(cached > 0, expected, "{story}: {cached} after a restart");
+        }
+    }
+}
+
+#[test]
+fn slot_whose_blocks_were_lost_keeps_its_salt() {
+    let limits = CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true };
+    let (root, prompt) = (BlockHash::root(b"m"), text(1, 300));
+    let mut cache = PrefixCache::new(root, limits, &block_hashes(root.salted("a"), &prompt));
+    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = cache.admit(&prompt, "a").unwrap();
+    cache.finish_fetch(slot, &fetch, 0);
+    cache.grow(slot, 300);
+    cache.release(slot, prompt.clone());
+    assert_eq!(cache.admit(&prompt, "").unwrap().cached, 0);
+    assert_eq!(cache.admit(&prompt, "a").unwrap().cached, 299);
 }
 
 #[test]
@@ -173,7 +225,7 @@ fn disabled_prefix_cache_stores_nothing() {
     let limits = CacheCapacity { slots: 1, tokens: 4096, disk: true, enabled: false };
     let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
     for _ in 0..2 {
-        let entry = cache.admit(&text(1, 300)).unwrap();
+        let entry = cache.admit(&text(1, 300), "").unwrap();
         assert_eq!((entry.cached, entry.fetch_from_disk), (0, vec![]));
         cache.grow(0, 300);
         cache.store_prompt(0, &text(1, 300));
@@ -203,7 +255,8 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                 let own = random.random_range(1..=context - share);
                 let prompt =
                     [text(random.random_range(0..3), share), text(random.random_range(10..99), own)].concat();
-                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch }) = cache.admit(&prompt) {
+                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch }) = cache.admit(&prompt, ["", "a"][random.random_range(0..2)])
+                {
                     reused += u32::from(cached > 0);
                     let mut cached = cached as usize;
                     cache.take_commands().into_iter().for_each(|order| rank.apply(order));

@@ -82,14 +82,20 @@ fn short() -> EngineConfig {
     EngineConfig { context_tokens: 128, ..EngineConfig::default() }
 }
 
-/// A rank of a group with one layer per rank, over MLX's own connections.
+/// A rank of a group with one layer per rank, over MLX's own connections, with rank 0 on node `n0`.
 fn pipeline_of(ranks: usize, config: EngineConfig) -> EngineConfig {
     EngineConfig {
         layers_per_rank: vec![1; ranks],
         ring_hosts: unused_hosts(ranks),
         transport: Transport::Direct,
+        peers: vec![led_by("n0")],
         ..config
     }
+}
+
+/// Rank 0 as higher ranks need to know it.
+fn led_by(node: &str) -> PeerRank {
+    PeerRank { rank: 0, address: unused_hosts(1)[0], node: node.into() }
 }
 
 /// Addresses that a fake executor never opens.
@@ -175,7 +181,8 @@ impl RankHarness {
         let shared = pipeline_of(fakes.len(), config);
         let mut followers = Vec::new();
         for (rank, fake) in fakes.iter().enumerate().skip(1) {
-            let config = EngineConfig { rank: rank as u32, ..shared.clone() };
+            let peers = vec![led_by(&format!("n{first}"))];
+            let config = EngineConfig { rank: rank as u32, peers, ..shared.clone() };
             followers.push(self.start(&format!("n{}", first + rank), config, fake.clone()).await);
         }
         let peers = followers.iter().zip(1..).map(|(process, rank)| process.peer(rank)).collect();
@@ -450,12 +457,32 @@ async fn nan_logits_fail_only_their_request() {
 
 /// Cached tokens of a prompt, after a check of the output.
 async fn cached(client: &mut EngineClient<Channel>, text: &str) -> u32 {
-    let mut events = ask(client, say_for(text, 3)).await;
+    cached_with(client, text, "").await
+}
+
+/// Cached tokens of a prompt with a salt, after a check of the output.
+async fn cached_with(client: &mut EngineClient<Channel>, text: &str, salt: &str) -> u32 {
+    let request = GenerationRequest { cache_salt: salt.into(), ..say_for(text, 3) };
+    let mut events = ask(client, request).await;
     let (said, end) = collect(&mut events).await;
     assert_eq!(said, text[..3]);
     match end {
         GenerationEvent::Finished { usage, .. } => usage.cached_tokens,
         end => panic!("{end:?}"),
+    }
+}
+
+#[tokio::test]
+async fn clients_with_other_salts_do_not_learn_what_is_cached() {
+    let lab = RankHarness::new();
+    let config = EngineConfig { max_sequences: 4, context_tokens: 2000, ..EngineConfig::default() };
+    let rank = lab.start("n0", config, FakeExecutor::new()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let text = "abcdefghij".repeat(50);
+    for (salt, again) in [("", false), ("a", false), ("b", false), ("a", true), ("", true), ("b", true)] {
+        let found = cached_with(&mut client, &text, salt).await;
+        assert_eq!(found > 0, again, "{found} tokens for {salt:?}");
     }
 }
 
@@ -548,7 +575,7 @@ async fn every_wrong_request_gets_a_typed_failure() {
     let mut hot = say("hi");
     hot.sampling.temperature = f32::INFINITY;
     for (request, kind, expected) in [
-        (say(&"x".repeat(124)), FailureKind::InvalidRequest, "has 128 tokens, but the context holds 128"),
+        (say(&"x".repeat(124)), FailureKind::ContextLengthExceeded, "resulted in 128 tokens"),
         (wizard, FailureKind::InvalidRequest, "only user and assistant speak here"),
         (hot, FailureKind::InvalidRequest, "temperature is inf"),
     ] {
@@ -578,19 +605,38 @@ async fn unauthorised_clients_are_rejected() {
     let lab = RankHarness::new();
     let rank = lab.start("n0", short(), FakeExecutor::new()).await;
     rank.serving().await;
+    let follower = pipeline_of(2, short());
+    let follower = lab.start("n1", EngineConfig { rank: 1, ..follower }, FakeExecutor::new()).await;
     let request = || pb::GenerateRequest::from(say("hi"));
-    let mut stranger = EngineClient::new(lab.channel(&rank, "somebody"));
-    assert_eq!(stranger.generate(request()).await.unwrap_err().code(), Code::PermissionDenied);
-    let follow = |mut client: EngineClient<Channel>| async move {
-        let commands = futures::stream::iter([pb::FollowCommand { command: None }]);
-        client.follow(commands).await.unwrap_err().code()
-    };
-    assert_eq!(follow(lab.client(&rank)).await, Code::PermissionDenied);
-    // A node may lead, but rank 0 has no leader.
-    assert_eq!(
-        follow(EngineClient::new(lab.channel(&rank, "russet:node:b"))).await,
-        Code::FailedPrecondition
-    );
+    let hello = |message| futures::stream::iter([pb::FollowCommand { command: message }]);
+    // Every user on rank 0 alone and on rank 1 of a group that is led from n0. What is allowed fails for another
+    // reason where the rank has another role or the call is empty.
+    let denied = Some(Code::PermissionDenied);
+    for (rank, user, generate, prefixes, follow) in [
+        (&rank, tls::GATEWAY_USER, None, None, denied),
+        (&rank, "russet:node:n0", denied, denied, denied),
+        (&rank, "russet:operator", denied, denied, denied),
+        (&rank, "somebody", denied, denied, denied),
+        (&follower, tls::GATEWAY_USER, Some(Code::FailedPrecondition), Some(Code::FailedPrecondition), denied),
+        (
+            &follower,
+            "russet:node:n0",
+            Some(Code::FailedPrecondition),
+            Some(Code::FailedPrecondition),
+            Some(Code::InvalidArgument),
+        ),
+        (&follower, "russet:node:n1", denied, denied, denied),
+        (&follower, "russet:node:n2", denied, denied, denied),
+        (&follower, "somebody", denied, denied, denied),
+    ] {
+        let mut client = EngineClient::new(lab.channel(rank, user));
+        let codes = (
+            client.generate(request()).await.err().map(|status| status.code()),
+            client.prefixes(pb::PrefixesRequest {}).await.err().map(|status| status.code()),
+            client.follow(hello(None)).await.err().map(|status| status.code()),
+        );
+        assert_eq!(codes, (generate, prefixes, follow), "{user} on {}", rank.node);
+    }
     // A client of another CA does not even get a connection.
     let other = Identities::new().user(tls::GATEWAY_USER);
     let mixed = TlsFiles { ca: lab.identities.user(tls::GATEWAY_USER).ca, ..other };
@@ -704,7 +750,7 @@ async fn mismatched_ranks_reject_each_other_by_name() {
     assert!(reason.contains("rank 1 on n1"), "{reason}");
     assert!(reason.contains("the epochs differ: this rank has 3, rank 0 has 4"), "{reason}");
     // The follower still waits for the right leader.
-    let mut right = lab.start("n2", group, FakeExecutor::new()).await;
+    let mut right = lab.start("n0", group, FakeExecutor::new()).await;
     right.serving().await;
     right.life.drain("the test is over");
     assert_eq!(right.outcome().await, ExitOutcome::Stopped);

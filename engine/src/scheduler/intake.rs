@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Zoned;
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
-use russet_wire::request::GenerationRequest;
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::request::{GenerationRequest, Message};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::deadline::{RequestProgress, deadline_failure};
 use super::kv_budget;
-use super::queue_limit::QueueLimit;
+use super::queue_limit::{QueueLimit, overloaded};
 use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, unavailable};
 use super::tokenizer_pool::TokenizerPool;
@@ -24,7 +25,7 @@ use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::{BlockEvent, BlockEvents};
 use crate::sequence::{self, OutputStream, ResumeError, Sequence};
 use crate::speculative::Proposers;
-use crate::tokenizer::{ChatTokenizer, TokenizerError};
+use crate::tokenizer::{ChatTokenizer, PromptLimits, TokenizerError};
 
 /// Submits requests to the scheduler.
 #[derive(Clone)]
@@ -85,19 +86,32 @@ impl Intake {
                 return receiver;
             }
         };
+        let room = match self.tokenizer_pool.reserve(prompt_bytes(&request)) {
+            Ok(room) => room,
+            Err(queued) => {
+                sink.fail(overloaded(format!(
+                    "prompts of {queued} bytes wait to be tokenised, and this one is too long to wait with them; try again later"
+                )));
+                return receiver;
+            }
+        };
         let intake = self.clone();
-        self.tokenizer_pool.spawn(move || {
+        self.tokenizer_pool.spawn(room, move || {
             let _preparing = preparing;
-            let (sequence, finished) = match intake.tokenize(&request) {
+            let timeout = request.deadline_milliseconds.map(Duration::from_millis);
+            let (sequence, finished) = match intake.tokenize(&request, &sink) {
                 Ok(prepared) => prepared,
-                Err(failure) => return sink.fail(failure),
+                Err(_) if sink.is_closed() => return sink.finish(FinishReason::Cancelled, Usage::default()),
+                Err(failure) => {
+                    let failure = overdue(timeout, &sink).unwrap_or(failure);
+                    return sink.fail(failure);
+                }
             };
             if let Some(reason) = finished {
                 // The engine that produced this output was lost after its last token and before its end.
                 sink.send(sequence.started_event());
                 return sink.finish(reason, sequence.usage());
             }
-            let timeout = request.deadline_milliseconds.map(Duration::from_millis);
             intake.enqueue(ScheduledRequest::new(position, sequence, sink, timeout, ticket));
         });
         receiver
@@ -108,12 +122,19 @@ impl Intake {
         (self.root, self.block_events.subscribe())
     }
 
-    /// The sequence of a request, and its finish reason if the emitted tokens already end it.
+    /// The sequence of a request, and its finish reason if the emitted tokens already end it. Ends early once the
+    /// caller has left or the deadline has passed.
     fn tokenize(
         &self,
         request: &GenerationRequest,
+        sink: &ResponseSink,
     ) -> Result<(Sequence, Option<FinishReason>), GenerationFailure> {
-        let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now());
+        let timeout = request.deadline_milliseconds.map(Duration::from_millis);
+        let limits = PromptLimits {
+            context_tokens: u32::try_from(self.kv_tokens).unwrap_or(u32::MAX).min(self.context_tokens),
+            is_abandoned: &|| sink.is_closed() || overdue(timeout, sink).is_some(),
+        };
+        let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now(), &limits);
         let prompt = prompt.map_err(|error| prompt_failure(&error))?;
         let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, self.context_tokens)?;
         let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
@@ -137,10 +158,31 @@ impl Intake {
     }
 }
 
-/// A template failure is the request's fault; a tokenizer failure is the engine's.
+/// Bytes of a request that the pool holds until they are tokens, each message with what a template keeps of it.
+fn prompt_bytes(request: &GenerationRequest) -> usize {
+    const MESSAGE_BYTES: usize = 256;
+    let message = |message: &Message| MESSAGE_BYTES + message.role.len() + message.content.len();
+    request.messages.iter().map(message).sum::<usize>() + size_of_val(request.emitted.as_slice())
+}
+
+/// The failure of a request whose deadline has passed before it is a sequence.
+fn overdue(timeout: Option<Duration>, sink: &ResponseSink) -> Option<GenerationFailure> {
+    let waited = sink.arrived.elapsed();
+    let progress =
+        RequestProgress { timeout: timeout?, waited, generated: 0, prefill_tokens: 0, prefill_time: None };
+    deadline_failure(&progress)
+}
+
+/// What the request asks for is its own fault; a template that fails on a sound conversation, and a tokenizer that does,
+/// are the model's.
 fn prompt_failure(error: &TokenizerError) -> GenerationFailure {
     let kind = match error {
-        TokenizerError::Template(_) | TokenizerError::NotInModel { .. } => FailureKind::InvalidRequest,
+        TokenizerError::ContextLength { .. } => FailureKind::ContextLengthExceeded,
+        TokenizerError::Template(error) if !error.is_refusal() => FailureKind::Internal,
+        TokenizerError::Template(_) | TokenizerError::NotInModel { .. } | TokenizerError::LongWord { .. } => {
+            FailureKind::InvalidRequest
+        }
+        TokenizerError::Abandoned => FailureKind::DeadlineExceeded,
         _ => FailureKind::Internal,
     };
     GenerationFailure { kind, message: error.to_string() }

@@ -69,9 +69,9 @@ pub fn max_answer_tokens(prompt_tokens: u32, limit: u32, capacity: u64) -> Resul
     let left = capacity.saturating_sub(u64::from(prompt_tokens));
     if left == 0 {
         let message = format!(
-            "the prompt has {prompt_tokens} tokens, but the KV cache of this engine holds {capacity} of all sequences together, answers included; shorten the conversation, or deploy the model with more"
+            "This model's maximum context length is {capacity} tokens, all that the KV cache of this engine holds. However, your messages resulted in {prompt_tokens} tokens. Shorten the conversation, or deploy the model with more kvTokens."
         );
-        return Err(GenerationFailure { kind: FailureKind::InvalidRequest, message });
+        return Err(GenerationFailure { kind: FailureKind::ContextLengthExceeded, message });
     }
     Ok(limit.min(u32::try_from(left).unwrap_or(u32::MAX)))
 }

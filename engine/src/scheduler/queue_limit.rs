@@ -106,7 +106,8 @@ impl Drop for QueueTicket {
     }
 }
 
-fn overloaded(message: String) -> GenerationFailure {
+/// A failure for want of room.
+pub(super) fn overloaded(message: String) -> GenerationFailure {
     GenerationFailure { kind: FailureKind::Overloaded, message }
 }
 

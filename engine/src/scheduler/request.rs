@@ -145,6 +145,7 @@ impl ScheduledRequest {
         metrics: &EngineMetrics,
     ) -> Option<Result<FinishReason, String>> {
         let now = Instant::now();
+        let before = self.sequence.usage().completion_tokens;
         let AcceptedToken { event, finished } = match self.sequence.accept(token) {
             Ok(accepted) => accepted,
             Err(error) => return Some(Err(error.to_string())),
@@ -163,7 +164,8 @@ impl ScheduledRequest {
             Some(_) => metrics.inter_token.observe((now - self.last_token_at).as_secs_f64()),
         }
         self.last_token_at = now;
-        metrics.generated_tokens.inc();
+        // As in the usage, the end token is none of the response.
+        metrics.generated_tokens.inc_by(u64::from(self.sequence.usage().completion_tokens - before));
         if let Some(event) = event {
             self.sink.send(event);
         }

@@ -42,9 +42,9 @@ impl SlotCaches {
         self.prefix_cache.remove_from_disk(&self.ranks.compute.take_lost_blocks());
     }
 
-    /// Assigns a slot to a request with these tokens; `None` if all are taken.
-    pub(super) fn admit(&mut self, tokens: &[u32]) -> Option<SlotAssignment> {
-        let assignment = self.prefix_cache.admit(tokens)?;
+    /// Assigns a slot to a request with these tokens and this salt; `None` if all are taken.
+    pub(super) fn admit(&mut self, tokens: &[u32], salt: &str) -> Option<SlotAssignment> {
+        let assignment = self.prefix_cache.admit(tokens, salt)?;
         self.ranks.metrics.running.inc();
         Some(assignment)
     }

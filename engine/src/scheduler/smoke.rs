@@ -11,7 +11,7 @@ use super::batching::compose_batch;
 use super::ranks::Ranks;
 use crate::prefix_cache::CacheCommand;
 use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
-use crate::tokenizer::{ChatTokenizer, TokenizerError};
+use crate::tokenizer::{ChatTokenizer, PromptLimits, TokenizerError};
 
 /// All slots are free when it runs.
 const SMOKE_SLOT: u32 = 0;
@@ -71,7 +71,10 @@ pub(super) async fn run(
 ) -> Result<(), SmokeError> {
     let started = Instant::now();
     let request = request();
-    let prompt = tokenizer.prompt(&request.messages, &Zoned::now())?;
+    let prompt = {
+        let limits = PromptLimits { context_tokens, is_abandoned: &|| false };
+        tokenizer.prompt(&request.messages, &Zoned::now(), &limits)?
+    };
     let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, context_tokens)
         .map_err(|failure| SmokeError::Context(failure.message))?;
     let (eos_tokens, detokenizer) = (tokenizer.eos_token_ids().clone(), tokenizer.detokenizer());

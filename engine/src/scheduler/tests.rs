@@ -228,8 +228,8 @@ async fn youngest_sequence_is_preempted_when_kv_tokens_run_out() {
 async fn kv_capacity_rejects_long_prompts_and_bounds_answers() {
     let lab = SchedulerHarness::start(4, 20_000, 300, FakeExecutor::new());
     let failure = lab.ask(say(&"x".repeat(296), 1, 0)).failure().await;
-    assert_eq!(failure.kind, FailureKind::InvalidRequest);
-    assert!(failure.message.contains("has 300 tokens, but the KV cache of this engine holds 300"));
+    assert_eq!(failure.kind, FailureKind::ContextLengthExceeded);
+    assert!(failure.message.contains("length is 300 tokens, all that the KV cache of this engine holds"));
     let (text, end) = lab.ask(say(&"x".repeat(290), 100, 0)).collect().await;
     let usage = Usage { prompt_tokens: 294, completion_tokens: 6, ..Usage::default() };
     assert_eq!(

@@ -1,45 +1,89 @@
-//! Thread pool for tokenisation, separate from the serving threads. The threads start with the engine: under
-//! memory pressure a new thread may fail to start, and a request waiting for it would hang.
+//! Thread pool for tokenisation, separate from the serving threads. Long prompts have a thread of their own, so that
+//! they hold up no short one. The threads start with the engine: under memory pressure a new thread may fail to
+//! start, and a request waiting for it would hang.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
 
-/// A long prompt occupies a thread for a while.
-const TOKENIZER_THREADS: usize = 2;
+/// Threads for short prompts. One of [`SHORT_BYTES`] takes some ten milliseconds.
+const SHORT_THREADS: usize = 2;
+/// One thread for long prompts: what is held while one of them is tokenised is held once.
+const LONG_THREADS: usize = 1;
+/// Bytes of the longest short prompt, some 16,000 tokens.
+const SHORT_BYTES: usize = 64 << 10;
+/// Bytes of all prompts that wait to be tokenised: two requests of the largest size, or some hundred of usual long
+/// ones. They are no part of the memory that was granted to the engine.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 type TokenizerTask = Box<dyn FnOnce() + Send>;
 
-/// Job queue of the pool; the threads end with its last clone.
+/// Job queues of the pool; the threads end with its last clone.
 #[derive(Clone)]
-pub(super) struct TokenizerPool(mpsc::Sender<TokenizerTask>);
+pub(super) struct TokenizerPool {
+    short: mpsc::Sender<TokenizerTask>,
+    long: mpsc::Sender<TokenizerTask>,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+/// Room for a prompt in the pool; returned when dropped.
+pub(super) struct PromptReservation {
+    bytes: usize,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+impl Drop for PromptReservation {
+    fn drop(&mut self) {
+        self.queued_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
 
 impl TokenizerPool {
     /// Starts the threads.
     pub(super) fn start() -> io::Result<Self> {
-        let (sender, inbox) = mpsc::channel::<TokenizerTask>();
-        let inbox = Arc::new(Mutex::new(inbox));
-        for _ in 0..TOKENIZER_THREADS {
-            let inbox = inbox.clone();
-            std::thread::Builder::new().name("tokens".into()).spawn(move || {
-                // A thread holds the lock only while it waits for a job.
-                while let Ok(work) = { inbox.lock().recv() } {
-                    if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                        tracing::error!("a request could not be turned into tokens: a bug of this engine");
-                    }
-                }
-            })?;
-        }
-        Ok(Self(sender))
+        Ok(Self {
+            short: start_threads("tokens", SHORT_THREADS)?,
+            long: start_threads("long-tokens", LONG_THREADS)?,
+            queued_bytes: Arc::default(),
+        })
     }
 
-    /// Runs `work` on the next free thread.
-    pub(super) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
-        // The threads live as long as this sender.
-        let _ = self.0.send(Box::new(work));
+    /// Reserves room for a prompt of these bytes; the error is what waits already.
+    pub(super) fn reserve(&self, bytes: usize) -> Result<PromptReservation, usize> {
+        let add = |queued: usize| queued.checked_add(bytes).filter(|&all| all <= MAX_QUEUED_BYTES);
+        self.queued_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, add)?;
+        Ok(PromptReservation { bytes, queued_bytes: self.queued_bytes.clone() })
     }
+
+    /// Runs `work` on the next free thread for prompts of this size, and then returns the room.
+    pub(super) fn spawn(&self, room: PromptReservation, work: impl FnOnce() + Send + 'static) {
+        let queue = if room.bytes <= SHORT_BYTES { &self.short } else { &self.long };
+        // The threads live as long as these senders.
+        let _ = queue.send(Box::new(move || {
+            let _room = room;
+            work();
+        }));
+    }
+}
+
+fn start_threads(name: &str, threads: usize) -> io::Result<mpsc::Sender<TokenizerTask>> {
+    let (sender, inbox) = mpsc::channel::<TokenizerTask>();
+    let inbox = Arc::new(Mutex::new(inbox));
+    for _ in 0..threads {
+        let inbox = inbox.clone();
+        std::thread::Builder::new().name(name.into()).spawn(move || {
+            // A thread holds the lock only while it waits for a job.
+            while let Ok(work) = { inbox.lock().recv() } {
+                if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                    tracing::error!("a request could not be turned into tokens: a bug of this engine");
+                }
+            }
+        })?;
+    }
+    Ok(sender)
 }
 
 #[cfg(test)]
@@ -52,14 +96,46 @@ mod tests {
         let (sender, done) = mpsc::channel();
         for number in 0..20 {
             let sender = sender.clone();
-            pool.spawn(move || {
+            pool.spawn(pool.reserve(1).ok().unwrap(), move || {
                 assert!(number % 2 == 0, "every second one panics");
                 sender.send(number).unwrap();
             });
         }
+        let queued_bytes = pool.queued_bytes.clone();
         drop((pool, sender));
         let mut all: Vec<i32> = done.iter().collect();
         all.sort_unstable();
         assert_eq!(all, (0..20).step_by(2).collect::<Vec<_>>());
+        assert!(queued_bytes.load(Ordering::Acquire) <= 2, "the last two may still be returned");
+    }
+
+    #[test]
+    fn long_prompts_hold_up_no_short_one() {
+        let pool = TokenizerPool::start().unwrap();
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        // More long ones than there are threads in all, none of which ends.
+        for _ in 0..SHORT_THREADS + LONG_THREADS + 1 {
+            let held = held.clone();
+            pool.spawn(pool.reserve(SHORT_BYTES + 1).ok().unwrap(), move || {
+                let _ = held.lock().recv();
+            });
+        }
+        let (sender, done) = mpsc::channel();
+        pool.spawn(pool.reserve(SHORT_BYTES).ok().unwrap(), move || sender.send(7).unwrap());
+        assert_eq!(done.recv(), Ok(7));
+        drop(release);
+    }
+
+    #[test]
+    fn prompts_that_wait_are_bounded_in_bytes() {
+        let pool = TokenizerPool::start().unwrap();
+        let half = pool.reserve(MAX_QUEUED_BYTES / 2).ok().unwrap();
+        let rest = pool.reserve(MAX_QUEUED_BYTES / 2).ok().unwrap();
+        assert_eq!(pool.reserve(1).err(), Some(MAX_QUEUED_BYTES));
+        drop(half);
+        assert!(pool.reserve(usize::MAX).is_err());
+        assert!(pool.reserve(MAX_QUEUED_BYTES / 2).is_ok());
+        drop(rest);
     }
 }

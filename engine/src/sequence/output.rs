@@ -75,8 +75,10 @@ impl OutputStream {
             limit,
             eos_token_ids,
             ignore_eos: request.ignore_eos,
+            stop_strings: StopStrings::new(request.stop.iter().cloned(), |stop| {
+                detokenizer.holds_special_token(stop)
+            }),
             detokenizer,
-            stop_strings: StopStrings::new(request.stop.iter().cloned()),
         }
     }
 
@@ -119,8 +121,12 @@ impl OutputStream {
             return Ok(AcceptedToken { event, finished: Some(FinishReason::Stop) });
         }
         self.tokens += 1;
-        let piece = self.detokenizer.push(token)?;
-        let mut pushed = self.stop_strings.push(&piece);
+        let special =
+            if self.stop_strings.hold_special_tokens() { self.detokenizer.special_token(token) } else { None };
+        let mut pushed = match special {
+            Some(special) => self.stop_strings.push_special(&special),
+            None => self.stop_strings.push(&self.detokenizer.push(token)?),
+        };
         let finished = if pushed.stopped {
             Some(FinishReason::Stop)
         } else if self.tokens >= self.limit {

@@ -1,18 +1,15 @@
 //! A model's chat template, rendered in a sandbox: a template is untrusted data, so it has no file access,
-//! and its steps, call depth and output are limited.
-//!
-//! The sandbox cannot bound the memory of a single expression: a template that doubles a text in a loop can
-//! make the process run out of memory. That costs the rank, which is disposable.
-
-use std::io::{self, Write};
+//! and its steps, call depth and memory are limited.
 
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, Error, ErrorKind, context};
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, context, machinery};
 use russet_wire::request::Message;
-use serde::Serialize;
 use thiserror::Error as ThisError;
+
+use super::template_memory::{self, MIN_BUDGET, OverBudget};
+use super::template_filters;
 
 /// Maximum steps of a template. Real templates take some tens per message; a conversation of ten thousand
 /// messages stays below.
@@ -38,12 +35,22 @@ pub enum TemplateError {
     TooLong,
     /// Too much output.
     #[error(
-        "the chat template wrote more than {MAX_OUTPUT_BYTES} bytes; shorten the conversation, or fix the template if even a short one fails"
+        "the chat template wrote more than {MAX_OUTPUT_BYTES} bytes, or made more than {MIN_BUDGET} on the way; shorten the conversation, or fix the template if even a short one fails"
     )]
     TooLarge,
     /// Another failure.
     #[error("the chat template failed: {0}")]
     Failed(String),
+}
+
+impl TemplateError {
+    /// Whether the conversation is at fault, and not the template.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused(_) | Self::TooLong | Self::TooLarge => true,
+            Self::Syntax(_) | Self::Failed(_) => false,
+        }
+    }
 }
 
 /// Special tokens that a template may use.
@@ -75,18 +82,17 @@ impl Template {
         let mut environment = Environment::new();
         // The whitespace settings for which the authors of these templates test.
         let blocks = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(syntax)?;
-        environment.set_syntax(blocks);
+        environment.set_syntax(blocks.clone());
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(MAX_DEPTH);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", to_json);
-        // Templates guard `tools | length` with it, and Python's None is not iterable.
-        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        template_memory::add_to(&mut environment);
+        template_filters::add_to(&mut environment);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "refused by the template")
                 .with_source(TemplateRefusal(message)))
         });
-        environment.add_template_owned(TEMPLATE_NAME, strip_generation_tags(source)).map_err(syntax)?;
+        let source = template_memory::unfolded(&strip_generation_tags(source), blocks);
+        environment.add_template_owned(TEMPLATE_NAME, source).map_err(syntax)?;
         Ok(Self { environment, special })
     }
 
@@ -112,13 +118,22 @@ impl Template {
         };
         let failed = |error: Error| TemplateError::Failed(error.to_string());
         let template = self.environment.get_template(TEMPLATE_NAME).map_err(failed)?;
-        let mut output = LimitedWriter { bytes: Vec::new(), overrun: false };
-        let result = template.render_captured_to(context, &mut output).map(drop);
-        match result {
-            Ok(()) => {
-                String::from_utf8(output.bytes).map_err(|error| TemplateError::Failed(error.to_string()))
-            }
-            Err(_) if output.overrun => Err(TemplateError::TooLarge),
+        let compiled = machinery::get_compiled_template(&template);
+        let instructions = template_memory::counted(&compiled.instructions);
+        let blocks = compiled.blocks.iter().map(|(name, block)| (*name, template_memory::counted(block))).collect();
+        let mut text = String::new();
+        template_memory::start(messages.iter().map(|message| message.content.len()).sum());
+        let rendered = machinery::eval(
+            &self.environment,
+            &instructions,
+            context,
+            &blocks,
+            &mut machinery::make_string_output(&mut text),
+            AutoEscape::None,
+        );
+        match rendered {
+            Ok(_) if text.len() > MAX_OUTPUT_BYTES => Err(TemplateError::TooLarge),
+            Ok(_) => Ok(text),
             Err(error) => Err(explain(&error)),
         }
     }
@@ -135,6 +150,9 @@ fn explain(error: &Error) -> TemplateError {
     while let Some(current) = cause {
         if let Some(TemplateRefusal(message)) = current.downcast_ref() {
             return TemplateError::Refused(message.clone());
+        }
+        if current.downcast_ref::<OverBudget>().is_some() {
+            return TemplateError::TooLarge;
         }
         if current.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
             return TemplateError::TooLong;
@@ -175,72 +193,6 @@ fn strip_generation_tags(source: &str) -> String {
     result
 }
 
-/// JSON as Python's `json.dumps` writes it, which models were trained on; the built-in filter escapes for
-/// HTML.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // Part of the Python filter's signature; text is written unescaped either way.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-    let mut bytes = Vec::new();
-    match indent {
-        Some(width) => {
-            let indent = vec![b' '; width.min(16)];
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(&indent);
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))
-                .map_err(failed)?;
-        }
-        None => {
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, PythonFormatter))
-                .map_err(failed)?;
-        }
-    }
-    let text = String::from_utf8(bytes)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(text))
-}
-
-/// `{"a": 1, "b": [1, 2]}`: a space after every comma and colon.
-struct PythonFormatter;
-
-impl serde_json::ser::Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
-/// Refuses to grow beyond [`MAX_OUTPUT_BYTES`].
-struct LimitedWriter {
-    bytes: Vec<u8>,
-    overrun: bool,
-}
-
-impl Write for LimitedWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > MAX_OUTPUT_BYTES {
-            self.overrun = true;
-            return Err(io::Error::other("the output is too large"));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,7 +226,11 @@ mod tests {
                 "U\nA:\n",
             ),
             ("{{ messages[1] | tojson }}", "{\"role\": \"user\", \"content\": \" Hi <b>\\\"you\\\"</b> \"}"),
-            ("{{ [1, {'a': none}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": null\n  }\n]"),
+            ("{{ [1, {'a': none}, [], {}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": null\n  },\n  [],\n  {}\n]"),
+            (
+                "{{ {'b': 'é🙂', 'a': [1, 2]} | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}",
+                "{\"a\":[1,2],\"b\":\"\\u00e9\\ud83d\\ude42\"}",
+            ),
             ("{{ strftime_now('%d %b %Y') }}", "21 Nov 2026"),
             ("{% if tools is not none %}tools{% else %}none{% endif %}", "none"),
             (
@@ -296,6 +252,133 @@ mod tests {
         }
     }
 
+    /// Expected texts are those of Jinja 3.1.6.
+    #[test]
+    fn expressions_of_python_have_its_values() {
+        for (expression, expected) in [
+            ("'a%sb' % 'x'", "axb"),
+            ("'%d-%s' % (3, 'y')", "3-y"),
+            ("7 % 3", "1"),
+            ("(0 - 7) % 3", "2"),
+            ("7.5 % 2", "1.5"),
+            ("3 * 4", "12"),
+            ("1.5 * 2", "3.0"),
+            ("'ab' * 2 ~ 3 * 'c'", "ababccc"),
+            ("([1, 2] * 2) | join(',')", "1,2,1,2"),
+            ("'x' ~ 1 ~ none ~ true", "x1NoneTrue"),
+            ("'a b  c'.rsplit(none, 1) | join('|')", "a b|c"),
+            ("'a.b.c'.rsplit('.', 1) | join('|')", "a.b|c"),
+            ("'a.b.c'.partition('.') | join('|')", "a|.|b.c"),
+            ("'a.b.c'.rpartition('.') | join('|')", "a.b|.|c"),
+            ("'abc'.partition('x') | join('|')", "abc||"),
+            ("'abc'.removeprefix('a') ~ 'abc'.removesuffix('c')", "bcab"),
+            ("'abc'.ljust(5, '-') ~ 'abc'.rjust(5) ~ 'abcd'.center(7, '*')", "abc--  abc**abcd*"),
+            ("'-5'.zfill(4)", "-005"),
+            ("' a '.index('a')", "1"),
+            ("'Hello World'.swapcase()", "hELLO wORLD"),
+            ("'Straße'.casefold()", "strasse"),
+            ("'a\tb'.expandtabs(4)", "a   b"),
+            ("'Hello World'.istitle()", "True"),
+            ("'aXbX' | replace('X', 'y', 1)", "aybX"),
+            ("'aXbX'.replace('X', 'y', 1)", "aybX"),
+            ("'a b' | wordcount", "2"),
+            ("nothing | length", "0"),
+            ("'abc' is sequence", "True"),
+            ("[{'n': 'a'}, {'n': 'b'}] | join('-', attribute='n')", "a-b"),
+            ("', '.join(['a', 'b'])", "a, b"),
+            ("['a', 'b'] | join", "ab"),
+            ("'{:>5}|{}'.format('a', 2)", "    a|2"),
+            ("'%5.1f' | format(1.26)", "  1.3"),
+            ("'a\nb' | indent(2)", "a\n  b"),
+            ("'AbC' | lower | upper | trim", "ABC"),
+            ("[1, 2] | sum", "3"),
+        ] {
+            let source = format!("{{{{ {expression} }}}}");
+            assert_eq!(render(&source, &[say("user", "hi")]).as_deref(), Ok(expected), "{expression}");
+        }
+    }
+
+    /// Peak memory of this process in bytes.
+    #[cfg(target_os = "linux")]
+    fn peak_memory() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn templates_that_grow_without_end_are_refused() {
+        let doubling = |step: &str, last: &str| {
+            format!("{{% set ns = namespace(s='x' * 64, l=[1]) %}}{{% for i in range(36) %}}{step}{{% endfor %}}{last}")
+        };
+        #[cfg(target_os = "linux")]
+        let before = peak_memory();
+        for source in [
+            doubling("{% set ns.s = ns.s + ns.s %}", ""),
+            "{% set s = 'x' %}".to_owned() + &"{% set s = s + s %}".repeat(36),
+            doubling("{% set ns.s = ns.s ~ ns.s %}", ""),
+            doubling("{% set ns.s = ns.s * 2 %}", ""),
+            doubling("{% set ns.s = 2 * ns.s %}", ""),
+            doubling("{% set ns.s = ns.s | replace('x', 'xx') %}", ""),
+            doubling("{% set ns.s = ns.s.replace('x', 'xx') %}", ""),
+            doubling("{% set ns.s = [ns.s, ns.s] | join %}", ""),
+            doubling("{% set ns.s = ''.join([ns.s, ns.s]) %}", ""),
+            doubling("{% set ns.s = '%s%s' % (ns.s, ns.s) %}", ""),
+            doubling("{% set ns.s = '%s%s' | format(ns.s, ns.s) %}", ""),
+            doubling("{% set ns.s = '{}{}'.format(ns.s, ns.s) %}", ""),
+            doubling("{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}", ""),
+            "{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('x' * 10000) }}".to_owned(),
+            doubling("{% set ns.l = ns.l + ns.l %}", "{{ ns.l | length }}"),
+            doubling("{% set ns.l = [ns.l, ns.l] %}", "{{ ns.l }}"),
+            doubling("{% set ns.l = [ns.l, ns.l] %}", "{{ ns.l | tojson }}"),
+            doubling("{% set ns.l = {'a': ns.l, 'b': ns.l} %}", "{{ ns.l ~ '' }}"),
+            doubling("{% set ns.l = ns.l * 3 %}", ""),
+            // Constants, which the compiler would compute.
+            "{{ ['x' * 99999999, 99999999 * 'x', 'xy' * (9999 * 4999)] | length }}".to_owned(),
+            // Much from one step.
+            "{{ (['x' * 1000000] * 100000) | join }}".to_owned(),
+            "{{ ['x' * 1000000] * 100000 }}".to_owned(),
+            "{{ (['x' * 1000000] * 100000) | tojson }}".to_owned(),
+            "{{ (['x' * 1000000] * 100000) | string }}".to_owned(),
+            "{{ (['x' * 1000000] * 100000) | map('replace', 'x', 'y' * 1000000) | list | length }}".to_owned(),
+            "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}".to_owned(),
+            "{% for i in range(100000) %}{% set ns = namespace(l=messages) %}{% set x %}raw{{ 'y' * 9999 }}{% endset %}{% endfor %}".to_owned(),
+            // Kept by reference.
+            doubling("{% for i in range(9999) %}{% set ns.l = ns.l + [ns.s[i:] + ns.s * 999] %}{% endfor %}", ""),
+        ] {
+            let error = render(&source, &[say("user", "hi")]);
+            assert_eq!(error, Err(TemplateError::TooLarge), "{source}");
+        }
+        for source in [
+            "{{ '%99999999d' | format(1) }}",
+            "{{ '%99999999d' % 1 }}",
+            "{{ '{:>99999999}'.format(1) }}",
+            "{{ ('a\n' * 999) | indent(99999999) }}",
+            "{{ ('a\n' * 999) | indent(width=99999999) }}",
+            "{{ [1] | batch(99999999, 'x') | list }}",
+            "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}",
+        ] {
+            let error = render(source, &[say("user", "hi")]);
+            assert!(matches!(error, Err(TemplateError::Failed(_))), "{source}: {error:?}");
+        }
+        #[cfg(target_os = "linux")]
+        {
+            let grown = peak_memory() - before;
+            println!("{grown} bytes more");
+            assert!(grown < 64 << 20, "{grown} bytes more");
+        }
+    }
+
+    #[test]
+    fn long_conversations_stay_within_the_memory_of_templates() {
+        let source = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}{% for m in ns.l %}{{ '<|' + m['role'] + '|>' + m['content'] | trim + '\n' }}{% endfor %}";
+        for (count, bytes) in [(1500, 10), (40, 100_000), (1, 6_000_000)] {
+            let talk = vec![say("user", &"x".repeat(bytes)); count];
+            let text = render(source, &talk).unwrap();
+            assert_eq!(text.len(), count * (bytes + "<|user|>\n".len()), "{count} messages of {bytes} bytes");
+        }
+    }
+
     #[test]
     fn hostile_and_broken_templates_end_with_an_error() {
         let deep = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
@@ -307,7 +390,7 @@ mod tests {
             ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", |error| {
                 matches!(error, TemplateError::TooLarge)
             }),
-            ("{{ 'x' * 99999999999 }}", |error| matches!(error, TemplateError::Failed(_))),
+            ("{{ 'x' * 99999999999 }}", |error| matches!(error, TemplateError::TooLarge)),
             (deep, |error| matches!(error, TemplateError::Failed(_) | TemplateError::TooLong)),
             ("{% include '/etc/passwd' %}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ ''.__class__.__mro__ }}", |error| matches!(error, TemplateError::Failed(_))),

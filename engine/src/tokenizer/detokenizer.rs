@@ -31,13 +31,14 @@ impl Detokenizer {
 
     /// Adds a token; returns the text that became certain, often a few characters, sometimes none.
     pub fn push(&mut self, token: u32) -> Result<String, TokenizerError> {
-        self.pending.push(token);
-        let text = self.pending_text()?;
-        if text.ends_with('\u{FFFD}') && self.pending.len() < MAX_PENDING_TOKENS {
+        // Neither context nor part of a character: it would only take the place of one that is.
+        if !self.has_text(token) {
             return Ok(String::new());
         }
-        // A special token has no text: the tokens before it stay the context.
-        if text.is_empty() && self.pending.len() < MAX_PENDING_TOKENS {
+        self.pending.push(token);
+        let text = self.pending_text()?;
+        let incomplete = text.is_empty() || text.ends_with('\u{FFFD}');
+        if incomplete && self.pending.len() < MAX_PENDING_TOKENS {
             return Ok(String::new());
         }
         self.context = std::mem::take(&mut self.pending);
@@ -49,6 +50,24 @@ impl Detokenizer {
         let text = self.pending_text()?;
         self.pending.clear();
         Ok(text)
+    }
+
+    /// The text of a special token, which is not part of the output.
+    pub fn special_token(&self, token: u32) -> Option<String> {
+        let text = self.tokenizer.id_to_token(token)?;
+        self.tokenizer.get_added_vocabulary().is_special_token(&text).then_some(text)
+    }
+
+    /// Whether special tokens are written in `text`.
+    pub fn holds_special_token(&self, text: &str) -> bool {
+        let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        added.values().any(|token| token.special && text.contains(&token.content))
+    }
+
+    /// Whether a token is decoded: special tokens and those that the tokenizer does not have are left out.
+    fn has_text(&self, token: u32) -> bool {
+        let text = self.tokenizer.id_to_token(token);
+        text.is_some_and(|text| !self.tokenizer.get_added_vocabulary().is_special_token(&text))
     }
 
     fn pending_text(&self) -> Result<String, TokenizerError> {

@@ -4,13 +4,18 @@
 /// Searches a growing text for the first of several stop strings.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
-    strings: Vec<String>,
+    /// Searched in the text, as if there were no special tokens between its characters.
+    plain: Vec<String>,
+    /// Those that hold special tokens; searched in the text with the special tokens written out.
+    special: Vec<String>,
     /// Text held back because it may be the beginning of a stop string.
     pending: String,
+    /// Special tokens after the first bytes of the held-back text.
+    tokens: Vec<(usize, String)>,
 }
 
 /// Result of adding text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopCheck {
     /// Text that can no longer be part of a stop string.
     pub text: String,
@@ -19,39 +24,117 @@ pub struct StopCheck {
 }
 
 impl StopStrings {
-    /// Searches for these stop strings; empty ones are ignored.
-    pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
-        Self { strings: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), pending: String::new() }
+    /// Searches for these stop strings; empty ones are ignored. Those of which `is_special` holds are searched with
+    /// special tokens written out.
+    pub fn new(stops: impl IntoIterator<Item = String>, is_special: impl Fn(&str) -> bool) -> Self {
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty());
+        let (special, plain) = stops.partition(|stop| is_special(stop));
+        Self { plain, special, ..Self::default() }
+    }
+
+    /// Whether special tokens are part of a stop string.
+    pub fn hold_special_tokens(&self) -> bool {
+        !self.special.is_empty()
     }
 
     /// Adds text; returns the text that can be emitted.
     pub fn push(&mut self, text: &str) -> StopCheck {
         self.pending.push_str(text);
-        let first = self.strings.iter().filter_map(|stop| self.pending.find(stop.as_str())).min();
-        if let Some(start) = first {
-            let mut text = std::mem::take(&mut self.pending);
-            text.truncate(start);
-            return StopCheck { text, stopped: true };
+        self.check()
+    }
+
+    /// Adds a special token, which is never emitted itself.
+    pub fn push_special(&mut self, token: &str) -> StopCheck {
+        if self.special.is_empty() {
+            return StopCheck::default();
         }
-        let keep = self.pending.len() - self.longest_partial_match();
-        let held = self.pending.split_off(keep);
-        StopCheck { text: std::mem::replace(&mut self.pending, held), stopped: false }
+        self.tokens.push((self.pending.len(), token.to_owned()));
+        self.check()
     }
 
     /// The output has ended: returns the held-back text, which is no stop string.
     pub fn flush(&mut self) -> String {
+        self.tokens.clear();
         std::mem::take(&mut self.pending)
     }
 
-    /// Length of the longest suffix of the held-back text that is a prefix of a stop string.
-    fn longest_partial_match(&self) -> usize {
-        let longest_stop = self.strings.iter().map(String::len).max().unwrap_or(0);
-        let from = self.pending.len().saturating_sub(longest_stop.saturating_sub(1));
-        (from..self.pending.len())
-            .filter(|&start| self.pending.is_char_boundary(start))
-            .find(|&start| self.strings.iter().any(|stop| stop.starts_with(&self.pending[start..])))
-            .map_or(0, |start| self.pending.len() - start)
+    fn check(&mut self) -> StopCheck {
+        let first = |stops: &[String], text: &str| stops.iter().filter_map(|stop| text.find(stop.as_str())).min();
+        let written = self.written();
+        let plain = first(&self.plain, &self.pending);
+        let special = first(&self.special, &written).map(|at| self.text_offset(at));
+        if let Some(start) = plain.into_iter().chain(special).min() {
+            let mut text = self.flush();
+            text.truncate(start);
+            return StopCheck { text, stopped: true };
+        }
+        let plain = longest_partial_match(&self.plain, &self.pending);
+        if self.special.is_empty() {
+            return self.emit(plain);
+        }
+        let special = self.text_offset(longest_partial_match(&self.special, &written));
+        let keep = plain.min(special);
+        // Where no text is held before them, tokens matter only as the beginning of a stop string.
+        let partial = written.len() - longest_partial_match(&self.special, &written);
+        let mut following: usize = self.tokens.iter().map(|(_, token)| token.len()).sum();
+        let text_bytes = self.pending.len();
+        self.tokens.retain_mut(|(at, token)| {
+            let ends_before = text_bytes - *at + following - token.len();
+            following -= token.len();
+            let held = *at > keep || ends_before < partial;
+            *at = at.saturating_sub(keep);
+            held
+        });
+        self.emit(keep)
     }
+
+    /// Emits the first bytes of the held-back text.
+    fn emit(&mut self, bytes: usize) -> StopCheck {
+        let held = self.pending.split_off(bytes);
+        StopCheck { text: std::mem::replace(&mut self.pending, held), stopped: false }
+    }
+
+    /// The held-back text with the special tokens written out.
+    fn written(&self) -> String {
+        let mut written = String::new();
+        if self.special.is_empty() {
+            return written;
+        }
+        let mut from = 0;
+        for (at, token) in &self.tokens {
+            written.push_str(&self.pending[from..*at]);
+            written.push_str(token);
+            from = *at;
+        }
+        written.push_str(&self.pending[from..]);
+        written
+    }
+
+    /// Where a byte of [`Self::written`] is in the held-back text.
+    fn text_offset(&self, written: usize) -> usize {
+        let mut tokens = 0;
+        for (at, token) in &self.tokens {
+            let start = at + tokens;
+            if written <= start {
+                break;
+            }
+            if written < start + token.len() {
+                return *at;
+            }
+            tokens += token.len();
+        }
+        written - tokens
+    }
+}
+
+/// Where the longest suffix of `text` begins that is a prefix of a stop string; the end of the text if there is none.
+fn longest_partial_match(stops: &[String], text: &str) -> usize {
+    let longest_stop = stops.iter().map(String::len).max().unwrap_or(0);
+    let from = text.len().saturating_sub(longest_stop.saturating_sub(1));
+    (from..text.len())
+        .filter(|&start| text.is_char_boundary(start))
+        .find(|&start| stops.iter().any(|stop| stop.starts_with(&text[start..])))
+        .unwrap_or(text.len())
 }
 
 #[cfg(test)]
@@ -59,10 +142,11 @@ mod tests {
     use super::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool, String) {
-        let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()));
+        let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()), |stop| stop.contains("<|"));
         let mut emitted = Vec::new();
         for piece in pieces {
-            let pushed = watch.push(piece);
+            let special = piece.starts_with("<|");
+            let pushed = if special { watch.push_special(piece) } else { watch.push(piece) };
             emitted.push(pushed.text);
             if pushed.stopped {
                 return (emitted, true, watch.flush());
@@ -83,6 +167,17 @@ mod tests {
             (&["aab"], &["aa", "a", "b"], &["", "a", ""], true, ""),
             (&["é!"], &["é", "è"], &["", "éè"], false, ""),
             (&["日本語"], &["日本", "人"], &["", "日本人"], false, ""),
+            (&["<|e|>"], &["a", "<|e|>"], &["a", ""], true, ""),
+            (&["<|e|>"], &["a", "<|f|>", "b"], &["a", "", "b"], false, ""),
+            (&["42.<|e|>"], &["4", "2.", "<|e|>"], &["", "", ""], true, ""),
+            (&["42.<|e|>"], &["42", ".", "<|f|>", "!"], &["", "", "42.", "!"], false, ""),
+            (&["<|u|>What"], &["a", "<|u|>", "Wh", "at?"], &["a", "", "", ""], true, ""),
+            (&["<|u|>What"], &["a", "<|u|>", "Wh", "o"], &["a", "", "", "Who"], false, ""),
+            (&["<|u|>b", "ab"], &["xa", "<|u|>", "b"], &["x", "", ""], true, ""),
+            // A special token is no part of the text, so it does not keep a plain stop string from matching.
+            (&["lo w", "<|e|>"], &["hello", "<|f|>", " w"], &["hel", "", ""], true, ""),
+            // Tokens between text and its continuation are not forgotten while the text is held back.
+            (&["a<|x|>b", "az"], &["a", "<|y|>", "<|x|>", "b"], &["", "", "", "ab"], false, ""),
             (&[""], &["a"], &["a"], false, ""),
             (&[], &["a", "b"], &["a", "b"], false, ""),
         ] {

@@ -6,7 +6,7 @@ use std::path::Path;
 use jiff::Zoned;
 use russet_engine::executor::{Executor as _, SampleSpec, SequenceStep};
 use russet_engine::runtime::{Runtime, RuntimeConfig};
-use russet_engine::tokenizer::ChatTokenizer;
+use russet_engine::tokenizer::{ChatTokenizer, PromptLimits};
 use russet_engine::weights::LoadDtype;
 use russet_wire::engine_config::OverlapScheduling;
 use russet_wire::engine_options::KvCacheType;
@@ -48,7 +48,8 @@ impl ReferenceModel {
     /// Fails unless every token of an output is the model's best one after the tokens before it, or equally
     /// good.
     pub async fn check(&self, question: &GenerationRequest, answer: &[u32], alone: &[u32]) {
-        let prompt = self.tokens.prompt(&question.messages, &Zoned::now()).unwrap();
+        let limits = PromptLimits { context_tokens: u32::MAX, is_abandoned: &|| false };
+        let prompt = self.tokens.prompt(&question.messages, &Zoned::now(), &limits).unwrap();
         let runtime = self.runtime.lock().await;
         // Only the first time; after that the weights are loaded.
         if runtime.progress().total_bytes == 0 {

@@ -148,9 +148,9 @@ fn a_prompt_that_fills_the_cache_is_refused_with_the_numbers() {
     assert_eq!(max_answer_tokens(10, 90, 50), Ok(40));
     assert_eq!(max_answer_tokens(10, 90, u64::MAX), Ok(90));
     let failure = max_answer_tokens(51, 90, 51).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::InvalidRequest);
+    assert_eq!(failure.kind, FailureKind::ContextLengthExceeded);
     assert!(
-        failure.message.contains("has 51 tokens, but the KV cache of this engine holds 51"),
+        failure.message.contains("length is 51 tokens, all that the KV cache"),
         "{}",
         failure.message
     );
