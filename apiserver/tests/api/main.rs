@@ -6,6 +6,7 @@ mod access;
 mod admission;
 mod apply;
 mod durability;
+mod fairness;
 mod hostile;
 mod protocol;
 pub mod support;
