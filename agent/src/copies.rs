@@ -25,7 +25,9 @@ use crate::metrics::AgentMetrics;
 use crate::peer_download::{self, PeerDownloader};
 use crate::status;
 use crate::status_writer::StatusQueue;
-use crate::store::{self, Credentials, Published, SourceSpec, Store, StoreError, TransferProgress};
+use crate::store::{
+    self, Credentials, Published, SourceScope, SourceSpec, Store, StoreError, TransferProgress,
+};
 use crate::transfer_limits::{TransferLimiter, TransferLimiters};
 
 /// Poll interval for free disk space; each poll is one file system call.
@@ -66,8 +68,8 @@ struct Task {
     /// The spec, whatever should become of the files afterwards.
     spec: ModelCopySpec,
     status: SharedStatus,
-    /// Key of the copy; unknown until its commit is.
-    key: Option<String>,
+    /// Names of the copy in the store; unknown until its commit is.
+    keys: Option<BTreeSet<String>>,
     supply: watch::Sender<Option<CopySource>>,
     handle: AbortHandle,
 }
@@ -124,12 +126,12 @@ impl Copies {
         }
         for (name, copy) in desired {
             let spec = copy.spec.agent_work();
-            let key = self.shared.store.key(&source_spec(&copy.spec, copy.status.as_ref()));
+            let keys = self.shared.store.keys(&source_spec(&copy.spec, copy.status.as_ref()));
             if let Some(task) = self.tasks.get_mut(&name)
                 && task.uid == copy.uid()
                 && task.spec == spec
             {
-                task.key = key;
+                task.keys = keys;
                 task.supply.send_if_modified(|known| {
                     let changed = *known != copy.spec.supply;
                     known.clone_from(&copy.spec.supply);
@@ -142,7 +144,7 @@ impl Copies {
             let supply = watch::Sender::new(copy.spec.supply.clone());
             let work = run(self.shared.clone(), copy.clone(), status.clone(), supply.subscribe());
             let handle = tokio::spawn(work).abort_handle();
-            self.tasks.insert(name, Task { uid: copy.uid(), spec, status, key, supply, handle });
+            self.tasks.insert(name, Task { uid: copy.uid(), spec, status, keys, supply, handle });
         }
     }
 
@@ -183,8 +185,8 @@ impl Copies {
             return;
         }
         for task in self.tasks.values() {
-            match &task.key {
-                Some(key) => drop(in_use.insert(key.clone())),
+            match &task.keys {
+                Some(keys) => in_use.extend(keys.iter().cloned()),
                 // The key of this copy is not known yet, so nothing is removed.
                 None => return,
             }
@@ -222,6 +224,12 @@ fn source_spec(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> Source
         revision: commit.or_else(|| spec.source.revision.clone()),
         credentials: Credentials::default(),
         sha256: spec.source.sha256.clone(),
+        scope: SourceScope {
+            namespace: spec.model_ref.namespace.clone(),
+            secret: spec.source.secret_ref.as_ref().map(|secret| secret.name.clone()),
+        },
+        content: status.and_then(|status| status.content.clone()),
+        received: None,
     }
 }
 
@@ -356,6 +364,9 @@ impl CopyWorker {
             if self.is_published().await {
                 return;
             }
+            // What an earlier release fetched for somebody is shown by the source, not by machines of that release.
+            let unscoped = self.shared.store.published_unscoped(&self.source_spec()).is_some();
+            let part = if unscoped { &CopyOrigin::Source } else { part };
             let tried = tokio::select! {
                 biased;
                 () = self.wait_quiet_hours_begin(part) => {
@@ -367,6 +378,16 @@ impl CopyWorker {
             let Err(CopyError { reason, message, missing_space: room, retry_after: after }) = tried else {
                 return;
             };
+            if reason == Reason::SourceUnreachable
+                && let Some(published) = self.shared.store.published_unscoped(&self.source_spec())
+            {
+                tracing::warn!(
+                    copy = self.name,
+                    message,
+                    "an earlier release fetched this copy, and its source does not answer now; it is used as it is"
+                );
+                return self.finish(self.shared.store.read_anew(published).await);
+            }
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
             tracing::warn!(copy = self.name, ?reason, message, "copy failed; retrying");
             self.report(&status::CopyState::Failed(reason, &message));
@@ -377,7 +398,12 @@ impl CopyWorker {
             if self.status().bytes_done > before {
                 delays = BACKOFF.build();
             }
-            tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF).max(after)).await;
+            // A host that asks for a pause says how long, and the condition says until when.
+            let pause = match after {
+                Duration::ZERO => delays.next().unwrap_or(MAX_BACKOFF),
+                asked => asked,
+            };
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -454,7 +480,10 @@ impl CopyWorker {
                         self.with_progress(pull, &progress).await?
                     }
                     CopyOrigin::Source | CopyOrigin::Pending => {
-                        let source = SourceSpec { credentials: self.credentials().await?, ..offline };
+                        // What other nodes sent before they stopped sending.
+                        let received = self.supply.borrow().as_ref().and_then(|it| it.content.clone());
+                        let credentials = self.credentials().await?;
+                        let source = SourceSpec { credentials, received, ..offline };
                         self.with_progress(self.shared.store.fetch(&source, &progress), &progress).await?
                     }
                 };

@@ -7,8 +7,8 @@ use kube::{Api, Client, Resource as _};
 use russet_crds::InferenceNode;
 use russet_crds::conditions::Reason;
 use russet_crds::names::{AGENT_MANAGER, event_note};
+use russet_telemetry::tasks::TaskSet;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 
 use crate::oom_guard::panics::RecordedPanic;
 use crate::process::record::EngineRecord;
@@ -23,9 +23,9 @@ pub(crate) struct EventRecorder(mpsc::Sender<Event>);
 
 impl EventRecorder {
     /// Starts recording about the InferenceNode `node` with `client`.
-    pub fn start(client: Client, node: String, tasks: &mut JoinSet<()>) -> Self {
+    pub fn start(client: Client, node: String, tasks: &mut TaskSet) -> Self {
         let (sender, receiver) = mpsc::channel(MAX_PENDING_EVENTS);
-        tasks.spawn(run(client, node, receiver));
+        tasks.spawn("events", run(client, node, receiver));
         Self(sender)
     }
 

@@ -171,7 +171,7 @@ mod tests {
             name: name.to_owned(),
             is_active,
             state: if is_active { "PORT_ACTIVE (4)" } else { "PORT_DOWN (1)" }.to_owned(),
-            addresses: Vec::new(),
+            addresses: None,
         };
         let idle = Plug::Idle { max_bits_per_second: Some(120_000_000_000) };
         PortFacts {

@@ -26,9 +26,13 @@ pub struct MemoryLimits {
 impl MemoryLimits {
     /// Bytes that all Shards together may use.
     pub fn serving_limit(&self) -> u64 {
-        let reserve = self.user_reserve.unwrap_or((self.total / USER_SHARE).min(MAX_USER_RESERVE));
-        let limit = self.total.saturating_sub(reserve);
+        let limit = self.total.saturating_sub(self.reserve());
         self.serving.map_or(limit, |serving| serving.min(limit))
+    }
+
+    /// Bytes set aside for the machine's user and system.
+    fn reserve(&self) -> u64 {
+        self.user_reserve.unwrap_or((self.total / USER_SHARE).min(MAX_USER_RESERVE))
     }
 }
 
@@ -51,9 +55,9 @@ pub enum GrantRefusal {
     },
     /// The limit allows it, but other programs use the memory.
     #[error(
-        "needs {} ({needed} bytes), but only {} are free: {} available, {} of it reserved for engines that are still loading; close other programs or set spec.memory.userReserve",
+        "needs {} ({needed} bytes), but only {} are free: {} available, {} of it reserved for engines that are still loading; {}",
         quantity::write(*.needed), quantity::write(.available.saturating_sub(*.promised)),
-        quantity::write(*.available), quantity::write(*.promised)
+        quantity::write(*.available), quantity::write(*.promised), .others.remedy()
     )]
     Available {
         /// Bytes requested.
@@ -62,7 +66,33 @@ pub enum GrantRefusal {
         available: u64,
         /// Bytes granted but not in use yet.
         promised: u64,
+        /// What the machine's other programs use.
+        others: OtherPrograms,
     },
+}
+
+/// Memory of programs that are no engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherPrograms {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that are set aside for them, and that the planner therefore leaves alone.
+    pub reserved: u64,
+}
+
+impl OtherPrograms {
+    /// A larger reserve frees nothing, but nothing is placed here any more that does not fit.
+    fn remedy(self) -> String {
+        match self.used > self.reserved {
+            true => format!(
+                "other programs use {}, and {} are set aside for them: close some, or set the node's spec.memory.userReserve to {}, so that less is placed here",
+                quantity::write(self.used),
+                quantity::write(self.reserved),
+                quantity::write(self.used)
+            ),
+            false => "close other programs".to_owned(),
+        }
+    }
 }
 
 /// All grants, by holder.
@@ -96,7 +126,10 @@ impl Grants {
         }
         let used = self.grants.get(holder).map_or(0, |grant| grant.used);
         if bytes.saturating_sub(used) > available.saturating_sub(promised) {
-            return Err(GrantRefusal::Available { needed: bytes, available, promised });
+            let engines: u64 = self.grants.values().map(|grant| grant.used).sum();
+            let used = limits.total.saturating_sub(available).saturating_sub(engines);
+            let others = OtherPrograms { used, reserved: limits.reserve() };
+            return Err(GrantRefusal::Available { needed: bytes, available, promised, others });
         }
         self.grants.insert(holder.to_owned(), Grant { bytes, used });
         Ok(())
@@ -164,8 +197,11 @@ mod tests {
     fn granted_but_unused_memory_is_not_available() {
         let mut grants = Grants::default();
         grants.grant("a", 300, &LIMITS, 500).unwrap();
-        let refusal = GrantRefusal::Available { needed: 250, available: 500, promised: 300 };
-        assert_eq!(grants.grant("b", 250, &LIMITS, 500), Err(refusal));
+        let others = OtherPrograms { used: 500, reserved: 100 };
+        let refusal = GrantRefusal::Available { needed: 250, available: 500, promised: 300, others };
+        assert_eq!(grants.grant("b", 250, &LIMITS, 500), Err(refusal.clone()));
+        assert!(refusal.to_string().contains("other programs use 500, and 100 are set aside"), "{refusal}");
+        assert!(refusal.to_string().contains("userReserve to 500"), "{refusal}");
         grants.set_used("a", 300);
         grants.grant("b", 250, &LIMITS, 250).unwrap();
     }
@@ -175,7 +211,8 @@ mod tests {
         let mut grants = Grants::default();
         grants.grant("a", 500, &LIMITS, 500).unwrap();
         grants.set_used("a", 450);
-        let refusal = GrantRefusal::Available { needed: 500, available: 40, promised: 0 };
+        let others = OtherPrograms { used: 510, reserved: 100 };
+        let refusal = GrantRefusal::Available { needed: 500, available: 40, promised: 0, others };
         assert_eq!(grants.grant("a", 500, &LIMITS, 40), Err(refusal));
         grants.grant("a", 500, &LIMITS, 60).unwrap();
         assert_eq!(grants.total(), 500);

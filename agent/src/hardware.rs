@@ -21,7 +21,7 @@ pub struct Hardware {
     pub chip: Option<String>,
     /// Logical cores.
     pub cores: u32,
-    /// Installed bytes of memory.
+    /// Installed bytes of memory, or those that a container or unit may use.
     pub memory: u64,
     /// Operating system and build.
     pub os: String,

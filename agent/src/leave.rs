@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::helper::reconcile::release;
 use crate::join::identity::{self, IdentityError, NodeIdentity};
+use crate::node::is_missing;
 use crate::{agent_dir, lock, stop_engines};
 
 /// Marker file: this machine is leaving, so its agent does not remove model files.
@@ -137,26 +138,21 @@ async fn request_removal(identity: &NodeIdentity) -> Result<(), LeaveError> {
     let nodes: Api<InferenceNode> = Api::all(client);
     match nodes.delete(node, &DeleteParams::default()).await {
         Ok(_) => {}
-        Err(error) if is_gone(&error) => return Ok(()),
+        // Not a 401: a server that lost its keys, or another one at this address, has removed nothing.
+        Err(error) if is_missing(&error, node, false) => return Ok(()),
         Err(error) => return Err(failed(error)),
     }
     let deadline = tokio::time::Instant::now() + DRAIN_TIMEOUT;
     loop {
-        match nodes.get_opt(node).await {
-            Ok(None) => return Ok(()),
-            Err(error) if is_gone(&error) => return Ok(()),
+        match nodes.get(node).await {
+            Err(error) if is_missing(&error, node, true) => return Ok(()),
             // Retried: the request to leave was accepted.
-            Ok(Some(_)) | Err(_) if tokio::time::Instant::now() < deadline => {}
-            Ok(Some(_)) => return Err(LeaveError::StillThere { node: node.clone() }),
+            Ok(_) | Err(_) if tokio::time::Instant::now() < deadline => {}
+            Ok(_) => return Err(LeaveError::StillThere { node: node.clone() }),
             Err(error) => return Err(failed(error)),
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-}
-
-/// A removed node is not found (404), and its ServiceAccount is unknown (401).
-fn is_gone(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(answer) if matches!(answer.code, 401 | 404))
 }
 
 /// Waits until no agent holds the lock of the directory, and takes it.

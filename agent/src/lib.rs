@@ -48,9 +48,9 @@ use std::time::Duration;
 use kube::Client;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
 
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
+use russet_telemetry::tasks::{TaskEnded, TaskSet};
 
 use self::fabric::measure::{self, LinkMonitor};
 use self::fabric::probe::{self, PortScan, Probe};
@@ -77,8 +77,10 @@ pub struct AgentConfig {
     pub node_name: String,
     /// Memory size to simulate, in bytes; the real size when absent.
     pub memory: Option<u64>,
-    /// Directories that `file://` models may be read from.
+    /// Directories that `file://` models may be read from; never those in `data_dir`.
     pub allow_file_roots: Vec<PathBuf>,
+    /// Addresses of sources that are not on the public internet.
+    pub allow_private_sources: Vec<store::Cidr>,
     /// Address at which other machines reach this node; discovered when absent.
     pub address: Option<IpAddr>,
     /// Path of the engine program; `RUSSET_ENGINE` or the one beside this program when absent.
@@ -150,6 +152,9 @@ pub enum Error {
         "node {0} was removed from the cluster, so its engines were stopped; to bring it back, join it again with a new token of `russet token create`"
     )]
     Removed(String),
+    /// A task that must live is gone; engines run on and are adopted by the next agent.
+    #[error(transparent)]
+    Task(#[from] TaskEnded),
 }
 
 /// The agent's directory in a data directory.
@@ -175,7 +180,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let machine = hardware::Hardware::measure().map_err(Error::Hardware)?;
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".into());
     let paces = transfer_limits::TransferLimiters::default();
-    let mut context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    let context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    let mut context = context.with_private_sources(&config.allow_private_sources)?;
+    context.closed_dirs.push(config.data_dir.clone());
     context.limiter = paces.sources.clone();
     let store = store::Store::open(folder.join("models"), context)?;
     let (addresses, address) = watch::channel(address::initial(config.address, &identity.server).await);
@@ -192,8 +199,11 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let ready = Arc::new(AtomicBool::new(false));
 
     tracing::info!(node = identity.node, address = %*address.borrow(), server = identity.server, "agent starts");
-    let mut tasks = JoinSet::new();
-    tasks.spawn(lease::run(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
+    let mut tasks = TaskSet::default();
+    tasks.spawn(
+        "lease",
+        lease::run(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()),
+    );
     let (gone, removed) = oneshot::channel();
     let (report, limits) = node::memory_channel(config.memory.unwrap_or(machine.memory));
     let before = node::last_status(&client, &identity.node).await;
@@ -205,59 +215,71 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let idle = peers::IdleGate::new(report.granted());
     let files = TlsFiles::in_dir(&folder);
     let peer_port = PeerListener::free_port().map_err(Error::Peers)?;
-    tasks.spawn(peers::run(PeerListener {
-        files: files.clone(),
-        port: peer_port,
-        address: address.clone(),
-        ports: ports.clone(),
-        server: peers::PeerServer { idle_gate: idle.clone(), store: store.clone() },
-    }));
+    tasks.spawn(
+        "peers",
+        peers::run(PeerListener {
+            files: files.clone(),
+            port: peer_port,
+            address: address.clone(),
+            ports: ports.clone(),
+            server: peers::PeerServer { idle_gate: idle.clone(), store: store.clone() },
+        }),
+    );
     let connector = files.connector(Protocol::Agents)?;
-    tasks.spawn(measure::run(LinkMonitor {
-        connector: connector.clone(),
-        links: links.clone(),
-        idle_gate: idle,
-        measurements: found,
-        metrics: metrics.clone(),
-    }));
-    tasks.spawn(probe::run(Probe::new(config.fabric_tools.clone()), fabric));
+    tasks.spawn(
+        "link measurements",
+        measure::run(LinkMonitor {
+            connector: connector.clone(),
+            links: links.clone(),
+            idle_gate: idle,
+            measurements: found,
+            metrics: metrics.clone(),
+        }),
+    );
+    tasks.spawn("port scan", probe::run(Probe::new(config.fabric_tools.clone()), fabric));
     let (asks, asked) = watch::channel(None);
     let (helper_conditions_sender, helped) =
         watch::channel(helper::reconcile::from_status(&before.conditions));
-    tasks.spawn(helper::reconcile::run(helper::reconcile::HelperSync {
-        socket: config.helper.clone(),
-        node: identity.node.clone(),
-        boot: machine.boot_id.clone(),
-        spec: asked,
-        conditions: helper_conditions_sender,
-    }));
-    tasks.spawn(node::run(node::NodeReporter {
-        client: client.clone(),
-        name: identity.node.clone(),
-        machine: machine.clone(),
-        memory_override: config.memory,
-        address: address.clone(),
-        metrics_address,
-        ports,
-        link_measurements: measured,
-        links: linked,
-        peer_port,
-        store: store.clone(),
-        limiters: paces.clone(),
-        metrics: metrics.clone(),
-        ready: ready.clone(),
-        channel: report,
-        helper_spec: asks,
-        helper_conditions: helped,
-        removed: gone,
-        report_interval: config.report_interval,
-    }));
-    tasks.spawn(machine_load::run(config.fabric_tools.clone(), metrics.clone()));
-    tasks.spawn(address::run(config.address, identity.server.clone(), addresses));
-    tasks.spawn(renew::run(identity.clone(), metrics.clone()));
+    tasks.spawn(
+        "helper",
+        helper::reconcile::run(helper::reconcile::HelperSync {
+            socket: config.helper.clone(),
+            node: identity.node.clone(),
+            boot: machine.boot_id.clone(),
+            spec: asked,
+            conditions: helper_conditions_sender,
+        }),
+    );
+    tasks.spawn(
+        "node status",
+        node::run(node::NodeReporter {
+            client: client.clone(),
+            name: identity.node.clone(),
+            machine: machine.clone(),
+            memory_override: config.memory,
+            address: address.clone(),
+            metrics_address,
+            ports,
+            link_measurements: measured,
+            links: linked,
+            peer_port,
+            store: store.clone(),
+            limiters: paces.clone(),
+            metrics: metrics.clone(),
+            ready: ready.clone(),
+            channel: report,
+            helper_spec: asks,
+            helper_conditions: helped,
+            removed: gone,
+            report_interval: config.report_interval,
+        }),
+    );
+    tasks.spawn("machine load", machine_load::run(config.fabric_tools.clone(), metrics.clone()));
+    tasks.spawn("address", address::run(config.address, identity.server.clone(), addresses));
+    tasks.spawn("certificate renewal", renew::run(identity.clone(), metrics.clone()));
     let exposition = metrics_proxy::MetricsProxy::default();
     let pages = exposition.pages();
-    tasks.spawn(async move {
+    tasks.spawn("metrics", async move {
         if let Err(error) = russet_telemetry::admin::serve_with(listener, registry, ready, pages).await {
             tracing::error!(%error, "metrics are no longer served");
         }
@@ -266,7 +288,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let events = events::EventRecorder::start(client.clone(), identity.node.clone(), &mut tasks);
     let (free, left) =
         watch::channel(Headroom { total: machine.memory, available: u64::MAX, critical: false });
-    tasks.spawn(oom_guard::run(machine.memory, free));
+    tasks.spawn("OOM guard", oom_guard::run(machine.memory, free));
     let (panicked, panics) = watch::channel(Panics::default());
     let reading = panics::PanicScanner {
         known: folder.join("panics.json"),
@@ -277,7 +299,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     };
     // Before any claim, and before it is recorded which ranks were lost.
     reading.scan();
-    tasks.spawn(reading.run());
+    tasks.spawn("panic scan", reading.run());
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
     let reach = copies::PeerAccess {
@@ -293,7 +315,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         metrics.clone(),
         leave::leaving_marker(&folder),
     );
-    let presence = MqttPresence::start(config.mqtt, &identity.node, &folder);
+    let mut presence = MqttPresence::start(config.mqtt, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
         tls_dir: folder.clone(),
@@ -311,14 +333,28 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         panics,
         mqtt: presence.handle(),
     });
+    let mut lost = None;
     let removed = tokio::select! {
-        () = supervisor.run(shards, model_copies) => false,
-        () = shutdown => false,
+        // The reporter's task ends after it has signalled a removal.
+        biased;
         Ok(()) = removed => true,
         () = leave::wait_forced(&folder) => true,
+        () = shutdown => false,
+        ended = tasks.ended() => {
+            lost = Some(ended);
+            false
+        }
+        ended = presence.ended() => {
+            lost = Some(ended);
+            false
+        }
+        () = supervisor.run(shards, model_copies) => false,
     };
     tasks.shutdown().await;
     presence.end(removed).await;
+    if let Some(ended) = lost {
+        return Err(ended.into());
+    }
     if removed {
         stop_engines(&config.data_dir).await;
         helper::reconcile::release(&config.helper, &identity.node).await;

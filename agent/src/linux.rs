@@ -2,6 +2,7 @@
 //! own. Nothing here evaluates the results. The machines this was written on have neither Thunderbolt nor
 //! InfiniBand: both follow the kernel's documentation (`Documentation/ABI`) and were never run on real ones.
 
+pub mod cgroup;
 pub mod infiniband;
 pub mod nvidia;
 pub mod pressure;

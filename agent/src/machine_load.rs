@@ -103,6 +103,8 @@ async fn mac(metrics: AgentMetrics) {
     if let Ok(Err(error)) = sampling.await {
         tracing::warn!(error, "this Mac's load and power cannot be measured");
     }
+    // The load is no reason to end the agent.
+    std::future::pending().await
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_telemetry::tasks::{TaskEnded, TaskSet};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -62,7 +63,7 @@ impl MqttHandle {
 pub struct MqttPresence {
     serving: Arc<watch::Sender<BTreeSet<DeploymentKey>>>,
     removed: watch::Sender<bool>,
-    tasks: JoinSet<()>,
+    tasks: TaskSet,
 }
 
 impl MqttPresence {
@@ -71,13 +72,13 @@ impl MqttPresence {
     pub fn start(config: Option<MqttConfig>, node: &str, folder: &Path) -> Self {
         let (answering, desired) = watch::channel(BTreeSet::new());
         let (removed, forget) = watch::channel(false);
-        let mut tasks = JoinSet::new();
+        let mut tasks = TaskSet::default();
         if let Some(config) = config {
             let transport = BrokerTransport::open(&config.broker, folder, &mut tasks);
             let names = &config.names;
             let own = MqttConnection::new(&config, names.node(node), transport.clone());
-            tasks.spawn(own.run(forget));
-            tasks.spawn(run(config, node.to_owned(), transport, desired));
+            tasks.spawn("MQTT presence of the node", own.run(forget));
+            tasks.spawn("MQTT presence", run(config, node.to_owned(), transport, desired));
         }
         Self { serving: Arc::new(answering), removed, tasks }
     }
@@ -92,13 +93,18 @@ impl MqttPresence {
         self.handle().set(deployments);
     }
 
+    /// Waits until one of its tasks ends, which none does by itself.
+    pub(crate) async fn ended(&mut self) -> TaskEnded {
+        self.tasks.ended().await
+    }
+
     /// Stops. Retained messages of a node that was removed from its cluster are removed from the broker, if
     /// reachable; any other node goes offline by its last will.
     pub async fn end(mut self, removed: bool) {
         if removed && !self.tasks.is_empty() {
             self.removed.send_replace(true);
             // The node's own connection ends first, by itself; the others are aborted.
-            tokio::time::timeout(DISCONNECT_TIMEOUT, self.tasks.join_next()).await.ok();
+            tokio::time::timeout(DISCONNECT_TIMEOUT, self.tasks.ended()).await.ok();
         }
         self.tasks.shutdown().await;
     }

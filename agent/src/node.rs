@@ -186,7 +186,10 @@ pub(crate) async fn run(mut node: NodeReporter) {
             Err(error) if is_missing(&error, &node.name, leaving) => {
                 missing += 1;
                 if missing >= MISSING_BEFORE_REMOVAL {
-                    tracing::error!(node = node.name, "the cluster has removed this node");
+                    tracing::error!(
+                        node = node.name,
+                        "the cluster does not know this node: it was removed, or the control plane was restored from a backup made before it joined; run `russet leave --force` and join again with a new token"
+                    );
                     // The receiver is dropped only with the agent itself.
                     node.removed.send(()).ok();
                     return;
@@ -239,7 +242,7 @@ async fn publish(node: &NodeReporter, status: &InferenceNodeStatus) -> Result<In
 
 /// Whether the server answers that the node does not exist. A server that does not serve the kind, or a proxy
 /// that finds no server, is another case. A leaving node's credentials are removed with it.
-fn is_missing(error: &kube::Error, node: &str, leaving: bool) -> bool {
+pub(crate) fn is_missing(error: &kube::Error, node: &str, leaving: bool) -> bool {
     match error {
         kube::Error::Api(answer) => {
             let named = answer.details.as_ref().is_some_and(|details| details.name == node);
@@ -373,6 +376,24 @@ mod tests {
             (40_000 * MIB, 39_936 * MIB),
         ] {
             assert_eq!(round_disk(bytes), expected, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn node_is_missing_only_when_the_server_names_it() {
+        let answer = |code: u16, name: &str| {
+            let details = serde_json::from_value(json!({"name": name})).unwrap();
+            let status = kube::core::Status::failure("", "").with_code(code).with_details(details);
+            kube::Error::Api(Box::new(status))
+        };
+        for (story, code, name, leaving, missing) in [
+            ("it is gone", 404, "a", false, true),
+            ("the kind is not served", 404, "", false, false),
+            ("another server does not know the credentials", 401, "", false, false),
+            ("they went with the node", 401, "", true, true),
+            ("forbidden", 403, "a", true, false),
+        ] {
+            assert_eq!(is_missing(&answer(code, name), "a", leaving), missing, "{story}");
         }
     }
 

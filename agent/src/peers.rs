@@ -11,6 +11,7 @@ mod bandwidth_probe;
 pub mod client;
 mod listen;
 pub(crate) mod models;
+mod write_timeout;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

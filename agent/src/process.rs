@@ -99,6 +99,7 @@ fn reason(cause: pb::FailureCause) -> Reason {
         pb::FailureCause::Unspecified => Reason::EngineFailed,
         pb::FailureCause::Smoke => Reason::SmokeFailed,
         pb::FailureCause::Group => Reason::PeerLost,
+        pb::FailureCause::Model => Reason::ModelRefused,
     }
 }
 
@@ -139,6 +140,10 @@ mod tests {
             (
                 vec![report(pb::Phase::Loaded), failed_at(pb::FailureCause::Smoke, pb::Phase::Failed)],
                 ProcessState::Failed(Reason::SmokeFailed, "m".into()),
+            ),
+            (
+                vec![failed_at(pb::FailureCause::Model, pb::Phase::Failed)],
+                ProcessState::Failed(Reason::ModelRefused, "m".into()),
             ),
             (
                 vec![failed_at(pb::FailureCause::Group, pb::Phase::Failed)],

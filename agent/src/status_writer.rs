@@ -9,9 +9,9 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use russet_crds::names::AGENT_MANAGER;
 use russet_crds::{GROUP, ModelCopy, ModelCopyStatus, Shard, ShardStatus, VERSION};
+use russet_telemetry::tasks::TaskSet;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 
 /// Maximum backoff between two attempts; a returning control plane gets this node's statuses within it.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -34,9 +34,9 @@ pub(crate) struct StatusQueue(mpsc::UnboundedSender<(StatusObject, Value)>);
 
 impl StatusQueue {
     /// Starts writing with `client`.
-    pub fn start(client: Client, tasks: &mut JoinSet<()>) -> Self {
+    pub fn start(client: Client, tasks: &mut TaskSet) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
-        tasks.spawn(run(client, receiver));
+        tasks.spawn("status writer", run(client, receiver));
         Self(sender)
     }
 

@@ -16,6 +16,7 @@ pub mod disk_space;
 pub mod download;
 mod error;
 mod file;
+mod host_pauses;
 mod https;
 mod hub;
 mod incoming;
@@ -23,7 +24,12 @@ mod local_chunks;
 pub mod model_dirs;
 mod object;
 mod oci;
+mod private_sources;
+mod received;
+mod reuse;
+mod scope;
 mod source;
+mod source_client;
 pub mod verify;
 mod web;
 
@@ -35,6 +41,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
+use russet_model::index::MAX_FILES;
 use russet_model::shape::{ModelShape, READER};
 use tokio::sync::watch;
 
@@ -44,10 +51,14 @@ pub use self::disk_space::{DiskReserve, DiskUsage};
 pub use self::error::StoreError;
 pub use self::incoming::IncomingModel;
 pub use self::local_chunks::LocalChunks;
-use self::model_dirs::ModelDirs;
 pub use self::model_dirs::{Manifest, Published};
-use self::source::{FileLocation, read_headers};
+use self::model_dirs::{ModelDirs, SourceRecord};
+pub use self::private_sources::{Cidr, CidrError};
+pub use self::scope::SourceScope;
+use self::scope::key_at;
+use self::source::{FileLocation, HeaderTurns, MAX_READ_TIME, within};
 pub use self::source::{SourceFile, SourceListing};
+use self::source_client::SourceClient;
 use crate::transfer_limits::TransferLimiter;
 
 /// A kind of source for weights. A new one is one file and one line in [`SCHEMES`].
@@ -58,6 +69,9 @@ pub struct Scheme {
     pub pinned: bool,
     /// Secret keys it reads, of which at least one must be present. Empty for schemes without credentials.
     pub keys: &'static [&'static str],
+    /// Those of the keys that say which server and which account is meant: with another value the same URI names other
+    /// bytes.
+    pub account: &'static [&'static str],
     list: for<'a> fn(&'a Context, &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>>,
 }
 
@@ -73,6 +87,9 @@ pub const SCHEMES: &[Scheme] = &[
     builtin::SCHEME,
 ];
 
+/// Most files of a source: as many weight files as a model may have, and as many others.
+const MAX_SOURCE_FILES: usize = 2 * MAX_FILES;
+
 /// Secret keys of sources that use a bearer token.
 const TOKEN: &[&str] = &["token"];
 
@@ -81,13 +98,15 @@ const TOKEN: &[&str] = &["token"];
 pub struct Context {
     /// Directories that `file://` may read; empty allows none.
     pub allow_file_roots: Vec<PathBuf>,
+    /// Directories that `file://` never reads, whatever is allowed: what this machine keeps for its cluster.
+    pub closed_dirs: Vec<PathBuf>,
     /// Base URL of the hub.
     pub hf_endpoint: reqwest::Url,
     /// First backoff after a failed transfer; doubles up to 30 s while nothing arrives.
     pub retry: Duration,
     /// Rate limit for bytes from outside the cluster.
     pub limiter: TransferLimiter,
-    client: reqwest::Client,
+    client: SourceClient,
 }
 
 /// A model as a user specified it.
@@ -103,6 +122,12 @@ pub struct SourceSpec {
     pub credentials: Credentials,
     /// Required SHA-256 of the manifest.
     pub sha256: Option<String>,
+    /// Who asks.
+    pub scope: SourceScope,
+    /// Content id with which this copy was complete before.
+    pub content: Option<String>,
+    /// Content id of which other machines may have sent a part.
+    pub received: Option<String>,
 }
 
 /// Contents of a source's headers.
@@ -160,7 +185,7 @@ pub fn is_allowed_file(name: &str) -> bool {
 }
 
 impl Context {
-    /// A context whose hub is `hf_endpoint`.
+    /// A context whose hub is `hf_endpoint`, wherever that is; other sources are on the public internet.
     pub fn new(hf_endpoint: &str, allow_file_roots: Vec<PathBuf>) -> Result<Self, StoreError> {
         let hf_endpoint = reqwest::Url::parse(hf_endpoint)
             .ok()
@@ -169,18 +194,28 @@ impl Context {
                 uri: hf_endpoint.to_owned(),
                 problem: "HF_ENDPOINT must be a URL such as https://huggingface.co".into(),
             })?;
-        let client = web::client().map_err(|error| StoreError::Unreachable {
-            what: "the web".into(),
-            detail: format!("no HTTP client could be made: {error}"),
-        })?;
+        let client = new_client(&hf_endpoint, &[])?;
         Ok(Self {
             allow_file_roots,
+            closed_dirs: Vec::new(),
             hf_endpoint,
             retry: Duration::from_millis(500),
             limiter: TransferLimiter::default(),
             client,
         })
     }
+
+    /// The same context, whose sources may also be at these addresses.
+    pub fn with_private_sources(self, allowed: &[Cidr]) -> Result<Self, StoreError> {
+        Ok(Self { client: new_client(&self.hf_endpoint, allowed)?, ..self })
+    }
+}
+
+fn new_client(hf_endpoint: &reqwest::Url, allowed: &[Cidr]) -> Result<SourceClient, StoreError> {
+    SourceClient::new(hf_endpoint, allowed).map_err(|error| StoreError::Unreachable {
+        what: "the web".into(),
+        detail: format!("no HTTP client could be made: {error}"),
+    })
 }
 
 /// The store of one machine.
@@ -196,19 +231,24 @@ pub struct Store {
     shared: Arc<Mutex<BTreeMap<String, Arc<LocalChunks>>>>,
     /// Files whose SHA-256 differs from a peer's manifest, by the manifest's id.
     mismatches: Arc<Mutex<BTreeMap<String, String>>>,
+    header_turns: HeaderTurns,
 }
 
 impl Store {
     /// Opens the store under `root` and creates it if absent.
-    pub fn open(root: PathBuf, context: Context) -> Result<Self, StoreError> {
+    pub fn open(root: PathBuf, mut context: Context) -> Result<Self, StoreError> {
+        let dirs = ModelDirs::open(root)?;
+        // The models of every namespace are here.
+        context.closed_dirs.push(dirs.root().to_owned());
         Ok(Self {
             context,
-            dirs: ModelDirs::open(root)?,
+            dirs,
             disk_reserve: DiskReserve::default(),
             reservations: DiskReservations::default(),
             incoming: Arc::default(),
             shared: Arc::default(),
             mismatches: Arc::default(),
+            header_turns: HeaderTurns::default(),
         })
     }
 
@@ -228,18 +268,12 @@ impl Store {
         self.reservations.check(&self.dirs, &self.disk_reserve, key, need)
     }
 
-    /// The published directory of `spec`, without a request to its source. `None` when it is incomplete, or
-    /// when only the source could resolve the commit.
-    pub fn published(&self, spec: &SourceSpec) -> Option<Published> {
-        self.dirs.published(&self.dirs.id_of(&self.key(spec)?)?)
-    }
-
     /// A published directory with its shape as this release reads it: the release that published it may have been older.
     /// What cannot be read stays as it was.
     pub async fn read_anew(&self, mut published: Published) -> Published {
         let Published { path, manifest, .. } = &mut published;
         if manifest.shape.reader < READER {
-            match read_headers(SourceListing::from_folder(path, manifest)).await {
+            match self.header_turns.read(SourceListing::from_folder(path, manifest)).await {
                 Ok((_, shape)) => manifest.shape = shape,
                 Err(error) => tracing::warn!(
                     folder = %path.display(),
@@ -268,17 +302,6 @@ impl Store {
         Some(held)
     }
 
-    /// The key of `spec` in this store; `None` while the commit is unknown.
-    pub fn key(&self, spec: &SourceSpec) -> Option<String> {
-        let scheme = scheme_of(&spec.uri).ok()?;
-        let commit = match (scheme.pinned, spec.pinned) {
-            (true, false) => return None,
-            (true, true) => spec.revision.as_deref(),
-            (false, _) => None,
-        };
-        Some(model_dirs::key(&spec.uri, commit, spec.sha256.as_deref()))
-    }
-
     /// Removes published and partial directories whose key and content id are not in `keep`; returns the ids
     /// of the removed published ones.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
@@ -287,8 +310,18 @@ impl Store {
 
     /// Reads the headers of `spec` without copying it.
     pub async fn headers(&self, spec: &SourceSpec) -> Result<Headers, StoreError> {
-        let source = self.list(spec).await?;
-        let (source, shape) = read_headers(source).await?;
+        let mut sizes = ActualSizes::default();
+        loop {
+            match self.headers_listed(spec, &sizes).await {
+                Err(error) => sizes.correct(error)?,
+                read => return read,
+            }
+        }
+    }
+
+    async fn headers_listed(&self, spec: &SourceSpec, sizes: &ActualSizes) -> Result<Headers, StoreError> {
+        let source = self.list(spec, sizes).await?;
+        let (source, shape) = self.header_turns.read(source).await?;
         Ok(Headers { shape, commit: source.commit.clone(), bytes_total: source.bytes() })
     }
 
@@ -302,15 +335,41 @@ impl Store {
         if let Some(published) = self.published(spec) {
             return Ok(published);
         }
+        let mut sizes = ActualSizes::default();
+        loop {
+            match self.fetch_listed(spec, &sizes, progress).await {
+                Err(error) => sizes.correct(error)?,
+                published => return published,
+            }
+        }
+    }
+
+    async fn fetch_listed(
+        &self,
+        spec: &SourceSpec,
+        sizes: &ActualSizes,
+        progress: &watch::Sender<TransferProgress>,
+    ) -> Result<Published, StoreError> {
         progress.send_modify(|state| state.stage = TransferStage::Resolving);
-        let source = self.list(spec).await?;
-        let (source, shape) = read_headers(source).await?;
+        let source = self.list(spec, sizes).await?;
+        let (source, shape) = self.header_turns.read(source).await?;
         let commit = source.commit.clone();
-        let key = model_dirs::key(&spec.uri, commit.as_deref(), spec.sha256.as_deref());
-        if let Some(published) = self.dirs.id_of(&key).and_then(|id| self.dirs.published(&id)) {
+        let key = key_at(spec, commit.as_deref());
+        let account = self.account(spec);
+        let known = self.dirs.record_of(&key).filter(|record| self.is_same_account(spec, record));
+        if let Some(published) = known.and_then(|record| self.dirs.published(&record.id)) {
             return Ok(published);
         }
-        let partial = self.dirs.partial(&key)?;
+        if let Some(published) = self.find_shown(spec, &source).await? {
+            let id = published.id.clone();
+            self.dirs.record(&key, &SourceRecord { id, account })?;
+            self.dirs.remove_partial(&key)?;
+            return Ok(self.read_anew(published).await);
+        }
+        if let Some(published) = self.complete_received(spec, &source, progress).await? {
+            return Ok(published);
+        }
+        let partial = self.dirs.partial_of(&key, account.as_deref())?;
         let total = source.bytes();
         let done: u64 = source.files.iter().map(|file| download::present_bytes(&partial, file)).sum();
         progress.send_modify(|state| {
@@ -348,7 +407,7 @@ impl Store {
         }
         // Record the name first, so that the directory is never taken for an unused one.
         let id = manifest.id();
-        self.dirs.record_id(&key, &id)?;
+        self.dirs.record(&key, &SourceRecord { id: id.clone(), account })?;
         let published = self.dirs.publish(&key, &manifest)?;
         // Partial data from other machines, received before they were lost.
         self.dirs.remove_partial(&id)?;
@@ -387,7 +446,7 @@ impl Store {
         }
         let source = SourceListing::from_folder(held.folder(), held.manifest());
         // The sending machine's statement of the shape is not trusted.
-        let (_, shape) = read_headers(source).await?;
+        let (_, shape) = self.header_turns.read(source).await?;
         let pinned = spec.revision.clone().filter(|_| spec.pinned);
         let commit = pinned.or_else(|| held.manifest().commit.clone());
         let manifest = Manifest {
@@ -397,11 +456,11 @@ impl Store {
             own_sha256,
             ..(**held.manifest()).clone()
         };
-        let (id, key) =
-            (manifest.id(), model_dirs::key(&spec.uri, commit.as_deref(), spec.sha256.as_deref()));
-        let dirs = self.dirs.clone();
+        let (id, key) = (manifest.id(), key_at(spec, commit.as_deref()));
+        let (dirs, record) =
+            (self.dirs.clone(), SourceRecord { id: id.clone(), account: self.account(spec) });
         let published = tokio::task::spawn_blocking(move || {
-            dirs.record_id(&key, &id)?;
+            dirs.record(&key, &record)?;
             let published = dirs.publish(&id, &manifest)?;
             // Partial data from the source, fetched before another machine had the model.
             dirs.remove_partial(&key)?;
@@ -424,7 +483,7 @@ impl Store {
         if spec.sha256.is_some() && !published.manifest.own_sha256 {
             self.verify_sha256(&published.path, &published.manifest).await?;
         }
-        self.dirs.record_id(&key, id)?;
+        self.dirs.record(&key, &SourceRecord { id: id.to_owned(), account: self.account(spec) })?;
         Ok(Some(published))
     }
 
@@ -443,11 +502,20 @@ impl Store {
         Err(StoreError::Sha256Mismatch { file, id })
     }
 
-    async fn list(&self, spec: &SourceSpec) -> Result<SourceListing, StoreError> {
-        let mut source = (scheme_of(&spec.uri)?.list)(&self.context, spec).await?;
+    async fn list(&self, spec: &SourceSpec, sizes: &ActualSizes) -> Result<SourceListing, StoreError> {
+        let list = scheme_of(&spec.uri)?.list;
+        let mut source = within(MAX_READ_TIME, list(&self.context, spec)).await?;
+        for file in &mut source.files {
+            if let FileLocation::Web(url) = &file.location
+                && let Some(size) = sizes.0.get(url.as_str())
+            {
+                file.size = *size;
+            }
+        }
         source.files.retain(|file| is_allowed_file(&file.name));
         source.files.sort_by(|a, b| a.name.cmp(&b.name));
         source.files.dedup_by(|a, b| a.name == b.name);
+        check_file_count(&spec.uri, source.files.len())?;
         let mut seen = BTreeMap::new();
         for file in &source.files {
             if let Some(twin) = seen.insert(file.name.to_ascii_lowercase(), &file.name) {
@@ -464,8 +532,42 @@ impl Store {
     }
 }
 
+/// Refuses a source with more files than a model has: each costs requests.
+fn check_file_count(uri: &str, files: usize) -> Result<(), StoreError> {
+    if files <= MAX_SOURCE_FILES {
+        return Ok(());
+    }
+    let problem = format!(
+        "it has {files} files, more than the limit of {MAX_SOURCE_FILES}; name a folder with one model and nothing else"
+    );
+    Err(StoreError::BadUri { uri: uri.to_owned(), problem })
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sizes that files turned out to have, by URL, where the listing has others.
+#[derive(Default)]
+struct ActualSizes(BTreeMap<String, u64>);
+
+impl ActualSizes {
+    /// Takes the size that a file's own headers say. A file that has yet another one the next time is an error.
+    fn correct(&mut self, error: StoreError) -> Result<(), StoreError> {
+        match error {
+            StoreError::WrongSize { what, listed, actual } if !self.0.contains_key(&what) => {
+                tracing::warn!(
+                    what,
+                    listed,
+                    actual,
+                    "a file's size is listed wrongly; its own headers count"
+                );
+                self.0.insert(what, actual);
+                Ok(())
+            }
+            other => Err(other),
+        }
+    }
 }
 
 /// The scheme of a URI.

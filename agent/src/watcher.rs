@@ -1,4 +1,4 @@
-//! Watches this node's Shards and ModelCopies. An invalid object is left out and logged. A broken connection
+//! Watches this node's Shards and ModelCopies. An object that cannot be decoded is left out alone and logged. A broken connection
 //! is retried within seconds, and the last known objects stay valid until then.
 
 use std::collections::BTreeMap;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use russet_crds::{ModelCopy, Shard};
+use russet_rpc::list_item::ListItem;
+use russet_telemetry::tasks::TaskSet;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 /// The objects, or `None` until they were listed once.
 pub(crate) type ObjectList<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
@@ -27,15 +27,15 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// watch exceeds its duration, and this node gets no updates until then.
 pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<Shard> {
+pub(crate) fn shards(client: Client, node: &str, tasks: &mut TaskSet) -> ObjectList<Shard> {
     start(Api::all(client), node, tasks)
 }
 
-pub(crate) fn copies(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<ModelCopy> {
+pub(crate) fn copies(client: Client, node: &str, tasks: &mut TaskSet) -> ObjectList<ModelCopy> {
     start(Api::all(client), node, tasks)
 }
 
-fn start<K>(api: Api<DeserializeGuard<K>>, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<K>
+fn start<K>(api: Api<ListItem<K>>, node: &str, tasks: &mut TaskSet) -> ObjectList<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -43,9 +43,9 @@ where
     let config = watcher::Config::default()
         .fields(&format!("spec.nodeName={node}"))
         .timeout(WATCH_TIMEOUT.as_secs() as u32);
-    tasks.spawn(async move {
+    tasks.spawn("watch", async move {
         let kind = K::kind(&());
-        let (store, mut writer) = reflector::store::<DeserializeGuard<K>>();
+        let (store, mut writer) = reflector::store::<ListItem<K>>();
         let mut stream = watcher(api, config).boxed();
         let (mut listed, mut last) = (false, BTreeMap::new());
         while let Some(event) = stream.next().await {
@@ -78,7 +78,7 @@ type KnownObjects<K> = BTreeMap<(Option<String>, String, Option<String>), Arc<K>
 
 /// The valid objects. An object that was valid before stays as it was: treating it as deleted would stop its
 /// engine.
-fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>, last: &KnownObjects<K>) -> KnownObjects<K>
+fn valid<K>(store: &reflector::Store<ListItem<K>>, last: &KnownObjects<K>) -> KnownObjects<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + 'static,
 {

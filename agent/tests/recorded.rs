@@ -249,7 +249,11 @@ fn rdma_device_is_active_with_cable_and_both_switches_on() {
         ("modelled-ibv_devinfo-v-without-ipv4-mapped-gid.txt", 0),
     ] {
         let Some(output) = read(file) else { return };
-        assert_eq!(rdma::device_infos(&output).unwrap()[0].addresses.len(), addresses, "{file}");
+        assert_eq!(
+            rdma::device_infos(&output).unwrap()[0].addresses.as_ref().map(Vec::len),
+            Some(addresses),
+            "{file}"
+        );
     }
     for (file, count) in [
         ("ibv_devices-m3-ultra-six-ports-spaces.txt", 6),

@@ -15,7 +15,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use axum::routing::get;
 use russet_agent::store::{
-    Context, Credentials, SourceSpec, Store, StoreError, TransferProgress, TransferStage,
+    Context, Credentials, SourceScope, SourceSpec, Store, StoreError, TransferProgress, TransferStage,
 };
 use russet_crds::conditions::Reason;
 use tokio::sync::watch;
@@ -39,6 +39,16 @@ struct HubServer {
     circle: AtomicBool,
     /// Whether each resumed transfer finds another version of the file.
     changes: bool,
+    /// Whether each answer comes from another backend with tags of its own, though the digest is announced.
+    backends: AtomicU64,
+    /// Header that says how long to wait, with refusals.
+    wait: Option<(&'static str, &'static str)>,
+    /// Encoding of all files.
+    encoding: Option<&'static str>,
+    /// Size that the listing says, by file.
+    listed: BTreeMap<&'static str, u64>,
+    /// Whether the first byte of resumed answers is told wrongly.
+    shifted: AtomicBool,
     /// Whether files are served by another host, as large ones are.
     redirect: bool,
     token: Option<String>,
@@ -95,7 +105,13 @@ async fn revision(
         COMMIT | LATER => revision,
         _ => return plain(StatusCode::NOT_FOUND),
     };
-    let siblings: Vec<_> = hub.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
+    let sibling = |name: &String| match hub.listed.get(name.as_str()) {
+        Some(size) => serde_json::json!({
+            "rfilename": name, "size": size, "lfs": {"sha256": announced(&hub, name), "size": size},
+        }),
+        None => serde_json::json!({"rfilename": name}),
+    };
+    let siblings: Vec<_> = hub.files.keys().map(sibling).collect();
     Response::new(Body::from(serde_json::json!({"sha": sha, "siblings": siblings}).to_string()))
 }
 
@@ -115,7 +131,8 @@ async fn resolve(
     }
     let transfer = headers.get("range").is_none_or(|range| range.to_str().unwrap().ends_with('-'));
     if transfer && let Some(status) = hub.refusals.lock().unwrap().pop() {
-        return Response::builder().status(status).header("retry-after", "1").body(Body::empty()).unwrap();
+        let (name, value) = hub.wait.unwrap_or(("retry-after", "1"));
+        return Response::builder().status(status).header(name, value).body(Body::empty()).unwrap();
     }
     if !hub.redirect {
         return serve(&hub, &file, &headers);
@@ -182,8 +199,17 @@ fn serve(hub: &HubServer, file: &str, headers: &HeaderMap) -> Response<Body> {
         true => if resumed { "\"later\"" } else { "\"at first\"" }.to_owned(),
         false => format!("\"{}\"", announced(hub, file)),
     };
+    let tag = match hub.backends.load(Ordering::SeqCst) {
+        0 => tag,
+        _ => format!("\"backend {}\"", hub.backends.fetch_add(1, Ordering::SeqCst)),
+    };
     let stream = async_stream(part, broken, stalled.is_some());
-    Response::builder()
+    let mut response = Response::builder();
+    if let Some(encoding) = hub.encoding {
+        response = response.header("content-encoding", encoding);
+    }
+    let from = if resumed && hub.shifted.load(Ordering::SeqCst) { from + 1 } else { from };
+    response
         .status(if range.is_some() { 206 } else { 200 })
         .header("content-length", length)
         .header("content-range", format!("bytes {from}-{}/{}", to.max(1) - 1, bytes.len()))
@@ -239,7 +265,9 @@ fn hub() -> HubServer {
 
 fn store(folder: &tempfile::TempDir, endpoint: &str) -> Store {
     rustls::crypto::ring::default_provider().install_default().ok();
-    let mut context = Context::new(endpoint, vec![]).unwrap();
+    let context = Context::new(endpoint, vec![]).unwrap();
+    // The second host is another port of this machine.
+    let mut context = context.with_private_sources(&["127.0.0.1".parse().unwrap()]).unwrap();
     context.retry = Duration::from_millis(10);
     Store::open(folder.path().join("models"), context).unwrap()
 }
@@ -551,4 +579,211 @@ async fn file_changed_at_its_source_is_fetched_from_the_start() {
         );
     }
     log("a file with another ETag, fetched from its beginning");
+}
+
+fn of_tenant(namespace: &str, token: Option<&str>) -> SourceSpec {
+    let credentials = token.map(|token| ("token".to_owned(), token.into()));
+    SourceSpec {
+        scope: SourceScope { namespace: namespace.into(), secret: token.map(|_| "hub".into()) },
+        credentials: Credentials::new(credentials),
+        ..source_spec()
+    }
+}
+
+/// Bytes of whole transfers so far, beside those of headers and samples.
+fn transfers(hub: &HubServer) -> usize {
+    hub.ranges.lock().unwrap().iter().filter(|(_, range)| range.ends_with('-')).count()
+}
+
+#[tokio::test]
+async fn closed_model_is_given_to_no_namespace_without_a_login() {
+    let (hub, endpoint) = HubServer { token: Some("hf_secret".into()), ..hub() }.start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(&folder, &endpoint);
+    let published = store.fetch(&of_tenant("a", Some("hf_secret")), &progress()).await.unwrap();
+
+    let commit = |spec: SourceSpec| SourceSpec { pinned: true, revision: Some(COMMIT.into()), ..spec };
+    for other in [
+        of_tenant("b", None),
+        commit(of_tenant("b", None)),
+        commit(of_tenant("b", Some("hf_wrong"))),
+        // Without a Secret the same namespace has no access either.
+        commit(of_tenant("a", None)),
+        // As after a restart: this copy was never complete with it.
+        SourceSpec { content: Some("00".repeat(32)), ..commit(of_tenant("b", None)) },
+    ] {
+        for _ in 0..2 {
+            assert_eq!(store.published(&other), None, "{other:?}");
+            assert_eq!(store.headers(&other).await.unwrap_err().reason(), Reason::SourceForbidden);
+            let error = store.fetch(&other, &progress()).await.unwrap_err();
+            assert_eq!(error.reason(), Reason::SourceForbidden, "{error}");
+        }
+    }
+
+    // Who has access shares the bytes, and fetches no file again.
+    let before = hub.served.load(Ordering::SeqCst);
+    let shared = store.fetch(&of_tenant("b", Some("hf_secret")), &progress()).await.unwrap();
+    let read = hub.served.load(Ordering::SeqCst) - before;
+    assert_eq!(shared, published);
+    assert!(read < 20_000, "{read}");
+    // From then on it is there without a request.
+    assert_eq!(store.published(&commit(of_tenant("b", Some("hf_secret")))), Some(published));
+}
+
+#[tokio::test]
+async fn who_knows_digests_alone_gets_no_bytes() {
+    let (_, endpoint) = HubServer { token: Some("hf_secret".into()), ..hub() }.start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let good =
+        store(&folder, &endpoint).fetch(&of_tenant("a", Some("hf_secret")), &progress()).await.unwrap();
+    // Another server lists the same digests, sizes and headers, and has other bytes.
+    let mut files = model(100_000);
+    let digests = files.iter().map(|(name, bytes)| (name.clone(), sha256(bytes))).collect();
+    let weights = files.get_mut("model.safetensors").unwrap();
+    let data = weights.len() - 400_000;
+    weights[data..].fill(0);
+    let liar = HubServer {
+        files,
+        lie: Mutex::new(digests),
+        head: Mutex::new(COMMIT.into()),
+        ..HubServer::default()
+    };
+    let (_, endpoint) = liar.start().await;
+    let error = store(&folder, &endpoint).fetch(&of_tenant("b", None), &progress()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::DigestMismatch, "{error}");
+    // The first one's is as it was.
+    assert_eq!(
+        std::fs::read(good.path.join("model.safetensors")).unwrap(),
+        model(100_000)["model.safetensors"]
+    );
+}
+
+#[tokio::test]
+async fn model_of_an_earlier_release_is_probed_and_not_fetched_again() {
+    let (hub, endpoint) = HubServer { token: Some("hf_secret".into()), ..hub() }.start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let published =
+        store(&folder, &endpoint).fetch(&of_tenant("a", Some("hf_secret")), &progress()).await.unwrap();
+    // Earlier releases had one name for everybody.
+    let names = folder.path().join("models/.names");
+    for entry in std::fs::read_dir(&names).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let spec = SourceSpec {
+        pinned: true,
+        revision: Some(COMMIT.into()),
+        content: Some(published.id.clone()),
+        ..of_tenant("a", Some("hf_secret"))
+    };
+    let store = store(&folder, &endpoint);
+    let unscoped = store.keys(&spec).unwrap().into_iter().filter(|key| key.len() == 32);
+    for key in unscoped.filter(|key| *key != store.key(&spec).unwrap()) {
+        std::fs::write(names.join(key), &published.id).unwrap();
+    }
+    assert_eq!(store.published(&spec), None, "nobody knows for whom it was fetched");
+    assert_eq!(store.published_unscoped(&spec), Some(published.clone()), "while its source does not answer");
+    let stranger = SourceSpec { content: None, ..of_tenant("b", None) };
+    assert_eq!(store.published_unscoped(&stranger), None);
+    assert_eq!(store.fetch(&stranger, &progress()).await.unwrap_err().reason(), Reason::SourceForbidden);
+
+    let before = transfers(&hub);
+    assert!(store.collect(&store.keys(&spec).unwrap()).unwrap().is_empty());
+    assert_eq!(store.fetch(&spec, &progress()).await.unwrap(), published);
+    assert_eq!(transfers(&hub), before, "no file was fetched again");
+    assert_eq!(store.published(&spec), Some(published));
+}
+
+#[tokio::test]
+async fn pause_of_a_hub_holds_for_every_copy_of_the_node() {
+    for wait in [("ratelimit", r#""api";r=0;t=600"#), ("retry-after", "600")] {
+        let (hub, endpoint) = HubServer { wait: Some(wait), ..hub() }.start().await;
+        *hub.refusals.lock().unwrap() = vec![StatusCode::TOO_MANY_REQUESTS; 9];
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder, &endpoint);
+        let (spec, progress) = (source_spec(), progress());
+        let mut state = progress.subscribe();
+        let message = async {
+            let state = state.wait_for(|state| state.last_error.is_some()).await.unwrap();
+            state.last_error.clone().unwrap().1
+        };
+        let message = tokio::select! {
+            message = message => message,
+            done = store.fetch(&spec, &progress) => panic!("{done:?}"),
+        };
+        assert!(message.contains("until ") && message.contains(" UTC"), "{message}");
+        // Another copy of the node does not ask at all.
+        let other = SourceSpec { uri: "hf://acme/other".into(), ..source_spec() };
+        let error = store.headers(&other).await.unwrap_err();
+        assert!(error.retry_after() > Duration::from_secs(500), "{wait:?} {error}");
+        // The hub would have listed it.
+    }
+}
+
+#[tokio::test]
+async fn encoding_that_nobody_asked_for_is_named() {
+    let (_, endpoint) = HubServer { encoding: Some("gzip"), ..hub() }.start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let error = store(&folder, &endpoint).headers(&source_spec()).await.unwrap_err();
+    assert!(error.to_string().contains("Content-Encoding \"gzip\""), "{error}");
+    let (_, endpoint) = HubServer { encoding: Some("identity"), ..hub() }.start().await;
+    store(&folder, &endpoint).headers(&source_spec()).await.unwrap();
+}
+
+#[tokio::test]
+async fn sizes_that_are_listed_wrongly_are_corrected() {
+    for (name, size) in [
+        ("config.json", 0),
+        ("config.json", 7),
+        ("model.safetensors", 0),
+        ("model.safetensors", 400_000_000),
+        ("tokenizer.json", 0),
+        ("tokenizer.json", 3),
+    ] {
+        let (hub, endpoint) = HubServer { listed: BTreeMap::from([(name, size)]), ..hub() }.start().await;
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder, &endpoint);
+        let total = store.headers(&source_spec()).await.unwrap().bytes_total;
+        let published = store.fetch(&source_spec(), &progress()).await.unwrap();
+        for (file, bytes) in &hub.files {
+            let fetched = std::fs::read(published.path.join(file));
+            assert!(fetched.is_err() || fetched.unwrap() == *bytes, "{name} {size}: {file}");
+        }
+        let bytes = published.manifest.bytes();
+        assert!(total == bytes || name == "tokenizer.json", "{name} {size}: {total} {bytes}");
+    }
+}
+
+#[tokio::test]
+async fn download_goes_on_over_backends_with_tags_of_their_own() {
+    // Only a listed digest tells which bytes are right.
+    let listed = BTreeMap::from([("model.safetensors", model(100_000)["model.safetensors"].len() as u64)]);
+    let (hub, endpoint) = HubServer { backends: AtomicU64::new(1), listed, ..hub() }.start().await;
+    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
+    let folder = tempfile::tempdir().unwrap();
+    store(&folder, &endpoint).fetch(&source_spec(), &progress()).await.unwrap();
+    let ranges = hub.ranges.lock().unwrap().clone();
+    let resumed: Vec<&str> = ranges
+        .iter()
+        .filter(|(file, range)| file == "model.safetensors" && range.ends_with('-'))
+        .map(|(_, range)| range.as_str())
+        .collect();
+    assert_eq!(resumed, ["bytes=150000-", "bytes=300000-"]);
+    assert!(hub.served.load(Ordering::SeqCst) < 420_000, "bytes were fetched twice");
+}
+
+#[tokio::test]
+async fn part_that_is_thrown_away_again_is_no_progress() {
+    let (hub, endpoint) = hub().start().await;
+    hub.shifted.store(true, Ordering::SeqCst);
+    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, u32::MAX));
+    let folder = tempfile::tempdir().unwrap();
+    let context = Context::new(&endpoint, vec![]).unwrap();
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let mut context = context.with_private_sources(&["127.0.0.1".parse().unwrap()]).unwrap();
+    // Pauses of 25, 50, 100 … ms. When each fresh start reset them there were 13 resumed attempts in a second.
+    context.retry = Duration::from_millis(25);
+    let store = Store::open(folder.path().join("models"), context).unwrap();
+    tokio::time::timeout(Duration::from_secs(1), store.fetch(&source_spec(), &progress())).await.unwrap_err();
+    let resumed = transfers(&hub);
+    assert!((2..10).contains(&resumed), "{resumed} attempts");
 }

@@ -42,6 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_telemetry::tasks::TaskEnded;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -216,6 +217,17 @@ impl RunningServer {
     /// The path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    /// Waits until one of the server's tasks ends, which none does before the server stops. Without it requests
+    /// fail, or nothing is collected any more, so the process must end. Cancel safe.
+    pub async fn ended(&mut self) -> TaskEnded {
+        let (result, index, _) = futures::future::select_all(self.tasks.iter_mut()).await;
+        self.tasks.swap_remove(index);
+        match result {
+            Ok(()) => TaskEnded { name: "API server", how: "returned".to_owned() },
+            Err(error) => TaskEnded::new("API server", error),
+        }
     }
 
     /// Stops the server: watches end, connections drain, the store closes. Its file is released, unless a

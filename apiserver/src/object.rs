@@ -148,6 +148,12 @@ pub fn is_label_key(key: &str) -> bool {
     prefix.is_none_or(is_subdomain) && name.len() <= 63 && QUALIFIED.is_match(name)
 }
 
+/// Whether this may be a finalizer of a built-in kind: with a domain, or one of Kubernetes' own.
+pub fn is_finalizer_of_builtin(name: &str) -> bool {
+    is_label_key(name)
+        && (name.contains('/') || matches!(name, "kubernetes" | "orphan" | "foregroundDeletion"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

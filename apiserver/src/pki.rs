@@ -281,8 +281,12 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), PkiError> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(&draft).map_err(failed)?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-    std::fs::rename(&draft, path).map_err(failed)
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    written.and_then(|()| std::fs::rename(&draft, path)).map_err(|source| {
+        // On a full disk a process that is started again and again would leave one draft each.
+        let _ = std::fs::remove_file(&draft);
+        failed(source)
+    })
 }
 
 /// Sets the validity period of a certificate.

@@ -12,6 +12,7 @@ pub mod prune;
 pub mod read;
 pub mod strict;
 pub mod structural;
+pub mod time;
 pub mod validate;
 pub mod values;
 

@@ -12,10 +12,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::header::{HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, LengthLimitError, Limited, StreamBody};
+use hyper::body::{Frame, Incoming};
 
 use crate::auth;
 use crate::auth::rbac::Attributes;
@@ -30,7 +30,7 @@ use crate::output::{self, Body};
 use crate::request::{self, Query, RequestTarget};
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::verbs;
+use crate::{store, verbs};
 use connection_limit::ConnectionPermit;
 
 /// The metrics' label of every method that the API does not use: a client could invent more than memory holds.
@@ -218,6 +218,15 @@ fn check_scope(target: &RequestTarget, resource: &crate::kinds::resource::Resour
     Ok(())
 }
 
+/// Every object at one revision, Secrets included: only who may `get` every non-resource path reads it.
+fn backup(api: &ServerState) -> Result<Response<Body>> {
+    let snapshot = api.store.range("/", None, None).map_err(verbs::list::storage_error)?;
+    let lines = store::backup::lines(snapshot).map(|line| Ok(Frame::data(line)));
+    let mut response = Response::new(StreamBody::new(futures::stream::iter(lines)).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/jsonl"));
+    Ok(response)
+}
+
 /// Handles non-resource paths.
 fn non_resource(
     api: &ServerState,
@@ -230,15 +239,14 @@ fn non_resource(
     match parts.as_slice() {
         ["healthz" | "livez" | "readyz", ..] => Ok(discovery::health(path, query, api.store.failure())),
         ["version"] => Ok(output::value(StatusCode::OK, &discovery::version())),
+        ["backup"] => backup(api),
         ["metrics"] => Ok(output::text(StatusCode::OK, api.metrics.render(&api.store))),
         ["openapi", "v3", ..] => api.documents.answer(&table, path, headers),
         ["openapi", "v2"] => {
             let version = discovery::version();
             let version = version["gitVersion"].as_str().unwrap_or_default();
             let mut response = output::bytes(StatusCode::OK, openapi::v2::document(version).into());
-            response
-                .headers_mut()
-                .insert(http::header::CONTENT_TYPE, HeaderValue::from_static(openapi::v2::PROTOBUF));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(openapi::v2::PROTOBUF));
             Ok(response)
         }
         ["api"] | ["apis"] => {

@@ -2,6 +2,7 @@
 //! not kinds. Two implementations feed the same [`cache::Cache`]: an embedded database for one server, and
 //! etcd for several.
 
+pub mod backup;
 pub mod cache;
 pub mod embedded;
 pub mod etcd;
@@ -131,6 +132,14 @@ pub enum StoreError {
         "the store could not commit to disk ({why}); free space or repair the disk, then restart the server"
     )]
     Commit {
+        /// The database's error.
+        why: String,
+    },
+    /// The disk has no room for a commit; the file is opened again until it has.
+    #[error(
+        "the store's disk is full ({why}); free space there, and the store accepts writes again within seconds"
+    )]
+    Full {
         /// The database's error.
         why: String,
     },

@@ -21,9 +21,8 @@ pub struct NodeArguments {
     /// Memory the node claims to have, such as 64Gi; lets a small machine simulate another size.
     #[arg(long)]
     pub memory: Option<String>,
-    /// Folder that `file://` models may be read from; may be given several times.
-    #[arg(long = "allow-file-root")]
-    pub allow_file_roots: Vec<PathBuf>,
+    #[command(flatten)]
+    pub sources: SourceArguments,
     /// Address at which other machines reach this node.
     #[arg(long)]
     pub address: Option<IpAddr>,
@@ -49,6 +48,35 @@ pub struct NodeArguments {
     /// Exit when standard input closes.
     #[arg(long, hide = true)]
     pub exit_with_parent: bool,
+}
+
+/// What Models may name as a source beside servers on the public internet; also of `up`.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct SourceArguments {
+    /// Folder that `file://` models may be read from; may be given several times. `up` adds the folders in which
+    /// programs keep its user's models; a joined machine reads none without this.
+    #[arg(long = "allow-file-root")]
+    pub allow_file_roots: Vec<PathBuf>,
+    /// Addresses that sources may be at although they are not on the public internet, such as 192.168.1.0/24; may be
+    /// given several times. The hub of `HF_ENDPOINT` needs none.
+    #[arg(long = "allow-private-sources", value_name = "CIDR")]
+    pub allow_private_sources: Vec<russet_agent::store::Cidr>,
+}
+
+impl SourceArguments {
+    /// The same as arguments of another process, which may have another working folder.
+    pub fn to_flags(&self) -> Result<Vec<String>> {
+        let Self { allow_file_roots, allow_private_sources } = self;
+        let mut flags = Vec::new();
+        for root in allow_file_roots {
+            let root = std::path::absolute(root).with_context(|| format!("{}", root.display()))?;
+            flags.extend(["--allow-file-root".into(), root.display().to_string()]);
+        }
+        for range in allow_private_sources {
+            flags.extend(["--allow-private-sources".into(), range.to_string()]);
+        }
+        Ok(flags)
+    }
 }
 
 /// Arguments of `russet agent`.
@@ -100,7 +128,8 @@ pub async fn run_node(node: NodeArguments) -> Result<()> {
         data_dir: layout.root().to_owned(),
         node_name: node.name(),
         memory: node.memory_bytes()?,
-        allow_file_roots: node.allow_file_roots.clone(),
+        allow_file_roots: node.sources.allow_file_roots.clone(),
+        allow_private_sources: node.sources.allow_private_sources.clone(),
         address: node.address,
         engine_binary: node.engine_binary.clone(),
         metrics_listen: node.metrics_listen,

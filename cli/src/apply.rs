@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use russet_telemetry::say;
 use serde_json::Value;
 
 use crate::client::Connection;
+use crate::stdout::outln;
 use crate::{manifests, resources};
 
 /// Interval between two attempts while the server is temporarily unavailable.
@@ -42,6 +44,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let mut patience = ApplyRetry::new(Duration::from_secs(arguments.timeout_seconds), RETRY_INTERVAL);
     let mut all = resources::discover(&client).await?;
     let mut failed = 0;
+    let own_namespace = arguments.connection.namespace();
     for document in &objects {
         let object = &document.object;
         let (api_version, kind) = (text(object, "apiVersion")?, text(object, "kind")?);
@@ -54,7 +57,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
         let resource = resources::of_kind(&all, api_version, kind)
             .with_context(|| document.file.display().to_string())?;
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(&arguments.connection.namespace);
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(&own_namespace);
         let mut path = format!(
             "{}?fieldManager=russet&fieldValidation=Strict&force={}",
             resource.object(namespace, name),
@@ -69,14 +72,14 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             .body(serde_json::to_vec(object)?)?;
         let what = format!("{kind} {name}");
         match patience.send(&what, async || writer.request::<Value>(request.clone()).await).await {
-            Ok(_) => println!("{}/{name} applied", kind.to_lowercase()),
+            Ok(_) => outln!("{}/{name} applied", kind.to_lowercase())?,
             Err(error) => {
                 failed += 1;
                 let words = match &error {
                     kube::Error::Api(status) => status.message.clone(),
                     other => other.to_string(),
                 };
-                eprintln!("error: {}: {kind} {name}: {words}", document.file.display());
+                say!("error: {}: {kind} {name}: {words}", document.file.display());
             }
         }
     }
@@ -110,7 +113,7 @@ impl ApplyRetry {
             match &answer {
                 Err(kube::Error::Api(status)) if is_retryable(status.code) && left > self.interval => {
                     if self.reported.last() != Some(&status.message) {
-                        eprintln!(
+                        say!(
                             "{what}: the server cannot store it just now: {}; trying again for up to {} s",
                             status.message,
                             left.as_secs()

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::client::Connection;
 use crate::get::format_table;
+use crate::stdout::{out, outln};
 
 /// Arguments of `russet approve` and `russet deny`.
 #[derive(clap::Args)]
@@ -24,10 +25,10 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()> {
     let Arguments { name, connection } = arguments;
     let client = connection.client().await?;
-    let api: Api<Approval> = Api::namespaced(client.clone(), &connection.namespace);
+    let api: Api<Approval> = Api::namespaced(client.clone(), &connection.namespace());
     let pending = api.list(&ListParams::default()).await.context("the Approvals could not be listed")?.items;
     let Some(name) = name else {
-        list(&pending, &connection.namespace);
+        list(&pending, &connection.namespace())?;
         return Ok(());
     };
     let of_name = |approval: &&Approval| {
@@ -38,7 +39,7 @@ pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()>
         [one] => one.name_any(),
         [] => bail!(
             "there is no pending Approval {name} and no ModelDeployment {name} with one in namespace {}; `russet approve` lists pending Approvals",
-            connection.namespace
+            connection.namespace()
         ),
         several => bail!(
             "ModelDeployment {name} has {} pending Approvals; name one of {}",
@@ -52,7 +53,7 @@ pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()>
         .await
         .with_context(|| format!("the decision of Approval {approval} could not be written"))?;
     let word = if decision == ApprovalDecision::Approved { "approved" } else { "denied" };
-    println!("approval.russet.dev/{approval} {word} by {me}");
+    outln!("approval.russet.dev/{approval} {word} by {me}")?;
     Ok(())
 }
 
@@ -60,11 +61,11 @@ fn is_open(approval: &Approval) -> bool {
     approval.spec.decision.is_none()
 }
 
-fn list(pending: &[Approval], namespace: &str) {
+fn list(pending: &[Approval], namespace: &str) -> Result<()> {
     let open: Vec<&Approval> = pending.iter().filter(|approval| is_open(approval)).collect();
     if open.is_empty() {
-        println!("No Approval is pending in namespace {namespace}.");
-        return;
+        outln!("No Approval is pending in namespace {namespace}.")?;
+        return Ok(());
     }
     let header = ["NAME", "DEPLOYMENT", "ACTION", "QUESTION"].map(str::to_owned).to_vec();
     let rows = open.iter().map(|approval| {
@@ -75,7 +76,8 @@ fn list(pending: &[Approval], namespace: &str) {
             approval.spec.message.clone(),
         ]
     });
-    print!("{}", format_table(&std::iter::once(header).chain(rows).collect::<Vec<_>>()));
+    out!("{}", format_table(&std::iter::once(header).chain(rows).collect::<Vec<_>>()))?;
+    Ok(())
 }
 
 /// The user name under which the server authenticates this client.

@@ -7,14 +7,16 @@ mod hub;
 pub mod text;
 
 use anyhow::{Context, Result, anyhow, bail};
+use entry::CatalogEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use russet_crds::{GROUP, Model, VERSION};
+use russet_telemetry::say;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::client::Connection;
-use entry::CatalogEntry;
+use crate::stdout::{out, outln};
 
 /// Field manager, the same as that of `russet apply`.
 const MANAGER: &str = "russet";
@@ -60,7 +62,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let entries = entry::all()?;
     match action {
         CatalogAction::Search { words, hub: true } => {
-            print!("{}", hub::search(&words).await?);
+            out!("{}", hub::search(&words).await?)?;
         }
         CatalogAction::Search { words, hub: false } => {
             let found: Vec<&CatalogEntry> = entries.iter().filter(|entry| entry.matches(&words)).collect();
@@ -71,20 +73,20 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                     words = words.join(" ")
                 );
             }
-            print!("{}", text::table(&found));
+            out!("{}", text::table(&found))?;
         }
-        CatalogAction::Show { name } => print!("{}", text::details(entry::require(&entries, &name)?)),
+        CatalogAction::Show { name } => out!("{}", text::details(entry::require(&entries, &name)?))?,
         CatalogAction::Add { name, output } => {
             let entry = entry::require(&entries, &name)?;
-            let model = model(&connection.namespace, &entry.name, &entry.uri());
+            let model = model(&connection.namespace(), &entry.name, &entry.uri());
             if output.is_some() {
-                print!("{}", serde_norway::to_string(&model)?);
+                out!("{}", serde_norway::to_string(&model)?)?;
                 return Ok(());
             }
             add(&connection, &entry.name, &model).await?;
-            println!("model/{} applied", entry.name);
+            outln!("model/{} applied", entry.name)?;
             if let Err(why) = entry.runs() {
-                eprintln!("This release does not run it: {why}.");
+                say!("This release does not run it: {why}.");
             }
         }
     }
@@ -103,7 +105,7 @@ pub fn model(namespace: &str, name: &str, uri: &str) -> Value {
 
 /// Adds a Model. An existing one of that name with another source is not changed.
 pub async fn add(connection: &Connection, name: &str, model: &Value) -> Result<()> {
-    let namespace = &connection.namespace;
+    let namespace = &connection.namespace();
     let models: Api<Model> = Api::namespaced(connection.client().await?, namespace);
     if let Some(old) =
         models.get_opt(name).await.with_context(|| format!("cannot read Model {namespace}/{name}"))?

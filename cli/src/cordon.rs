@@ -7,6 +7,7 @@ use russet_crds::{InferenceNode, Scheduling};
 use serde_json::json;
 
 use crate::client::Connection;
+use crate::stdout::outln;
 
 /// Arguments of `russet cordon` and `russet uncordon`.
 #[derive(clap::Args)]
@@ -21,7 +22,7 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { node, connection } = arguments;
     schedule(&connection.client().await?, &node, Scheduling::Cordoned).await?;
-    println!("inferencenode/{node} cordoned: running engines stay, no new work is placed here");
+    outln!("inferencenode/{node} cordoned: running engines stay, no new work is placed here")?;
     Ok(())
 }
 
@@ -29,7 +30,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 pub async fn undo(arguments: Arguments) -> Result<()> {
     let Arguments { node, connection } = arguments;
     schedule(&connection.client().await?, &node, Scheduling::Enabled).await?;
-    println!("inferencenode/{node} uncordoned: new work may come");
+    outln!("inferencenode/{node} uncordoned: new work may come")?;
     Ok(())
 }
 

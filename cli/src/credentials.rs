@@ -12,6 +12,7 @@ use kube::{Api, Client};
 use russet_crds::names::SOURCES_ROLE;
 
 use crate::client::Connection;
+use crate::stdout::outln;
 
 /// Maximum attempts to update a Role that is being changed concurrently.
 const MAX_ATTEMPTS: usize = 5;
@@ -54,7 +55,7 @@ enum CredentialsAction {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { action, connection } = arguments;
     let client = connection.client().await?;
-    let namespace = connection.namespace.as_str();
+    let namespace = &connection.namespace();
     match action {
         CredentialsAction::Add { name, keys } => {
             // Prompt first: a user who gives up here has changed nothing.
@@ -62,7 +63,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             let values = values.collect::<Result<Vec<_>>>()?;
             create(&client, namespace, &name, values).await?;
             update_role(&client, namespace, |names| insert(names, &name)).await?;
-            println!("secret/{name} created; nodes may use it for Models whose source.secretRef names it");
+            outln!("secret/{name} created; nodes may use it for Models whose source.secretRef names it")?;
         }
         CredentialsAction::Allow { name } => {
             let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
@@ -72,18 +73,18 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 "there is no Secret {namespace}/{name}; make it with `russet credentials add {name} -n {namespace}`"
             );
             update_role(&client, namespace, |names| insert(names, &name)).await?;
-            println!("secret/{name}: nodes may use it for Models whose source.secretRef names it");
+            outln!("secret/{name}: nodes may use it for Models whose source.secretRef names it")?;
         }
         CredentialsAction::Forbid { name } => {
             update_role(&client, namespace, |names| names.retain(|it| *it != name)).await?;
-            println!("secret/{name}: nodes may no longer use it; the Secret is kept");
+            outln!("secret/{name}: nodes may no longer use it; the Secret is kept")?;
         }
         CredentialsAction::List => {
             let role = roles(&client, namespace).get_opt(SOURCES_ROLE).await;
             let role = role.with_context(|| format!("cannot read Role {namespace}/{SOURCES_ROLE}"))?;
             let names = role.and_then(|role| role.rules).unwrap_or_default();
             for name in names.iter().filter(|rule| is_sources_rule(rule)).flat_map(secret_names) {
-                println!("{name}");
+                outln!("{name}")?;
             }
         }
     }

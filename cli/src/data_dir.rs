@@ -54,6 +54,11 @@ impl DataDir {
         self.root.join("gateway")
     }
 
+    /// File with the gateway's URL, there only while the gateway answers; the gateway writes it for `up`.
+    pub fn gateway_answers(&self) -> PathBuf {
+        self.gateway().join("answers")
+    }
+
     /// File with the gateway's URL for programs on this machine; `up` writes it for `run`.
     pub fn gateway_address(&self) -> PathBuf {
         self.gateway().join("address")

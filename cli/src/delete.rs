@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::client::Connection;
 use crate::resources;
+use crate::stdout::outln;
 
 /// Arguments of `russet delete`.
 #[derive(clap::Args)]
@@ -18,9 +19,9 @@ pub struct Arguments {
 /// Asks the server to delete the object. Finalizers and dependants are left to the server.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
-    let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;
+    let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace()).await?;
     let request = http::Request::delete(path).body(Vec::new())?;
     client.request::<Value>(request).await?;
-    println!("{} deleted", arguments.object);
+    outln!("{} deleted", arguments.object)?;
     Ok(())
 }

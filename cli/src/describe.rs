@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::client::{self, Connection};
 use crate::get::percent_encode;
 use crate::resources;
+use crate::stdout::outln;
 
 /// Arguments of `russet describe`.
 #[derive(clap::Args)]
@@ -29,17 +30,17 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     let found = resources::named(&all, word)?;
     let resource = found.first().context("no such resource")?;
-    let namespace = &arguments.connection.namespace;
+    let namespace = &arguments.connection.namespace();
     let object = client::get_json(&client, &resource.object(namespace, name), "application/json").await?;
-    println!("Name:       {name}");
+    outln!("Name:       {name}")?;
     if resource.namespaced {
-        println!("Namespace:  {namespace}");
+        outln!("Namespace:  {namespace}")?;
     }
-    println!("Kind:       {} ({})", resource.kind, resource.api_version);
-    println!("Created:    {}", object["metadata"]["creationTimestamp"].as_str().unwrap_or("?"));
+    outln!("Kind:       {} ({})", resource.kind, resource.api_version)?;
+    outln!("Created:    {}", object["metadata"]["creationTimestamp"].as_str().unwrap_or("?"))?;
     if let Some(labels) = object["metadata"]["labels"].as_object() {
         for (key, value) in labels {
-            println!("Label:      {key}={}", value.as_str().unwrap_or(""));
+            outln!("Label:      {key}={}", value.as_str().unwrap_or(""))?;
         }
     }
     section("Spec", &object["spec"])?;
@@ -47,15 +48,15 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let conditions = status.as_object_mut().and_then(|status| status.remove("conditions"));
     section("Status", &status)?;
     if let Some(conditions) = conditions.as_ref().and_then(Value::as_array) {
-        println!("\nConditions:");
+        outln!("\nConditions:")?;
         for condition in conditions {
-            println!(
+            outln!(
                 "  {:<14} {:<6} {:<24} {}",
                 condition["type"].as_str().unwrap_or(""),
                 condition["status"].as_str().unwrap_or(""),
                 condition["reason"].as_str().unwrap_or(""),
                 condition["message"].as_str().unwrap_or("")
-            );
+            )?;
         }
     }
     let uid = object["metadata"]["uid"].as_str().unwrap_or("");
@@ -63,30 +64,30 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         format!("/api/v1/events?fieldSelector={}", percent_encode(&format!("involvedObject.uid={uid}")));
     let events = client::get_json(&client, &path, "application/json").await?;
     let events = events["items"].as_array().cloned().unwrap_or_default();
-    println!("\nEvents:");
+    outln!("\nEvents:")?;
     if events.is_empty() {
-        println!("  <none>");
+        outln!("  <none>")?;
     }
     for event in events {
         let when = ["lastTimestamp", "eventTime", "firstTimestamp"]
             .iter()
             .find_map(|field| event[*field].as_str())
             .unwrap_or("");
-        println!(
+        outln!(
             "  {when:<28} {:<8} {:<22} {}",
             event["type"].as_str().unwrap_or(""),
             event["reason"].as_str().unwrap_or(""),
             event["message"].as_str().or(event["note"].as_str()).unwrap_or("")
-        );
+        )?;
     }
     Ok(())
 }
 
 fn section(title: &str, value: &Value) -> Result<()> {
     if value.as_object().is_some_and(|fields| !fields.is_empty()) {
-        println!("\n{title}:");
+        outln!("\n{title}:")?;
         for line in serde_norway::to_string(value)?.lines() {
-            println!("  {line}");
+            outln!("  {line}")?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 //! each machine and on every pair of machines.
 
 mod diagnose;
+mod gateway;
 mod selftest;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +13,7 @@ use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment};
 
 use crate::client::Connection;
 use crate::plan::text::wrap;
+use crate::stdout::{out, outln};
 
 /// Columns of a terminal.
 const WIDTH: usize = 110;
@@ -90,24 +92,25 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         "API server",
         format!("lists {} nodes in {:.0} ms", nodes.len(), took.as_secs_f64() * 1e3),
     )];
+    findings.extend(gateway::finding(&arguments.connection.folder()?).await);
     findings.extend(diagnose::nodes(&nodes));
     findings.extend(diagnose::models(&models.items, &copies.items));
     findings.extend(diagnose::deployments(&deployments.items));
     for finding in &findings {
-        print!("{}", finding.show());
+        out!("{}", finding.show())?;
     }
     if arguments.prove {
         let ready = |node: &&InferenceNode| {
             node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
         };
         let ready: Vec<String> = nodes.iter().filter(ready).map(|node| node.name_any()).collect();
-        findings.extend(selftest::run(&client, &arguments.connection.namespace, &ready).await?);
+        findings.extend(selftest::run(&client, &arguments.connection.namespace(), &ready).await?);
     }
     let bad = findings.iter().filter(|finding| finding.mark == Mark::Bad).count();
     if bad > 0 {
         bail!("{bad} of {} findings need attention", findings.len());
     }
-    println!("nothing needs attention");
+    outln!("nothing needs attention")?;
     Ok(())
 }
 

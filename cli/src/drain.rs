@@ -8,10 +8,13 @@ use anyhow::{Result, bail};
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::conditions::{self, Type};
 use russet_crds::{InferenceNode, ModelDeployment, Scheduling, Shard, ShardGroup};
+use russet_telemetry::say;
 use tokio::time::Instant;
 
+use crate::api_error;
 use crate::client::Connection;
 use crate::cordon::schedule;
+use crate::stdout::{self, outln};
 
 /// Arguments of `russet drain`.
 #[derive(clap::Args)]
@@ -33,9 +36,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { node, timeout_seconds, connection } = arguments;
     let client = connection.client().await?;
     schedule(&client, &node, Scheduling::Draining).await?;
-    println!(
+    outln!(
         "inferencenode/{node} draining: running replicas move to other nodes, no new work is placed here"
-    );
+    )?;
     let deadline = Instant::now() + Duration::from_secs(timeout_seconds);
     let mut here = BTreeMap::new();
     let mut last = String::new();
@@ -43,14 +46,15 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         // A control plane that restarts is waited for as well.
         let (drained, message) = match poll(&client, &node, &mut here).await {
             Ok(seen) => seen,
-            Err(error) => (false, format!("{error:#}")),
+            Err(error) if stdout::is_stdout(&error) => return Err(error),
+            Err(error) => (false, api_error::text(&error)),
         };
         if drained {
-            println!("inferencenode/{node} drained: no engine runs there");
+            outln!("inferencenode/{node} drained: no engine runs there")?;
             return Ok(());
         }
         if message != last {
-            eprintln!("waiting: {message}");
+            say!("waiting: {message}");
             last = message;
         }
         if Instant::now() >= deadline {
@@ -88,7 +92,7 @@ async fn poll(client: &Client, node: &str, here: &mut BTreeMap<GroupKey, String>
         })
         .collect();
     for ((namespace, group), deployment) in here.iter().filter(|(key, _)| !now.contains_key(*key)) {
-        println!("shardgroup/{group} moved: {}", destinations(&groups.items, namespace, deployment));
+        outln!("shardgroup/{group} moved: {}", destinations(&groups.items, namespace, deployment))?;
     }
     here.clone_from(&now);
 

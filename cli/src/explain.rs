@@ -13,6 +13,7 @@ use russet_plan::proposal::propose;
 
 use crate::client::Connection;
 use crate::plan::{read_server, text};
+use crate::stdout::out;
 
 /// Arguments of `russet explain`.
 #[derive(clap::Args)]
@@ -32,7 +33,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     // All deployments, since pending replicas are placed jointly.
     let deployments: Vec<Arc<ModelDeployment>> =
         all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
-    let namespace = &connection.namespace;
+    let namespace = &connection.namespace();
     let known: Vec<String> = deployments
         .iter()
         .filter(|deployment| deployment.namespace().as_deref() == Some(namespace))
@@ -55,6 +56,6 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     proposals.retain(|proposal| {
         proposal.namespace == *namespace && name.as_ref().is_none_or(|name| *name == proposal.name)
     });
-    print!("{}", text::show(&view, &proposals));
+    out!("{}", text::show(&view, &proposals))?;
     Ok(())
 }

@@ -19,6 +19,7 @@ use russet_plan::fabric::{address_plan, network_spec, show_bits};
 use crate::client::Connection;
 use crate::get::format_table;
 use crate::plan::text::wrap;
+use crate::stdout::out;
 
 /// Minimum columns of a terminal.
 const WIDTH: usize = 100;
@@ -68,10 +69,8 @@ enum FabricVerb {
 /// Runs the subcommand.
 pub async fn run(arguments: Arguments) -> Result<()> {
     match arguments.verb {
-        FabricVerb::Show { node, connection } => print!("{}", show(&nodes(&connection, node).await?)),
-        FabricVerb::Plan { range, connection } => {
-            print!("{}", plan(&nodes(&connection, None).await?, range)?)
-        }
+        FabricVerb::Show { node, connection } => out!("{}", show(&nodes(&connection, node).await?))?,
+        FabricVerb::Plan { range, connection } => out!("{}", plan(&nodes(&connection, None).await?, range)?)?,
         FabricVerb::Apply { range, keep, asking } => {
             apply::apply(&nodes(&asking.connection, None).await?, range, keep, &asking).await?;
         }

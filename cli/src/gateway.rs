@@ -3,19 +3,26 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::Client;
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
+use russet_gateway::origins::OriginPolicy;
 use russet_rpc::kube_client;
 use russet_rpc::tls::{TlsFiles, identity_dir};
+use russet_telemetry::tasks::TaskSet;
 
 use crate::client::client_in_pod;
 use crate::data_dir::DataDir;
 use crate::gateway_certificate;
+use crate::port_holder;
 use crate::signals;
+
+/// Interval between two looks whether the gateway answers yet.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `russet gateway`.
 #[derive(clap::Args)]
@@ -32,9 +39,14 @@ pub struct Arguments {
     listen: Vec<SocketAddr>,
     #[command(flatten)]
     certificate: CertificateArguments,
+    #[command(flatten)]
+    origins: OriginArguments,
     /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
+    /// File to write the first address to once the gateway answers.
+    #[arg(long, hide = true)]
+    answers_file: Option<PathBuf>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -61,32 +73,82 @@ impl CertificateArguments {
     }
 }
 
+/// Web pages and host names that may use the gateway on loopback without a key.
+#[derive(clap::Args, Clone)]
+pub struct OriginArguments {
+    /// Origin of web pages that may use the gateway on loopback, such as https://chat.example.org or
+    /// chrome-extension://*; may repeat.
+    #[arg(long)]
+    pub allow_origin: Vec<String>,
+    /// Host name under which clients may reach the gateway on loopback, such as studio.example.org or *.lan; may
+    /// repeat. Its DNS must be yours: whoever can make it resolve to loopback can send pages to the gateway.
+    #[arg(long)]
+    pub allow_host: Vec<String>,
+}
+
+impl OriginArguments {
+    /// The same for the command line of a child process.
+    pub fn to_arguments(&self) -> Vec<String> {
+        let Self { allow_origin, allow_host } = self;
+        let flag = |name: &'static str| move |value: &String| [name.to_owned(), value.clone()];
+        let origins = allow_origin.iter().flat_map(flag("--allow-origin"));
+        origins.chain(allow_host.iter().flat_map(flag("--allow-host"))).collect()
+    }
+}
+
 /// Serves until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
     let layout = DataDir::resolve(arguments.data_dir)?;
-    let (client, asked) = connect(&layout, arguments.kubeconfig).await?;
+    let mut tasks = TaskSet::default();
+    let (client, asked) = connect(&layout, arguments.kubeconfig, &mut tasks).await?;
     let identity = TlsFiles::in_dir(&layout.gateway());
     // Better than no certificate where the cluster signed it: it names `gateway.russet.dev`.
     let signed = asked.then(|| ServerFiles { cert: identity.cert.clone(), key: identity.key.clone() });
+    let ready = Arc::new(AtomicBool::new(false));
+    if let (Some(path), Some(address)) = (arguments.answers_file, arguments.listen.first()) {
+        tasks.spawn("announcement", announce(ready.clone(), path, format!("http://{address}\n")));
+    }
     let config = GatewayConfig {
         listen: arguments.listen,
         certificate: arguments.certificate.files().or(signed),
         metrics: arguments.metrics_listen,
+        origins: OriginPolicy {
+            origins: arguments.origins.allow_origin,
+            hosts: arguments.origins.allow_host,
+        },
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };
     let shutdown = async move {
         signals::stop_signal(arguments.exit_with_parent).await;
     };
-    russet_gateway::run(config, prometheus::Registry::new(), Arc::new(AtomicBool::new(false)), shutdown)
-        .await?;
-    Ok(())
+    let served = tokio::select! {
+        served = russet_gateway::run(config, prometheus::Registry::new(), ready, shutdown) => served,
+        ended = tasks.ended() => return Err(ended.into()),
+    };
+    let holder = match &served {
+        Err(russet_gateway::Error::PortInUse(address)) => port_holder::describe(*address),
+        _ => None,
+    };
+    served.map_err(|error| port_holder::with_holder(error.into(), holder))
+}
+
+/// Writes the address to `path` once the gateway answers with routes and keys.
+async fn announce(ready: Arc<AtomicBool>, path: PathBuf, address: String) {
+    while !ready.load(Ordering::Acquire) || std::fs::write(&path, &address).is_err() {
+        tokio::time::sleep(ANNOUNCE_INTERVAL).await;
+    }
+    std::future::pending().await
 }
 
 /// A client with the gateway's identity. On a control plane of `russet serve` the identity is in its folder.
 /// Elsewhere the kubeconfig or the pod's ServiceAccount is the identity, and the certificate for engines is
 /// requested and renewed here; the second value says whether it is.
-async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
+async fn connect(
+    layout: &DataDir,
+    kubeconfig: Option<PathBuf>,
+    tasks: &mut TaskSet,
+) -> Result<(Client, bool)> {
     let stored = layout.gateway().join(identity_dir::KUBECONFIG);
     let client = match kubeconfig {
         Some(path) => kube_client::client(&path, |_| {}).await?,
@@ -99,6 +161,6 @@ async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Clien
         None => client_in_pod()?,
     };
     gateway_certificate::ensure(&client, &layout.gateway()).await?;
-    tokio::spawn(gateway_certificate::run(client.clone(), layout.gateway()));
+    tasks.spawn("certificate", gateway_certificate::run(client.clone(), layout.gateway()));
     Ok((client, true))
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::client::{self, Connection};
 use crate::resources;
+use crate::stdout::{out, outln};
 
 /// Arguments of `russet get`.
 #[derive(clap::Args)]
@@ -36,11 +37,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     let found = resources::named(&all, &word)?;
     let several = found.len() > 1;
+    let namespace = arguments.connection.namespace();
     for (index, resource) in found.into_iter().enumerate() {
-        let namespace = (!arguments.all_namespaces).then_some(arguments.connection.namespace.as_str());
+        let in_namespace = (!arguments.all_namespaces).then_some(namespace.as_str());
         let mut path = match &name {
-            Some(name) => resource.object(&arguments.connection.namespace, name),
-            None => resource.collection(namespace),
+            Some(name) => resource.object(&namespace, name),
+            None => resource.collection(in_namespace),
         };
         if let Some(selector) = &arguments.selector {
             path.push_str(&format!("?labelSelector={}", percent_encode(selector)));
@@ -52,21 +54,21 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 let text = render(&table, wide, arguments.all_namespaces && resource.namespaced);
                 if several {
                     if table["rows"].as_array().is_some_and(|rows| !rows.is_empty()) {
-                        println!("{}\n{text}", resource.plural);
+                        outln!("{}\n{text}", resource.plural)?;
                     }
                 } else {
-                    print!("{text}");
+                    out!("{text}")?;
                 }
             }
             "json" => {
-                println!("{}", serde_json::to_string_pretty(&without_managed_fields(&client, &path).await?)?)
+                outln!("{}", serde_json::to_string_pretty(&without_managed_fields(&client, &path).await?)?)?
             }
             "yaml" => {
                 let between = if index > 0 { "---\n" } else { "" };
-                print!(
+                out!(
                     "{between}{}",
                     serde_norway::to_string(&without_managed_fields(&client, &path).await?)?
-                );
+                )?;
             }
             other => bail!("output \"{other}\" is not known; use table, wide, yaml or json"),
         }

@@ -13,6 +13,7 @@ use russet_agent::helper::{
 
 use crate::service;
 use crate::signals;
+use crate::stdout::outln;
 
 /// Arguments of `russet helper`.
 #[derive(clap::Args)]
@@ -54,6 +55,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         is_root || arguments.tools.is_some(),
         "only root may change a machine's network: sudo russet helper"
     );
+    if is_root && arguments.tools.is_none() {
+        let program = std::env::current_exe().context("cannot tell where this program is")?;
+        service::trusted_path::check(&program)?;
+    }
     if arguments.revert
         && let Ok(answer) = send_request(&arguments.socket, &HelperRequest::Revert {}).await
     {
@@ -82,8 +87,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 fn print_reverted(answer: HelperReply) -> Result<()> {
     match answer {
-        HelperReply::Done { changed, .. } if changed.is_empty() => println!("there was nothing to revert"),
-        HelperReply::Done { changed, .. } => println!("{}", changed.join("\n")),
+        HelperReply::Done { changed, .. } if changed.is_empty() => outln!("there was nothing to revert")?,
+        HelperReply::Done { changed, .. } => outln!("{}", changed.join("\n"))?,
         HelperReply::Refused { why } | HelperReply::Failed { why } => {
             bail!("not everything could be reverted: {why}")
         }

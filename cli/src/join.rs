@@ -1,6 +1,7 @@
 //! `russet join`: makes this machine a node and runs its agent.
 
 use anyhow::Result;
+use russet_telemetry::say;
 
 use crate::agent::{self, NodeArguments};
 use crate::data_dir::DataDir;
@@ -50,9 +51,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     })
     .await?;
     if no_agent {
-        eprintln!("{} joined {}; no agent runs yet.", node.name(), identity.server);
+        say!("{} joined {}; no agent runs yet.", node.name(), identity.server);
         return Ok(());
     }
-    eprintln!("{} joined {}; its agent runs here until Ctrl-C.", node.name(), identity.server);
+    say!("{} joined {}; its agent runs here until Ctrl-C.", node.name(), identity.server);
     agent::run_node(node).await
 }

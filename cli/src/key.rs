@@ -2,14 +2,17 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use russet_crds::{AccessKey, AccessKeySpec, KeyState};
 use russet_gateway::keys::Secret;
+use russet_telemetry::say;
 use serde_json::json;
 
+use crate::api_error;
 use crate::client::{self, Connection};
 use crate::get;
+use crate::stdout::{StdoutError, out, outln};
 
 /// Arguments of `russet key`.
 #[derive(clap::Args)]
@@ -65,7 +68,7 @@ enum KeyAction {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { action, connection } = arguments;
     let client = connection.client().await?;
-    let namespace = connection.namespace;
+    let namespace = connection.namespace();
     match action {
         KeyAction::Create {
             name,
@@ -98,7 +101,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             };
             let table =
                 client::get_json(&client, &path, client::TABLE).await.context("cannot list the keys")?;
-            print!("{}", get::render(&table, false, all_namespaces));
+            out!("{}", get::render(&table, false, all_namespaces))?;
             Ok(())
         }
         KeyAction::Revoke { name } => revoke(client, &namespace, &name).await,
@@ -117,14 +120,29 @@ async fn create(client: Client, namespace: &str, name: &str, spec: AccessKeySpec
         Err(error) => return Err(error).context(format!("cannot store AccessKey {namespace}/{name}")),
     }
     // Only the key goes to standard output, so that `KEY=$(russet key create …)` works.
-    println!("{}", secret.expose());
-    eprintln!(
+    if let Err(error) = outln!("{}", secret.expose()) {
+        return Err(take_back(&keys, name, error).await);
+    }
+    say!(
         "This is the key of AccessKey {namespace}/{name}. It is shown only once; the cluster stores only its hash."
     );
-    eprintln!(
+    say!(
         "Clients send it as `Authorization: Bearer KEY`. From now on the gateway refuses requests without a key."
     );
     Ok(())
+}
+
+/// Deletes the key `name`, which nobody saw, and returns why.
+async fn take_back(keys: &Api<AccessKey>, name: &str, error: StdoutError) -> anyhow::Error {
+    let words = match keys.delete(name, &DeleteParams::default()).await {
+        Ok(_) => format!("the key could not be shown, so AccessKey {name} was deleted again"),
+        Err(deleting) => format!(
+            "the key could not be shown and is lost; delete it with `russet delete accesskey/{name}` ({})",
+            api_error::text(&deleting.into())
+        ),
+    };
+    // Not as a cause: a closed pipe ends a verb without words, but whoever wanted this key must learn of it.
+    anyhow::anyhow!("{words}: {error}")
 }
 
 async fn revoke(client: Client, namespace: &str, name: &str) -> Result<()> {
@@ -137,7 +155,7 @@ async fn revoke(client: Client, namespace: &str, name: &str) -> Result<()> {
         }
         Err(error) => return Err(error).context(format!("cannot revoke AccessKey {namespace}/{name}")),
     }
-    eprintln!(
+    say!(
         "AccessKey {namespace}/{name} is revoked; gateways refuse it within seconds. Keys stay required until the last \
          AccessKey is deleted (`russet delete accesskey/{name} -n {namespace}`)."
     );

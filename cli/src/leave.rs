@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use russet_telemetry::say;
 
 use crate::data_dir::DataDir;
+use crate::stdout::outln;
 
 /// Arguments of `russet leave`.
 #[derive(clap::Args)]
@@ -35,22 +37,22 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         );
     }
     if !force {
-        eprintln!("Replicas on this node move to other nodes first; this may take some minutes.");
+        say!("Replicas on this node move to other nodes first; this may take some minutes.");
     }
     let data_dir = layout.root().to_owned();
     let config = russet_agent::leave::LeaveConfig { data_dir, force, purge, helper };
     let node = russet_agent::leave::leave(config).await?;
-    println!("Node {node} has left its cluster.");
+    outln!("Node {node} has left its cluster.")?;
     if force {
-        println!(
+        outln!(
             "The cluster does not know this yet; remove the node there: kubectl delete inferencenode {node}"
-        );
+        )?;
     }
     if !purge {
-        println!(
+        outln!(
             "Its model files are still in {}; --purge removes them.",
             layout.agent().join("models").display()
-        );
+        )?;
     }
     Ok(())
 }

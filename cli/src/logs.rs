@@ -1,12 +1,13 @@
 //! `russet logs`: logs of the processes and engines of this machine. Logs of other machines stay there; the
 //! error says on which machine to look.
 
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::data_dir::DataDir;
+use crate::stdout::{self, outln};
 
 /// Arguments of `russet logs`.
 #[derive(clap::Args)]
@@ -30,7 +31,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
     let all = list(&layout);
     let Some(name) = arguments.name else {
         for (name, path) in all {
-            println!("{name:<48} {}", path.display());
+            outln!("{name:<48} {}", path.display())?;
         }
         return Ok(());
     };
@@ -76,10 +77,8 @@ fn print_tail(path: &Path, lines: usize) -> Result<()> {
     let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&text);
     let all: Vec<&str> = text.lines().collect();
-    let mut out = std::io::stdout().lock();
-    for line in &all[all.len().saturating_sub(lines)..] {
-        writeln!(out, "{line}")?;
-    }
+    let last = &all[all.len().saturating_sub(lines)..];
+    stdout::write(last.iter().map(|line| format!("{line}\n")).collect::<String>())?;
     Ok(())
 }
 
@@ -99,6 +98,6 @@ fn follow(path: &Path) -> Result<()> {
             std::thread::sleep(std::time::Duration::from_millis(300));
             continue;
         }
-        std::io::stdout().lock().write_all(&buffer)?;
+        stdout::write(&buffer)?;
     }
 }

@@ -2,8 +2,10 @@
 //! is one file; a new verb is one file, one variant and one line in `main`.
 
 mod agent;
+mod api_error;
 mod apply;
 mod approve;
+mod backup;
 mod catalog;
 mod client;
 mod cordon;
@@ -32,17 +34,27 @@ mod manifests;
 mod mqtt;
 mod operator;
 mod plan;
+mod port_holder;
 mod resources;
+mod restore;
 mod run;
 mod serve;
 mod service;
 mod signals;
+mod stdout;
 mod token;
 mod up;
 mod wait;
 
+use std::io::IsTerminal as _;
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 use russet_crds::ApprovalDecision;
+use russet_telemetry::say;
+
+use crate::stdout::out;
 
 /// A control plane for local LLM clusters.
 #[derive(Parser)]
@@ -84,6 +96,10 @@ enum Verb {
     Approve(approve::Arguments),
     /// Deny an action of the operator that waits for approval.
     Deny(approve::Arguments),
+    /// Write all objects of the control plane into a file, while it runs.
+    Backup(backup::Arguments),
+    /// Make the objects of a backup those of this machine's control plane, while it is stopped.
+    Restore(restore::Arguments),
     /// Delete one object.
     Delete(delete::Arguments),
     /// Show one object with its conditions and events.
@@ -126,20 +142,26 @@ enum Verb {
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn main() -> std::process::ExitCode {
+/// Exit code of a panic, as the standard library has it.
+const PANICKED: u8 = 101;
+
+fn main() -> ExitCode {
     // Ring is the only provider; the call fails only if it was made before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     fd_limit::raise();
     log_rotation::start();
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return not_parsed(&error),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: cannot start the runtime: {error}");
-            return std::process::ExitCode::FAILURE;
+            say!("error: cannot start the runtime: {error}");
+            return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(async {
+    let work = async {
         let done = match arguments.verb {
             // Its exit code says whether everything is placed.
             Verb::Plan(arguments) => return plan::run(arguments).await,
@@ -157,6 +179,8 @@ fn main() -> std::process::ExitCode {
             Verb::Explain(arguments) => explain::run(arguments).await,
             Verb::Approve(arguments) => approve::run(arguments, ApprovalDecision::Approved).await,
             Verb::Deny(arguments) => approve::run(arguments, ApprovalDecision::Denied).await,
+            Verb::Backup(arguments) => backup::run(arguments).await,
+            Verb::Restore(arguments) => restore::run(&arguments),
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Describe(arguments) => describe::run(arguments).await,
             Verb::Cordon(arguments) => cordon::run(arguments).await,
@@ -172,15 +196,38 @@ fn main() -> std::process::ExitCode {
             Verb::Gateway(arguments) => gateway::run(arguments).await,
             Verb::Agent(arguments) => agent::run(arguments).await,
         };
-        done.map(|()| std::process::ExitCode::SUCCESS)
-    });
+        done.map(|()| ExitCode::SUCCESS)
+    };
+    // A panic of this task has been reported; without this the runtime would wait for its blocking threads.
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(work)));
     // Tasks that still wait for a peer must not delay the exit of a finished process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     match result {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            std::process::ExitCode::FAILURE
-        }
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) => failed(&error),
+        Err(_) => ExitCode::from(PANICKED),
     }
+}
+
+/// Reports why a verb failed. A reader of standard output that wants no more is not reported.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    stdout::closed_pipe(error).unwrap_or_else(|| {
+        say!("error: {}", api_error::text(error));
+        ExitCode::FAILURE
+    })
+}
+
+/// Prints help, the version, or what is wrong with the arguments.
+fn not_parsed(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        // On stderr a line that cannot be written is dropped.
+        let _ = error.print();
+        return ExitCode::from(error.exit_code().try_into().unwrap_or(2));
+    }
+    let text = error.render();
+    let written = match std::io::stdout().is_terminal() {
+        true => out!("{}", text.ansi()),
+        false => out!("{text}"),
+    };
+    written.map_or_else(|error| failed(&error.into()), |()| ExitCode::SUCCESS)
 }

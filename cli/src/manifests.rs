@@ -37,18 +37,39 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<Document>> {
     let mut found = Vec::new();
     for path in paths {
         for file in files(path)? {
-            let text = match is_standard_input(&file) {
+            let bytes = match is_standard_input(&file) {
                 true => {
-                    let mut text = String::new();
-                    std::io::stdin().read_to_string(&mut text).map(|_| text)
+                    let mut bytes = Vec::new();
+                    std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
                 }
-                false => std::fs::read_to_string(&file),
+                false => std::fs::read(&file),
             };
+            let text = bytes.and_then(|bytes| decode(&bytes));
             let text = text.with_context(|| format!("cannot read {}", display_path(&file)))?;
             found.extend(parse(&file, &text)?);
         }
     }
     Ok(found)
+}
+
+/// The text of a file: UTF-8 with or without a byte order mark, or UTF-16 with one, as editors on Windows and
+/// PowerShell's `>` write them.
+fn decode(bytes: &[u8]) -> std::io::Result<String> {
+    let invalid = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned());
+    let utf16 = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
+        let units = bytes.chunks(2).map(|pair| pair.try_into().map(unit));
+        let units: Option<Vec<u16>> = units.map(Result::ok).collect();
+        units
+            .and_then(|units| String::from_utf16(&units).ok())
+            .ok_or_else(|| invalid("it is not valid UTF-16"))
+    };
+    match bytes {
+        [0xef, 0xbb, 0xbf, rest @ ..] => String::from_utf8(rest.to_vec()),
+        [0xff, 0xfe, rest @ ..] => return utf16(rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => return utf16(rest, u16::from_be_bytes),
+        _ => String::from_utf8(bytes.to_vec()),
+    }
+    .map_err(|_| invalid("it is not UTF-8"))
 }
 
 /// Whether a path means standard input.
@@ -137,5 +158,24 @@ mod tests {
         );
         let error = format!("{:#}", parse(Path::new("-"), "kind: Model\n---\na: [").unwrap_err());
         assert!(error.starts_with("standard input, document 2 is not valid YAML: "), "{error}");
+    }
+
+    #[test]
+    fn files_may_begin_with_a_byte_order_mark() {
+        let utf16 = |mark: &[u8], bytes: fn(u16) -> [u8; 2]| {
+            [mark, &"kind: Mödel".encode_utf16().flat_map(bytes).collect::<Vec<u8>>()].concat()
+        };
+        for bytes in [
+            "kind: Mödel".as_bytes().to_vec(),
+            "\u{feff}kind: Mödel".as_bytes().to_vec(),
+            utf16(&[0xff, 0xfe], u16::to_le_bytes),
+            utf16(&[0xfe, 0xff], u16::to_be_bytes),
+        ] {
+            let found = parse(Path::new("a.yaml"), &decode(&bytes).unwrap()).unwrap();
+            assert_eq!(found[0].object["kind"], "Mödel", "{bytes:?}");
+        }
+        for bytes in [&b"kind: M\xf6del"[..], b"\xff\xfek", b"\xff\xfe\x00\xd8"] {
+            assert!(decode(bytes).unwrap_err().to_string().contains("UTF-"), "{bytes:?}");
+        }
     }
 }

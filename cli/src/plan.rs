@@ -12,10 +12,13 @@ use russet_crds::{GROUP, VERSION};
 use russet_plan::manifests::{KINDS, ManifestOrigin, ManifestSet};
 use russet_plan::placement::RemovalReason;
 use russet_plan::proposal::{Proposal, ProposedReplica, propose};
+use russet_telemetry::say;
 use serde_json::{Value, json};
 
+use crate::api_error;
 use crate::client::{self, Connection};
 use crate::manifests::{self, Document, is_standard_input};
+use crate::stdout::{out, outln};
 
 /// Exit code if an input cannot be read.
 const UNREADABLE: u8 = 2;
@@ -45,7 +48,7 @@ pub struct Arguments {
 /// Prints the proposals.
 pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let Arguments { filename, cluster, output, connection } = arguments;
-    let seen = match read(&filename, &cluster, &connection.namespace) {
+    let seen = match read(&filename, &cluster, &connection.namespace()) {
         // A description says since when a node is unreachable and not when it was written. An unreachable
         // node thus never counts as unreachable for so long that its replicas would move.
         Ok((spec, Some(described))) => {
@@ -59,7 +62,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let (described, now) = match seen {
         Ok(seen) => seen,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say!("error: {}", api_error::text(&error));
             return Ok(ExitCode::from(UNREADABLE));
         }
     };
@@ -67,9 +70,9 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let view = cluster.snapshot(now);
     let proposals = propose(&cluster.models, &view, &described.deployments(), None);
     match output.as_str() {
-        "json" => println!("{}", serde_json::to_string_pretty(&json(&proposals))?),
-        "yaml" => print!("{}", serde_norway::to_string(&json(&proposals))?),
-        _ => print!("{}", text::show(&view, &proposals)),
+        "json" => outln!("{}", serde_json::to_string_pretty(&json(&proposals))?)?,
+        "yaml" => out!("{}", serde_norway::to_string(&json(&proposals))?)?,
+        _ => out!("{}", text::show(&view, &proposals))?,
     }
     let placed = proposals.iter().all(|proposal| proposal.placed);
     Ok(if placed { ExitCode::SUCCESS } else { ExitCode::from(NOT_PLACED) })
@@ -123,7 +126,7 @@ fn add_all(
 /// Reads the cluster from the server.
 pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
     let client = connection.client().await?;
-    let mut described = ManifestSet::new(&connection.namespace);
+    let mut described = ManifestSet::new(&connection.namespace());
     for (kind, plural) in KINDS {
         let path = format!("/apis/{GROUP}/{VERSION}/{plural}");
         let mut list = client::get_json(&client, &path, "application/json").await.with_context(|| {
@@ -137,7 +140,7 @@ pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
             }
             // An object of a newer release does not hide the others, as in the operator.
             if let Err(error) = described.add(ManifestOrigin::Server, "the server", item) {
-                eprintln!("warning: {error}");
+                say!("warning: {error}");
             }
         }
     }

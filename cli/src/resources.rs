@@ -1,5 +1,5 @@
 //! Resolves what a person types (`mdeploy`, `modeldeployments.russet.dev`, `Model`) to the path of a
-//! resource, with the server's discovery; no kind is hard-coded.
+//! resource, with the server's discovery. No kind is hard-coded but one: a node is an InferenceNode here.
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
@@ -86,6 +86,15 @@ pub async fn discover(client: &Client) -> Result<Vec<Resource>> {
 
 /// The resources that a word names: one, or all of a category.
 pub fn named<'a>(all: &'a [Resource], word: &str) -> Result<Vec<&'a Resource>> {
+    // Kubernetes' own Nodes are none of Russet's machines, and an embedded control plane has none.
+    let machines = |resource: &&Resource| {
+        resource.kind == "InferenceNode" && resource.api_version.starts_with("russet.dev/")
+    };
+    if ["no", "node", "nodes"].contains(&word.to_lowercase().as_str())
+        && let Some(machines) = all.iter().find(machines)
+    {
+        return Ok(vec![machines]);
+    }
     if let Some(resource) = all.iter().find(|resource| resource.matches(word)) {
         return Ok(vec![resource]);
     }
@@ -144,6 +153,26 @@ mod tests {
         let error = named(&all, "pods").unwrap_err().to_string();
         assert!(error.contains("\"pods\"") && error.contains("modeldeployments"), "{error}");
         assert!(named(&all, "mdeploy.other.dev").is_err());
+    }
+
+    #[test]
+    fn a_node_is_russet_s_machine_where_the_server_has_them() {
+        let kind = |api_version: &str, kind: &str, singular: &str| Resource {
+            api_version: api_version.into(),
+            plural: format!("{singular}s"),
+            kind: kind.into(),
+            namespaced: false,
+            short_names: Vec::new(),
+            singular: singular.into(),
+            categories: Vec::new(),
+        };
+        let nodes = kind("v1", "Node", "node");
+        let machines = kind("russet.dev/v1alpha1", "InferenceNode", "inferencenode");
+        for word in ["node", "nodes", "no", "Node", "inferencenodes"] {
+            let all = [nodes.clone(), machines.clone()];
+            assert_eq!(named(&all, word).unwrap()[0].kind, "InferenceNode", "{word}");
+        }
+        assert_eq!(named(&[nodes], "nodes").unwrap()[0].kind, "Node");
     }
 
     #[test]

@@ -13,12 +13,13 @@ use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::{GROUP, Model, ModelDeployment, VERSION};
+use russet_telemetry::say;
 use serde_json::json;
+use target::KnownModel;
 
 use crate::catalog::{self, entry};
 use crate::client::Connection;
 use crate::data_dir::DataDir;
-use target::KnownModel;
 
 /// Default address of the gateway of `russet up`.
 const DEFAULT_GATEWAY: &str = "http://127.0.0.1:52415";
@@ -56,14 +57,14 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { model, prompt, gateway, key, max_tokens, temperature, timeout_seconds, connection } =
         arguments;
-    let namespace = connection.namespace.clone();
+    let namespace = connection.namespace();
     let client = connection.client().await?;
     let name = ensure_model(&client, &connection, &model).await?;
     let deployment = ensure_deployment(&client, &connection, &name).await?;
     wait::until_ready(&client, &namespace, &name, &deployment, timeout_seconds).await?;
 
-    eprintln!("ModelDeployment {namespace}/{deployment} is ready and keeps running. To delete it:");
-    eprintln!("  russet delete modeldeployment/{deployment} -n {namespace}");
+    say!("ModelDeployment {namespace}/{deployment} is ready and keeps running. To delete it:");
+    say!("  russet delete modeldeployment/{deployment} -n {namespace}");
     let gateway = match gateway {
         Some(gateway) => gateway,
         None => nearest_gateway(&connection)?,
@@ -74,7 +75,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         Some(prompt) => chat.ask_once(prompt).await,
         None => {
             if std::io::stdin().is_terminal() {
-                eprintln!("Type a question; Ctrl-D ends.");
+                say!("Type a question; Ctrl-D ends.");
             }
             chat.ask_lines().await
         }
@@ -83,7 +84,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 /// The requested Model; created if there is none.
 async fn ensure_model(client: &Client, connection: &Connection, word: &str) -> Result<String> {
-    let namespace = &connection.namespace;
+    let namespace = &connection.namespace();
     let models: Vec<Model> = list(client, namespace).await.context("the Models could not be listed")?;
     let known = models.iter().map(|model| KnownModel {
         name: model.name_any(),
@@ -96,14 +97,14 @@ async fn ensure_model(client: &Client, connection: &Connection, word: &str) -> R
         let model = catalog::model(namespace, &target.name, &target.uri);
         catalog::add(connection, &target.name, &model).await?;
         // Standard output is for answers.
-        eprintln!("model/{} applied", target.name);
+        say!("model/{} applied", target.name);
     }
     Ok(target.name)
 }
 
 /// The deployment that serves a Model; created if there is none.
 async fn ensure_deployment(client: &Client, connection: &Connection, model: &str) -> Result<String> {
-    let namespace = &connection.namespace;
+    let namespace = &connection.namespace();
     let all: Vec<ModelDeployment> =
         list(client, namespace).await.context("the ModelDeployments could not be listed")?;
     if let Some(name) = target::serving(&all, model) {
@@ -129,7 +130,7 @@ async fn ensure_deployment(client: &Client, connection: &Connection, model: &str
     catalog::server_side_apply(&deployments, model, &deployment)
         .await
         .with_context(|| format!("ModelDeployment {namespace}/{model} could not be applied"))?;
-    eprintln!("modeldeployment/{model} applied");
+    say!("modeldeployment/{model} applied");
     Ok(model.to_owned())
 }
 

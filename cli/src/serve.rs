@@ -10,6 +10,7 @@ use russet_apiserver::pki;
 use russet_apiserver::server::connection_limit::ConnectionLimits;
 use russet_rpc::kube_client;
 use russet_rpc::tls::{self, identity_dir};
+use russet_telemetry::tasks::TaskSet;
 
 use crate::client::client_from;
 use crate::data_dir::DataDir;
@@ -17,6 +18,7 @@ use crate::etcd::EtcdArguments;
 use crate::fd_limit;
 use crate::identities::Identities;
 use crate::leader_identity::LeaderIdentity;
+use crate::port_holder;
 use crate::signals;
 
 /// Arguments of `russet serve`.
@@ -70,7 +72,16 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     if let Some(etcd) = arguments.etcd.config() {
         config = config.etcd(etcd);
     }
-    let running = russet_apiserver::start(config).await?;
+    let running = russet_apiserver::start(config).await;
+    let holder = match &running {
+        Err(russet_apiserver::Error::Listen { address, source })
+            if source.kind() == std::io::ErrorKind::AddrInUse =>
+        {
+            port_holder::describe(*address)
+        }
+        _ => None,
+    };
+    let mut running = running.map_err(|error| port_holder::with_holder(error.into(), holder))?;
     let server = running.url();
     let authority = running.authority();
 
@@ -95,19 +106,22 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     identities.issue()?;
 
     let operator = kube_client::client(&operator_dir.join(identity_dir::KUBECONFIG), |_| {}).await?;
-    let renewing = tokio::spawn(identities.run());
+    let mut tasks = TaskSet::default();
+    tasks.spawn("identities", identities.run());
+    tasks.spawn("kinds", async move { russet_operator::install::keep(&admin).await });
     let ready = Arc::new(AtomicBool::new(false));
     let leader_caches = russet_operator::LeaderCaches::default();
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
         format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
     })?;
     pki::write_private(&layout.metrics_address(), metrics.local_addr()?.to_string().as_bytes())?;
-    let metrics = tokio::spawn(russet_telemetry::admin::serve_with(
+    crate::operator::serve_metrics(
+        &mut tasks,
         metrics,
         registry.clone(),
-        ready.clone(),
-        crate::operator::pages(&leader_caches),
-    ));
+        crate::operator::readiness(&ready, &leader_caches),
+        &leader_caches,
+    );
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let candidate = LeaderIdentity::load_or_create(&operator_dir)?;
     let mut operator = tokio::spawn(async move {
@@ -135,9 +149,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         result = &mut operator => {
             result.context("the operator panicked")?.context("the operator ended")?;
         }
+        ended = tasks.ended() => return Err(ended.into()),
+        ended = running.ended() => return Err(ended.into()),
     }
-    metrics.abort();
-    renewing.abort();
+    tasks.shutdown().await;
     running.shutdown().await;
     Ok(())
 }

@@ -5,8 +5,10 @@
 mod files;
 mod launchd;
 mod manager;
+mod secrets;
 mod spec;
 mod systemd;
+pub mod trusted_path;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::files::WriteOutcome;
 use self::manager::Manager;
 use self::spec::{ServiceSpec, Verb};
+use crate::stdout::{out, outln};
 
 /// Default user of this system's services.
 pub const USER: &str = Manager::OF_THIS_SYSTEM.user();
@@ -129,10 +132,16 @@ fn install(asked: Install) -> Result<()> {
         command,
     };
     let service = ServiceSpec::new(request)?;
+    // Below another root are the files of another machine, whose helper checks itself when it starts.
+    if service.user == "root" && place.root.is_none() {
+        for program in &service.programs {
+            trusted_path::check(program)?;
+        }
+    }
     let files = manager.files(&service)?;
     if print {
         for file in &files {
-            println!("# {} (mode {:o})\n{}", file.path.display(), file.mode, file.text);
+            outln!("# {} (mode {:o})\n{}", file.path.display(), file.mode, file.text)?;
         }
     } else {
         let root = place.root();
@@ -140,12 +149,12 @@ fn install(asked: Install) -> Result<()> {
             let outcome = files::write(&root, file)?;
             let path = files::under_root(&root, &file.path);
             match outcome {
-                WriteOutcome::Unchanged => println!("{} is up to date", path.display()),
-                WriteOutcome::Written => println!("{} was written", path.display()),
+                WriteOutcome::Unchanged => outln!("{} is up to date", path.display())?,
+                WriteOutcome::Written => outln!("{} was written", path.display())?,
             }
         }
     }
-    print!("{}", manager::format_steps(&manager.steps(&service)));
+    out!("{}", manager::format_steps(&manager.steps(&service)))?;
     Ok(())
 }
 
@@ -170,7 +179,7 @@ fn uninstall(verb: Verb, place: &ServiceLocation, force: bool) -> Result<()> {
         removed |= files::remove(&root, &shared, systemd::is_ours, force)?;
     }
     ensure!(removed, "{name} is not installed: there is no {}", files::under_root(&root, &path).display());
-    println!("{name} is uninstalled; its user, its data and its logs are kept");
+    outln!("{name} is uninstalled; its user, its data and its logs are kept")?;
     Ok(())
 }
 
@@ -197,9 +206,9 @@ fn status(place: &ServiceLocation) -> Result<()> {
         "no service of Russet is installed below {}; install one with `russet service install agent`",
         root.display()
     );
-    println!("{}", lines.join("\n"));
+    outln!("{}", lines.join("\n"))?;
     if place.live_manager().is_none() {
-        println!("{manager} was not queried: it does not run here, or the files are below another root");
+        outln!("{manager} was not queried: it does not run here, or the files are below another root")?;
     }
     ensure!(down == 0, "{down} of the services do not run");
     Ok(())

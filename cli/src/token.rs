@@ -13,11 +13,13 @@ use russet_agent::join::identity::NodeIdentity;
 use russet_agent::join::pin::{self, PinError};
 use russet_agent::token::JoinToken;
 use russet_crds::InferenceNode;
+use russet_telemetry::say;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 use crate::client::client_from;
 use crate::data_dir::DataDir;
+use crate::stdout::outln;
 
 /// Token lifetime in hours: enough to walk to the other machine, and then it expires.
 const LIFETIME_HOURS: u32 = 24;
@@ -87,7 +89,7 @@ async fn close(layout: &DataDir) -> Result<()> {
             });
         }
     }
-    eprintln!("{revoked} join tokens are revoked. Within seconds the API server answers this machine only.");
+    say!("{revoked} join tokens are revoked. Within seconds the API server answers this machine only.");
     let own = NodeIdentity::load(&layout.agent()).ok().flatten().map(|identity| identity.node);
     let nodes = Api::<InferenceNode>::all(client).list_metadata(&ListParams::default()).await?;
     let others: Vec<String> = nodes
@@ -97,7 +99,7 @@ async fn close(layout: &DataDir) -> Result<()> {
         .filter(|name| own.as_ref() != Some(name))
         .collect();
     if !others.is_empty() {
-        eprintln!(
+        say!(
             "Nodes on other machines are cut off ({}): their engines go on, and nothing changes there until `russet token create` opens the API server again.",
             others.join(", ")
         );
@@ -116,14 +118,25 @@ async fn create(arguments: CreateArguments) -> Result<()> {
     let (ca_pin, ca) = authority(&server, &authorities).await?;
     let lifetime = jiff::SignedDuration::from_hours(i64::from(hours));
     let made = russet_operator::join_tokens::create(&client, lifetime).await?;
+    let id = made.id.clone();
     let token = JoinToken { id: made.id, secret: made.secret, ca_pin, ca }.encode();
-    if quiet {
-        println!("{token}");
-        return Ok(());
+    let shown = if quiet {
+        outln!("{token}")
+    } else {
+        let servers = if servers.is_empty() { vec![reachable(&server)] } else { servers };
+        say!("One machine may join with it until {:.0}. On that machine:", made.expires);
+        outln!("RUSSET_TOKEN={token} russet join {}", servers.join(" "))
+    };
+    if let Err(error) = shown {
+        // Nobody saw it, so nobody may hold it.
+        return match russet_operator::join_tokens::delete(&client, &id).await {
+            Ok(()) => Err(error.into()),
+            Err(deleting) => {
+                Err(anyhow::Error::new(error)
+                    .context(format!("token {id} stays until it expires: {deleting}")))
+            }
+        };
     }
-    let servers = if servers.is_empty() { vec![reachable(&server)] } else { servers };
-    eprintln!("One machine may join with it until {:.0}. On that machine:", made.expires);
-    println!("RUSSET_TOKEN={token} russet join {}", servers.join(" "));
     Ok(())
 }
 

@@ -1,27 +1,31 @@
 //! `russet up`: supervises `serve`, `gateway` and `agent` as children and restarts each separately.
 
 mod certificate;
+mod model_folders;
 
 use std::collections::VecDeque;
 use std::io::IsTerminal as _;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use russet_telemetry::logfile;
+use russet_telemetry::say;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
+use crate::agent::SourceArguments;
 use crate::client;
 use crate::data_dir::{self, DataDir};
 use crate::etcd::EtcdArguments;
-use crate::gateway::CertificateArguments;
+use crate::gateway::{CertificateArguments, OriginArguments};
 use crate::log_rotation;
 use crate::mqtt::MqttArguments;
 use crate::signals::{self, StopSignal};
+use crate::stdout;
 
 /// Maximum backoff before a restart: short enough to notice a freed port.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
@@ -59,6 +63,8 @@ pub struct Arguments {
     #[command(flatten)]
     certificate: CertificateArguments,
     #[command(flatten)]
+    origins: OriginArguments,
+    #[command(flatten)]
     etcd: EtcdArguments,
     /// Run no node agent; this machine is only a control plane.
     #[arg(long)]
@@ -72,6 +78,8 @@ pub struct Arguments {
     /// Address at which other machines reach this machine's node.
     #[arg(long)]
     address: Option<IpAddr>,
+    #[command(flatten)]
+    sources: SourceArguments,
     /// The engine of this machine's node; default `russet-engine` beside this program.
     #[arg(long)]
     engine_binary: Option<PathBuf>,
@@ -98,7 +106,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         data_dir: None,
         node_name: arguments.node_name.clone(),
         memory: arguments.memory.clone(),
-        allow_file_roots: Vec::new(),
+        sources: SourceArguments::default(),
         address: arguments.address,
         engine_binary: None,
         metrics_listen: arguments.metrics_listen,
@@ -130,10 +138,18 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let mut gateway = ChildProcess::new("gateway", &layout, &common);
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
+    gateway.arguments.extend(arguments.origins.to_arguments());
+    let answers = layout.gateway_answers();
+    gateway.arguments.extend(["--answers-file".into(), answers.display().to_string()]);
+    gateway.answers = Some(answers);
     let own_certificate = open_gateway(&mut gateway, &layout, &arguments);
     let mut agent = ChildProcess::new("agent", &layout, &common);
-    // The user of `up` owns this machine, so its own agent may read whatever that user may.
-    agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
+    agent.arguments.extend(["--node-name".into(), node]);
+    // Authors of Models may be other people than the user of `up`: models of that user, and nothing else.
+    let home = std::env::home_dir();
+    let mut sources = arguments.sources.clone();
+    sources.allow_file_roots.extend(model_folders::of_owner(home.as_deref(), |name| std::env::var_os(name)));
+    agent.arguments.extend(sources.to_flags()?);
     agent.arguments.extend(arguments.presence.to_flags());
     let beside = SocketAddr::new(arguments.metrics_listen.ip(), 0);
     for (flag, value) in [
@@ -149,6 +165,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
     let ending = signals::stop_signal(arguments.exit_with_parent);
     tokio::pin!(ending);
+    // The file of an earlier run would be taken for this one's.
+    remove_if_there(&layout.metrics_address())?;
     serve.start()?;
     tokio::select! {
         result = wait_ready(&mut serve, &layout) => result?,
@@ -170,16 +188,21 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let address = format!("http://127.0.0.1:{}\n", arguments.gateway_port);
     std::fs::write(layout.gateway_address(), address)
         .with_context(|| format!("cannot write {}", layout.gateway_address().display()))?;
-    announce(&layout, &arguments);
-
+    // A daemon goes on without the reader of its standard output.
+    let _ = stdout::write(announcement(&layout, &arguments));
+    let (mut announced, answers) = (false, layout.gateway_answers());
     let ending = loop {
         tokio::select! {
             ending = &mut ending => break ending,
             () = supervise(&mut children) => {}
+            () = until_there(&answers), if !announced => {
+                announced = true;
+                let _ = stdout::write(gateway_announcement(&layout, &arguments));
+            }
             () = renew_certificate(&layout, &arguments), if own_certificate => {}
         }
     };
-    eprintln!("stopping …");
+    say!("stopping …");
     // The agent stops first, so that it can still report; the store stops last.
     for child in children.iter_mut().rev() {
         child.stop(ending).await;
@@ -211,7 +234,7 @@ async fn renew_certificate(layout: &DataDir, arguments: &Arguments) {
     loop {
         tokio::time::sleep(CERTIFICATE_CHECK_INTERVAL).await;
         if let Err(error) = certificate::ensure(layout, &listen_addresses(arguments)) {
-            eprintln!("the gateway's certificate could not be renewed: {error:#}");
+            say!("the gateway's certificate could not be renewed: {error:#}");
         }
     }
 }
@@ -245,7 +268,8 @@ async fn wait_ready(serve: &mut ChildProcess, layout: &DataDir) -> Result<()> {
         if let Some(status) = serve.exited() {
             bail!("the control plane ended at once ({status}):\n{}", serve.log_tail(10));
         }
-        if layout.gateway().join("kubeconfig").exists() && is_serving(layout).await {
+        let written = [layout.gateway().join("kubeconfig"), layout.metrics_address()];
+        if written.iter().all(|file| file.exists()) && is_serving(layout).await {
             return Ok(());
         }
         if Instant::now() >= deadline {
@@ -262,36 +286,43 @@ async fn is_serving(layout: &DataDir) -> bool {
     client.request_text(request).await.is_ok()
 }
 
-fn announce(layout: &DataDir, arguments: &Arguments) {
-    println!("Russet is up.");
-    println!(
+/// What runs once the control plane answers.
+fn announcement(layout: &DataDir, arguments: &Arguments) -> String {
+    let mut lines = vec!["Russet is up.".to_owned()];
+    lines.push(format!(
         "  API        https://127.0.0.1:{}   KUBECONFIG={}",
         arguments.api_port,
         layout.admin_kubeconfig().display()
-    );
-    println!("  Gateway    http://127.0.0.1:{}/v1   (OpenAI's API)", arguments.gateway_port);
-    for address in &arguments.gateway_listen {
-        announce_network(layout, arguments, *address);
-    }
-    println!("  Metrics    http://127.0.0.1:{}/metrics (gateway)", arguments.gateway_port);
+    ));
     if let Ok(address) = std::fs::read_to_string(layout.metrics_address()) {
-        println!("             http://{address}/metrics (control plane)");
+        lines.push(format!("  Metrics    http://{address}/metrics (control plane)"));
     }
-    println!("  Logs       {}", layout.logs().display());
+    lines.push(format!("  Logs       {}", layout.logs().display()));
     let place = match DataDir::resolve(None) {
         Ok(default) if default.root() == layout.root() => String::new(),
         _ => format!(" --data-dir {}", layout.root().display()),
     };
     // A service has no keyboard.
     let stop = if std::io::stdout().is_terminal() { "; stop with Ctrl-C." } else { "" };
-    println!("  Add a machine: russet token create{place}{stop}");
+    lines.push(format!("  Add a machine: russet token create{place}{stop}\n"));
+    lines.join("\n")
+}
+
+/// The gateway's addresses, once it answers: its port may be taken.
+fn gateway_announcement(layout: &DataDir, arguments: &Arguments) -> String {
+    let port = arguments.gateway_port;
+    let mut lines = vec![format!("  Gateway    http://127.0.0.1:{port}/v1   (OpenAI's API)")];
+    for address in &arguments.gateway_listen {
+        lines.extend(network_announcement(layout, arguments, *address));
+    }
+    lines.push(format!("             http://127.0.0.1:{port}/metrics (metrics)\n"));
+    lines.join("\n")
 }
 
 /// How clients on other machines reach and verify the gateway.
-fn announce_network(layout: &DataDir, arguments: &Arguments, address: SocketAddr) {
+fn network_announcement(layout: &DataDir, arguments: &Arguments, address: SocketAddr) -> Vec<String> {
     if address.ip().to_canonical().is_loopback() {
-        println!("             http://{address}/v1   (this machine alone)");
-        return;
+        return vec![format!("             http://{address}/v1   (this machine alone)")];
     }
     let host = match address.ip() {
         ip if !ip.is_unspecified() => SocketAddr::new(ip, address.port()).to_string(),
@@ -301,11 +332,34 @@ fn announce_network(layout: &DataDir, arguments: &Arguments, address: SocketAddr
             format!("{host}:{}", address.port())
         }
     };
-    println!("             https://{host}/v1   (other machines; a key is needed: russet key create NAME)");
+    let mut lines = vec![format!(
+        "             https://{host}/v1   (other machines; a key is needed: russet key create NAME)"
+    )];
     if arguments.certificate.files().is_none() {
         let ca = layout.gateway().join("ca.crt");
-        println!("             They trust {}: curl --cacert, SSL_CERT_FILE (Python),", ca.display());
-        println!("             NODE_EXTRA_CA_CERTS (Node); copy it there, it is no secret.");
+        lines.push(format!(
+            "             They trust {}: curl --cacert, SSL_CERT_FILE (Python),",
+            ca.display()
+        ));
+        lines.push("             NODE_EXTRA_CA_CERTS (Node); copy it there, it is no secret.".to_owned());
+    }
+    lines
+}
+
+/// Waits until a file exists.
+async fn until_there(path: &Path) {
+    while !path.exists() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Removes a file that a child writes.
+fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -324,6 +378,8 @@ struct ChildProcess {
     name: &'static str,
     arguments: Vec<String>,
     log: PathBuf,
+    /// File that it writes once it answers; removed whenever it does not.
+    answers: Option<PathBuf>,
     child: Option<Child>,
     started: Instant,
     delays: ExponentialBackoff,
@@ -338,6 +394,7 @@ impl ChildProcess {
             name,
             arguments,
             log: layout.logs().join(format!("{name}.log")),
+            answers: None,
             child: None,
             started: Instant::now(),
             delays: BACKOFF.build(),
@@ -346,6 +403,7 @@ impl ChildProcess {
     }
 
     fn start(&mut self) -> Result<()> {
+        self.forget_answers()?;
         let program = std::env::current_exe().context("cannot tell where this program is")?;
         let log = logfile::open(&self.log)
             .with_context(|| format!("cannot open the log {}", self.log.display()))?;
@@ -377,7 +435,7 @@ impl ChildProcess {
             if Instant::now() >= at {
                 self.restart_at = None;
                 if let Err(error) = self.start() {
-                    eprintln!("{}: {error:#}", self.name);
+                    say!("{}: {error:#}", self.name);
                     self.restart_at = Some(Instant::now() + MAX_BACKOFF);
                 }
             }
@@ -385,11 +443,14 @@ impl ChildProcess {
         }
         let Some(status) = self.exited() else { return };
         self.child = None;
+        if let Err(error) = self.forget_answers() {
+            say!("{}: {error:#}", self.name);
+        }
         if self.started.elapsed() >= HEALTHY_AFTER {
             self.delays = BACKOFF.build();
         }
         let delay = self.delays.next().unwrap_or(MAX_BACKOFF);
-        eprintln!(
+        say!(
             "{} ended ({status}) and starts again in {} ms; its log {} ends with:\n{}",
             self.name,
             delay.as_millis(),
@@ -397,6 +458,10 @@ impl ChildProcess {
             self.log_tail(1)
         );
         self.restart_at = Some(Instant::now() + delay);
+    }
+
+    fn forget_answers(&self) -> Result<()> {
+        self.answers.as_deref().map_or(Ok(()), remove_if_there)
     }
 
     fn log_tail(&self, lines: usize) -> String {
@@ -419,8 +484,10 @@ impl ChildProcess {
         if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
             let _ = rustix::process::kill_process(pid, signal);
         }
+        // Whether it answers while it ends is nobody's concern.
+        let _ = self.forget_answers();
         if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
-            eprintln!("{} did not end within {} s and is killed", self.name, STOP_TIMEOUT.as_secs());
+            say!("{} did not end within {} s and is killed", self.name, STOP_TIMEOUT.as_secs());
             let _ = child.kill().await;
         }
     }

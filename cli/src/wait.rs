@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use russet_telemetry::say;
 use serde_json::Value;
 
+use crate::api_error;
 use crate::client::{self, Connection};
 use crate::resources;
+use crate::stdout::outln;
 
 /// Arguments of `russet wait`.
 #[derive(clap::Args)]
@@ -26,7 +29,7 @@ pub struct Arguments {
 /// Waits; an error has the condition's last reason and message.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
-    let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;
+    let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace()).await?;
     let condition = WaitCondition::parse(&arguments.condition)?;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(arguments.timeout_seconds);
     let mut last = String::new();
@@ -36,7 +39,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             Err(error) if is_not_found(&error) => None,
             // A control plane that restarts is waited for as well.
             Err(error) => {
-                last = format!("{error:#}");
+                last = api_error::text(&error);
                 if tokio::time::Instant::now() >= deadline {
                     bail!("timed out; the server last said: {last}");
                 }
@@ -46,11 +49,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         };
         let (done, now) = condition.check(object.as_ref());
         if done {
-            println!("{} {}", arguments.object, condition.met());
+            outln!("{} {}", arguments.object, condition.met())?;
             return Ok(());
         }
         if now != last {
-            eprintln!("waiting: {now}");
+            say!("waiting: {now}");
             last = now;
         }
         if tokio::time::Instant::now() >= deadline {

@@ -114,6 +114,8 @@ pub enum Reason {
     NothingFits,
     /// The named Tier does not exist.
     TierNotFound,
+    /// The named Tier is not for the deployment's namespace.
+    TierNotAllowed,
     /// A workload group of the tier has too few nodes.
     NodesMissing,
     /// The replica fits, but other pending replicas score higher together.
@@ -208,6 +210,9 @@ pub enum Reason {
     EngineExited,
     /// The engine reported a fatal failure.
     EngineFailed,
+    /// The engine refused the model's files or the split, and would again; the group is formed anew after some
+    /// minutes, not at once.
+    ModelRefused,
     /// The engine missed its heartbeats for so long that its process must be frozen; its agent killed it.
     EngineSilent,
     /// A batch took many times its predicted duration, so the engine must be hung; its agent killed it.
@@ -230,6 +235,8 @@ pub enum Reason {
     KeyExpired,
     /// An older AccessKey has the same secret, so this one is rejected.
     DuplicateSecret,
+    /// The secret was first that of an AccessKey in another namespace, so this one is rejected.
+    ForeignSecret,
     /// There are as many replicas as demand requires, or soon will be.
     ScaledByDemand,
     /// A person stopped the deployment, so it does not scale.
@@ -244,6 +251,8 @@ pub enum Reason {
     Finished,
     /// A request of the Benchmark failed, so it has no results.
     Failed,
+    /// The operator cannot decode the object and leaves it out; an Event, and no condition.
+    Undecodable,
     /// The output of the system's tools on the ports was parsed.
     PortsRead,
     /// The output of a system tool could not be parsed; the message names the tool and quotes the output.

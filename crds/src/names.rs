@@ -33,6 +33,9 @@ pub const LABEL_MEMORY: &str = "russet.dev/memory";
 /// Kubernetes' own.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
+/// Annotation on an AccessKey: the namespace that its secret moves to. Without it a secret stays with the namespace in
+/// which it was seen first.
+pub const SECRET_MOVES_TO: &str = "russet.dev/secret-moves-to";
 /// Finalizer on Models: their copies are deleted first.
 pub const FINALIZER_COPIES: &str = "russet.dev/copies";
 

@@ -53,6 +53,11 @@ use crate::{ApprovalAction, LocalReference};
 pub struct TierSpec {
     /// Whether workload groups have their own nodes.
     pub mode: TierMode,
+    /// Namespaces whose deployments may use the tier. Empty: all; but then a replica of another namespace is
+    /// preempted only with an Approval.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
+    pub namespaces: Vec<String>,
     /// NodePools whose nodes the tier may use; a replica is always in one of them. Empty: any node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
@@ -92,6 +97,13 @@ pub struct TierSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "set"))]
     pub approvals: Vec<ApprovalAction>,
+}
+
+impl TierSpec {
+    /// Whether deployments of this namespace may use the tier.
+    pub fn allows(&self, namespace: &str) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|allowed| allowed == namespace)
+    }
 }
 
 fn min_residency() -> u32 {

@@ -142,6 +142,7 @@ impl ControlService {
             FailureCause::Other => pb::FailureCause::Unspecified,
             FailureCause::Smoke => pb::FailureCause::Smoke,
             FailureCause::Group => pb::FailureCause::Group,
+            FailureCause::Model => pb::FailureCause::Model,
         };
         let reuse = match now.reuse {
             Reuse::No | Reuse::Taken => pb::Reuse::No,

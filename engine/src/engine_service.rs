@@ -86,7 +86,7 @@ impl Engine for EngineService {
         };
         let events: Self::GenerateStream = match intake {
             Some(intake) => {
-                let events = intake.submit(request.into_inner().into());
+                let events = intake.prepare(request.into_inner().into()).await;
                 Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
             }
             None => {

@@ -177,6 +177,9 @@ pub enum ExecutorError {
     /// The connection to another rank failed.
     #[error("{0}")]
     Group(String),
+    /// The model or its split is refused, and would be again.
+    #[error("{0}")]
+    Refused(String),
 }
 
 impl From<ExecutorError> for FailureReport {
@@ -184,6 +187,7 @@ impl From<ExecutorError> for FailureReport {
         match error {
             ExecutorError::Local(reason) => Self { cause: FailureCause::Other, reason },
             ExecutorError::Group(reason) => Self::group(reason),
+            ExecutorError::Refused(reason) => Self::model(reason),
         }
     }
 }

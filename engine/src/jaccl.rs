@@ -58,6 +58,29 @@ pub enum DevicesError {
     },
 }
 
+/// MLX's error of a queue pair that could not be connected, with what to do about its errno; other texts stay as
+/// they are.
+pub fn with_remedy(error: String) -> String {
+    let lower = error.to_ascii_lowercase();
+    let errno = lower.rsplit_once("errno").and_then(|(_, rest)| {
+        let digits: String =
+            rest.trim_start_matches([' ', ':', '=']).chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    let remedy = match errno.filter(|_| lower.contains("rtr") || lower.contains("queue pair")) {
+        // EINVAL: no entry of the device's GID table belongs to the port's address.
+        Some(22) => {
+            "the RDMA device does not know its port's IPv4 address: take the address off the port and give it one again, or plug the cable in again"
+        }
+        // EBUSY: the device still has the queue pairs of an engine that was killed.
+        Some(16) => {
+            "the RDMA device is still in use: end other programs that use RDMA on this machine, and restart the machine if none is left"
+        }
+        _ => return error,
+    };
+    format!("{error}; {remedy}")
+}
+
 impl Topology {
     /// The cables that a backend needs between the tensor ranks; `None` without RDMA.
     pub fn of(backend: Backend) -> Option<Self> {
@@ -139,6 +162,27 @@ mod tests {
     fn mesh(members: usize) -> Devices {
         let cell = |from: usize, to: usize| if from == to { vec![] } else { vec![format!("rdma_en{to}")] };
         Devices((0..members).map(|from| (0..members).map(|to| cell(from, to)).collect()).collect())
+    }
+
+    #[test]
+    fn errno_of_a_queue_pair_comes_with_its_remedy() {
+        for (error, words) in [
+            (
+                "[jaccl] Changing queue pair to RTR failed with errno 22",
+                Some("does not know its port's IPv4 address"),
+            ),
+            ("[jaccl] Changing queue pair to RTR failed with errno: 16", Some("still in use")),
+            ("[jaccl] Changing queue pair to RTR failed with errno 110", None),
+            ("[ring] bind failed, errno 22", None),
+            ("no errno at all of a queue pair", None),
+        ] {
+            let message = with_remedy(error.to_owned());
+            assert!(message.starts_with(error), "{message}");
+            match words {
+                Some(words) => assert!(message.contains(words), "{message}"),
+                None => assert_eq!(message, error),
+            }
+        }
     }
 
     #[test]

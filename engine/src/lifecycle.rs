@@ -35,6 +35,8 @@ pub enum FailureCause {
     Smoke,
     /// Another rank, or the connection to it, is lost. The weights in memory may be sound.
     Group,
+    /// The model's files or the split are refused. Trying again gives the same answer.
+    Model,
 }
 
 /// Whether a failed rank can join the next formation of its group.
@@ -61,6 +63,11 @@ pub struct FailureReport {
 }
 
 impl FailureReport {
+    /// A refusal of the model or its split.
+    pub fn model(reason: impl Into<String>) -> Self {
+        Self { cause: FailureCause::Model, reason: reason.into() }
+    }
+
     /// A failure of the group.
     pub fn group(reason: impl Into<String>) -> Self {
         Self { cause: FailureCause::Group, reason: reason.into() }
@@ -276,6 +283,7 @@ mod tests {
             (true, FailureCause::Group, true, Reuse::No),
             (true, FailureCause::Other, false, Reuse::No),
             (true, FailureCause::Smoke, false, Reuse::No),
+            (true, FailureCause::Model, false, Reuse::No),
             (false, FailureCause::Group, false, Reuse::No),
         ] {
             let life = Lifecycle::new(outlives);

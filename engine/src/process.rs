@@ -26,7 +26,7 @@ use crate::engine_service::{EngineService, ServiceRole};
 use crate::executor::{Addresses, CacheSupport, Executor, ReplyReceiver};
 use crate::group::follower::Follower;
 use crate::group::leader;
-use crate::lifecycle::{FailureCause, Lifecycle, Phase, RankStatus, Reuse};
+use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, Phase, RankStatus, Reuse};
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
 use crate::reform;
@@ -377,7 +377,7 @@ async fn run_rank(
     let loaded = load(&config, &compute, &life).await;
     let tokens = match loaded {
         Ok(tokens) => tokens,
-        Err(reason) => return life.fail(reason),
+        Err(failure) => return life.fail_with(failure),
     };
     tracing::info!("the weights are in memory");
     life.advance(Phase::Loaded, if config.rank == 0 { "" } else { "waiting for rank 0" });
@@ -451,7 +451,7 @@ async fn load(
     config: &EngineConfig,
     compute: &Arc<dyn Executor>,
     life: &Lifecycle,
-) -> Result<Option<ChatTokenizer>, String> {
+) -> Result<Option<ChatTokenizer>, FailureReport> {
     let weights = compute.load();
     let tokens = if config.rank == 0 {
         let (dir, draft) = (config.model_dir.clone(), config.draft_dir.clone());
@@ -460,17 +460,21 @@ async fn load(
             ChatTokenizer::load(&dir)
         })
         .await;
-        Some(tokens.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?)
+        let tokens = tokens.map_err(|error| FailureReport::from(error.to_string()))?;
+        Some(tokens.map_err(|error| match error.is_refusal() {
+            true => FailureReport::model(error.to_string()),
+            false => error.to_string().into(),
+        })?)
     } else {
         None
     };
     tokio::select! {
         biased;
-        () = life.wait_ended() => Err("stopped while loading".into()),
+        () = life.wait_ended() => Err("stopped while loading".to_owned().into()),
         result = weights => match result {
             Ok(Ok(())) => Ok(tokens),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("the compute thread ended while loading; see the engine's log".into()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err("the compute thread ended while loading; see the engine's log".to_owned().into()),
         },
     }
 }

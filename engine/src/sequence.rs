@@ -314,6 +314,7 @@ mod tests {
             emitted: Vec::new(),
             priority: 0,
             deadline_milliseconds: None,
+            cache_salt: String::new(),
         }
     }
 

@@ -10,7 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jiff::Zoned;
+use russet_model::config::whole;
+use russet_model::json;
+use russet_model::tokenizer_files::EndTokenIds;
 use russet_wire::request::Message;
+use serde::Deserialize as _;
 use serde_json::Value;
 use thiserror::Error;
 use tokenizers::Tokenizer;
@@ -28,6 +32,14 @@ pub enum TokenizerError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// There is no tokenizer.
+    #[error(
+        "{path} is missing, and tokenizer.model is not read; take a copy of the model that has it, or convert its tokenizer with Hugging Face's tokenizers"
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
     },
     /// A file with invalid contents.
     #[error("{path} is broken: {reason}; fix the model, or delete its ModelCopy to fetch it again")]
@@ -92,6 +104,13 @@ pub enum TokenizerError {
     Decode(String),
 }
 
+impl TokenizerError {
+    /// Whether loading the same files fails again whenever it is tried.
+    pub(crate) fn is_refusal(&self) -> bool {
+        !matches!(self, Self::Read { .. })
+    }
+}
+
 /// A model's tokenizer and template.
 pub struct ChatTokenizer {
     tokenizer: Arc<Tokenizer>,
@@ -147,8 +166,7 @@ impl ChatTokenizer {
         let (path, source) = template_source(dir, &config)?;
         let template = Template::new(&source, special)
             .map_err(|error| TokenizerError::Broken { path, reason: error.to_string() })?;
-        let vocabulary =
-            read_json(&dir.join("config.json"))?.and_then(|config| config["vocab_size"].as_u64());
+        let vocabulary = read_json(&dir.join("config.json"))?.and_then(|config| whole(&config["vocab_size"]));
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             template,
@@ -245,25 +263,16 @@ fn special_token(value: &Value) -> Option<String> {
 
 /// One id or several.
 fn parse_eos_ids(path: &Path, value: &Value) -> Result<Vec<u32>, TokenizerError> {
-    let ids = match value {
-        Value::Null => Vec::new(),
-        Value::Array(ids) => ids.iter().collect(),
-        id => vec![id],
-    };
-    ids.into_iter()
-        .map(|id| {
-            id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| TokenizerError::Broken {
-                path: path.to_owned(),
-                reason: format!("eos_token_id is {value}, not a token id or a list of them"),
-            })
-        })
-        .collect()
+    EndTokenIds::deserialize(value).map(|EndTokenIds(ids)| ids).map_err(|_| TokenizerError::Broken {
+        path: path.to_owned(),
+        reason: format!("eos_token_id is {value}, not a token id or a list of them"),
+    })
 }
 
 /// A JSON file, `None` when it does not exist.
 fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
     match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
+        Ok(bytes) => serde_json::from_slice(&json::plain(&bytes))
             .map(Some)
             .map_err(|error| TokenizerError::Broken { path: path.to_owned(), reason: error.to_string() }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -272,7 +281,10 @@ fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+    std::fs::read(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => TokenizerError::Missing { path: path.to_owned() },
+        _ => TokenizerError::Read { path: path.to_owned(), source },
+    })
 }
 
 #[cfg(test)]
@@ -387,6 +399,8 @@ mod tests {
                 &[fixture::END],
             ),
             (r#"{}"#, r#"{"eos_token_id": 9}"#, r#"{"eos_token": "not a token"}"#, &[9]),
+            // As Python writes and reads it.
+            (r#"{"eos_token_id": 2.0}"#, r#"{"eos_token_id": [5.0], "x": NaN}"#, "\u{feff}{}", &[2, 5]),
         ] {
             let dir = fixture::model_dir();
             for (file, text) in [
@@ -415,7 +429,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         for (file, expected) in [
-            ("tokenizer.json", "tokenizer.json: the model's copy is incomplete"),
+            ("tokenizer.json", "tokenizer.json is missing, and tokenizer.model is not read"),
             ("chat_template.jinja", "has no chat template"),
         ] {
             let dir = fixture::model_dir();

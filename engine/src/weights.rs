@@ -24,7 +24,7 @@ use russet_model::{
     error::{Error, FileError, Unsupported},
     index::{INDEX, MAX_INDEX_BYTES, weight_files},
     partition::RankPart,
-    safetensors::{self, Entry, Headers, header_length},
+    safetensors::{self, Entry, Headers},
     tensors::{Packing, Recipe, ShardAxis, Stored, Tensor, beside},
 };
 use thiserror::Error;
@@ -82,6 +82,16 @@ pub enum WeightsError {
     },
 }
 
+impl WeightsError {
+    /// Whether the same files are refused again whenever they are read.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::File { .. } | Self::Unsupported(_) | Self::NoTensor(_) | Self::NotDivisible { .. } => true,
+            Self::Io { .. } | Self::Mlx { .. } => false,
+        }
+    }
+}
+
 /// The element type weights are kept in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
@@ -122,14 +132,14 @@ impl Checkpoint {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut headers = Headers::default();
         let mut files = Vec::new();
-        for name in weight_files(index.as_deref(), &names).map_err(wrong)? {
+        for name in weight_files(index.as_deref(), &names).map_err(wrong)?.names {
             let path = dir.join(&name);
             let io = |source| WeightsError::Io { path: path.clone(), source };
             let file = File::open(&path).map_err(io)?;
             let size = file.metadata().map_err(io)?.len();
             let mut start = vec![0; size.min(8) as usize];
             file.read_exact_at(&mut start, 0).map_err(io)?;
-            let mut header = vec![0; header_length(&name, &start, size).map_err(wrong)? as usize];
+            let mut header = vec![0; headers.next_length(&name, &start, size).map_err(wrong)? as usize];
             file.read_exact_at(&mut header, 8).map_err(io)?;
             headers.add(&name, &header, size).map_err(wrong)?;
             files.push(OpenFile { path, file });

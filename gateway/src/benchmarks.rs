@@ -26,6 +26,7 @@ use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use russet_crds::{Benchmark, BenchmarkStatus, ModelDeployment, ShardGroup, names};
+use russet_rpc::cache_status::CacheStatus;
 use serde_json::json;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
@@ -79,11 +80,12 @@ struct BenchmarkRunner {
 /// Runs Benchmarks until the future is dropped.
 pub(crate) async fn run(
     client: Client,
+    caches: CacheStatus,
     mut table: watch::Receiver<Arc<RoutingTable>>,
     backends: Backends,
     event_timeout: Duration,
 ) {
-    let mut changes = changes::<Benchmark, _>(&client, |event| event);
+    let mut changes = changes::<Benchmark, _>(&client, &caches, |event| event);
     let mut benchmarks = Reflected::default();
     let mut poll = tokio::time::interval(POLL_INTERVAL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -86,12 +86,23 @@ impl BodyBudget {
         })
     }
 
-    async fn collect(&self, body: Body, caller: &Caller) -> Result<(Bytes, BodyPermit), GatewayError> {
+    /// Holds `bytes` more for a request of this caller; an error if they do not fit the budget.
+    pub fn hold(&self, caller: &Caller, bytes: usize) -> Result<BodyPermit, GatewayError> {
+        let mut permit = self.empty_permit(caller);
+        self.reserve(&mut permit, bytes)?;
+        Ok(permit)
+    }
+
+    fn empty_permit(&self, caller: &Caller) -> BodyPermit {
         let key = match caller {
             Caller::Anonymous => None,
             Caller::Key(key) => Some(key.full_name()),
         };
-        let mut permit = BodyPermit { usage: self.usage.clone(), key, bytes: 0 };
+        BodyPermit { usage: self.usage.clone(), key, bytes: 0 }
+    }
+
+    async fn collect(&self, body: Body, caller: &Caller) -> Result<(Bytes, BodyPermit), GatewayError> {
+        let mut permit = self.empty_permit(caller);
         let mut bytes = BytesMut::new();
         let mut body = Limited::new(body, MAX_BODY_BYTES);
         while let Some(frame) = body.frame().await {

@@ -19,6 +19,7 @@ mod dispatcher;
 mod engine_stream;
 mod response;
 mod route_decision;
+mod suspects;
 
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ pub use dispatcher::DispatchLimits;
 pub(crate) use dispatcher::Dispatcher;
 use engine_stream::shutdown_error;
 use response::ResponseStream;
+pub(crate) use suspects::PromptDigest;
 
 impl Dispatcher {
     /// The response to `pending` from a deployment that serves its model, from its first text on.
@@ -44,6 +46,10 @@ impl Dispatcher {
             return Err(error);
         }
         let mut tracker = self.metrics.request(pending.model());
+        if let Err(error) = self.recall(&mut pending) {
+            tracker.failed(&error);
+            return Err(error);
+        }
         match self.run_attempts(&mut pending, &mut tracker).await {
             Ok(opened) => Ok(ResponseStream::new(self.clone(), pending, opened, tracker)),
             Err(error) => {

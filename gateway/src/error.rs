@@ -14,6 +14,12 @@ pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub enum ErrorKind {
     /// The request is invalid or uses a feature this release does not have.
     InvalidRequest,
+    /// The conversation is longer than the model's context.
+    ContextLengthExceeded,
+    /// The head of the request is larger than the limit.
+    HeadTooLarge,
+    /// The body is in an encoding that is not decoded.
+    UnsupportedMediaType,
     /// The body is larger than the limit.
     TooLarge,
     /// The body did not arrive in time.
@@ -40,6 +46,8 @@ pub enum ErrorKind {
     GatewayFull,
     /// The engine or its machine was lost.
     EngineLost,
+    /// Engines are lost while they prepare the request.
+    PoisonRequest,
     /// The engine is connected and has sent nothing for too long.
     EngineSilent,
     /// The deadline of the request passed.
@@ -55,6 +63,9 @@ impl ErrorKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
+            Self::ContextLengthExceeded => "context_length_exceeded",
+            Self::HeadTooLarge => "headers_too_large",
+            Self::UnsupportedMediaType => "unsupported_media_type",
             Self::TooLarge => "request_too_large",
             Self::BodyTimeout => "request_timeout",
             Self::Forbidden => "forbidden",
@@ -68,6 +79,7 @@ impl ErrorKind {
             Self::Overloaded => "rate_limit_exceeded",
             Self::GatewayFull => "gateway_full",
             Self::EngineLost => "engine_lost",
+            Self::PoisonRequest => "poison_request",
             Self::EngineSilent => "engine_silent",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Internal => "internal_error",

@@ -40,8 +40,10 @@ pub struct Keyring {
     pub object_count: usize,
     /// Every AccessKey that can be decoded.
     pub keys: Vec<Arc<ApiKey>>,
-    /// The key of each secret; the oldest of several with the same secret.
+    /// The key of each secret; the oldest of several in the namespace that the secret belongs to.
     by_digest: HashMap<Digest, Arc<ApiKey>>,
+    /// The namespace that each secret belongs to, also of secrets whose AccessKeys are gone.
+    owners: HashMap<Digest, String>,
 }
 
 /// One AccessKey.
@@ -62,9 +64,18 @@ pub struct ApiKey {
     per_minute: Option<u32>,
     expires: Option<Timestamp>,
     enabled: bool,
-    /// The older object with the same secret, if there is one.
-    duplicate_of: Option<String>,
+    /// Why its secret does not open it.
+    rejection: Option<SecretRejection>,
     usage: Arc<KeyUsage>,
+}
+
+/// Why the secret of a key belongs to another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum SecretRejection {
+    /// This older object of the same namespace has the same secret.
+    Duplicate(String),
+    /// The secret belongs to this namespace; `None`: to another one, whose AccessKey was gone when the gateway started.
+    Foreign(Option<String>),
 }
 
 /// Usage of a secret, carried from one keyring to the next.
@@ -174,6 +185,18 @@ impl Caller {
         }
     }
 
+    /// The salt of the prefix cache for the caller's requests, with the one that a request has itself. Callers of
+    /// different namespaces share no prefixes: whether one is cached tells what others asked. Keys of one namespace
+    /// do, as its holders may read the same models and conversations.
+    pub fn cache_salt(&self, own: &str) -> String {
+        match self {
+            Self::Anonymous if own.is_empty() => String::new(),
+            // No namespace has a slash.
+            Self::Anonymous => format!("/{own}"),
+            Self::Key(key) => format!("{}/{own}", key.namespace),
+        }
+    }
+
     /// Limits on the caller's requests.
     pub fn limits(&self) -> RequestLimits {
         match self {
@@ -194,11 +217,18 @@ impl Caller {
     }
 }
 
+/// Whether the request's headers hold a key, good or not.
+pub fn presents_key(headers: &HeaderMap) -> bool {
+    presented_secret(headers).is_some()
+}
+
 /// The key in the request's headers: a bearer token, else `x-api-key`.
 fn presented_secret(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
-        let (scheme, secret) = value.as_bytes().split_at_checked("bearer ".len())?;
-        scheme.eq_ignore_ascii_case(b"bearer ").then_some(secret)
+        // A tab separates as well: keys are pasted from tables.
+        let (scheme, secret) = value.as_bytes().split_at_checked("bearer".len())?;
+        let separated = secret.first().is_some_and(|byte| matches!(byte, b' ' | b'\t'));
+        (separated && scheme.eq_ignore_ascii_case(b"bearer")).then_some(secret)
     });
     let secret = bearer.or_else(|| headers.get(API_KEY).map(|value| value.as_bytes()))?.trim_ascii();
     (!secret.is_empty()).then_some(secret)
@@ -246,6 +276,8 @@ mod tests {
             (&some, &[], "MissingKey", "MissingKey"),
             (&some, &good, "default/good", "default/good"),
             (&some, &[("authorization", "bEARER  s-good ")], "default/good", "default/good"),
+            (&some, &[("authorization", "Bearer\ts-good\t")], "default/good", "default/good"),
+            (&some, &[("authorization", "Bearers-good")], "MissingKey", "MissingKey"),
             (&some, &[("x-api-key", "s-good")], "default/good", "default/good"),
             (
                 &some,

@@ -3,6 +3,7 @@
 
 mod certificate;
 mod connection_limit;
+mod write_timeout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use certificate::{Certificate, CertificateError, ServerFiles};
 use connection_limit::ConnectionLimiter;
+use write_timeout::WriteTimeout;
 
 /// Which machines can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct ListenerLimits {
     pub head_timeout: Duration,
     /// Interval of pings on an idle HTTP/2 connection, and their timeout.
     pub ping_interval: Duration,
+    /// How long a client may leave what it was sent unread; then its connection is closed.
+    pub write_timeout: Duration,
     /// Concurrent connections of one listener; further ones wait unaccepted.
     pub max_connections: usize,
     /// How many of these are reserved for hosts that have fewer than this. Once no others are free, the
@@ -66,6 +70,7 @@ impl Default for ListenerLimits {
             handshake_timeout: Duration::from_secs(10),
             head_timeout: Duration::from_secs(60),
             ping_interval: Duration::from_secs(20),
+            write_timeout: Duration::from_secs(60),
             // Far more than engines have slots, and few beside the file limit that `russet` raises.
             max_connections: 512,
             reserved_connections: 128,
@@ -75,8 +80,11 @@ impl Default for ListenerLimits {
 
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 128;
-/// Largest request head in bytes, all headers together; HTTP/1 may read one buffer more before it notices.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Largest request head in bytes, all headers together.
+pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// What is read of a head: one between the two sizes is refused with a reason, a larger one without. HTTP/1 may read
+/// one buffer more before it notices.
+const MAX_READ_HEAD_BYTES: usize = 2 * MAX_HEAD_BYTES;
 
 /// A listening socket and its protocol.
 pub struct HttpListener {
@@ -137,19 +145,20 @@ async fn serve_connection(
 ) {
     // Tokens are small and must not wait until a packet is full.
     let _ = stream.set_nodelay(true);
+    let stream = WriteTimeout::new(stream, limits.write_timeout);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
-        .max_buf_size(MAX_HEAD_BYTES);
+        .max_buf_size(MAX_READ_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(limits.ping_interval)
         .keep_alive_timeout(limits.ping_interval)
         .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_HEAD_BYTES as u32);
+        .max_header_list_size(MAX_READ_HEAD_BYTES as u32);
     match tls {
         None => serve_http(builder, stream, router, limits, watcher).await,
         Some(tls) => match timeout(limits.handshake_timeout, tls.accept(stream)).await {

@@ -6,6 +6,8 @@ mod follow;
 mod objects;
 mod scope;
 
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub use follow::follow;
@@ -89,12 +91,20 @@ pub enum Resolved<'a> {
     Deployments(Vec<&'a Deployment>),
     /// A ModelRoute has the name, but none of its targets exists.
     Dangling(&'a ModelAlias),
-    /// Deployments of several namespaces have the name; these are their full names.
+    /// Several namespaces have the name; these are its full names.
     Ambiguous(Vec<String>),
     /// The caller's key does not allow the name, whether it exists or not.
     Forbidden,
     /// Nothing has the name.
     Unknown,
+}
+
+/// What a name belongs to.
+enum NameOwner<'a> {
+    /// A name of a ModelRoute.
+    Route(&'a ModelAlias),
+    /// A deployment, several of them, or nothing.
+    Other(Resolved<'a>),
 }
 
 impl Deployment {
@@ -109,51 +119,78 @@ impl ModelAlias {
         !self.pattern.contains('*')
     }
 
-    /// Literal characters of the pattern: the more, the more specific it is.
-    fn literal_length(&self) -> usize {
-        self.pattern.chars().filter(|&character| character != '*').count()
+    /// Whether it has this name, alone or after its namespace.
+    fn claims(&self, model: &str) -> bool {
+        let qualified = model.split_once('/').filter(|(namespace, _)| *namespace == self.namespace);
+        matches_pattern(&self.pattern, model)
+            || qualified.is_some_and(|(_, name)| matches_pattern(&self.pattern, name))
+    }
+
+    /// Compares how specific two names are: exact ones, then those with more literal characters; of equal ones the
+    /// first by its route, so that all gateways choose the same.
+    fn specificity(&self, other: &Self) -> Ordering {
+        let literals = |alias: &Self| alias.pattern.chars().filter(|&character| character != '*').count();
+        let rank = |alias: &Self| (alias.is_exact(), literals(alias));
+        rank(self).cmp(&rank(other)).then_with(|| other.route.cmp(&self.route))
     }
 }
 
 impl RoutingTable {
-    /// Resolves `model` for a caller restricted to `scope`. A name in a ModelRoute wins over a deployment's
-    /// own name, and both win over a pattern; of patterns the most specific wins. Objects outside the scope
-    /// do not exist for the caller.
+    /// Resolves `model` for a caller restricted to `scope`. Objects outside the scope do not exist for the caller.
+    ///
+    /// A name belongs to a namespace, and only ModelRoutes of that namespace lead it elsewhere: to the namespace that
+    /// the name begins with; else to that of the deployment of this name; else to `default` if one of its ModelRoutes
+    /// has the name; else to the only namespace whose ModelRoutes have it. In one namespace a name of a ModelRoute wins
+    /// over a deployment's own name, and both win over a pattern; of patterns the most specific wins.
     pub fn resolve(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
         if !scope.allows(model) {
             return Resolved::Forbidden;
         }
-        match self.matching_alias(model, scope) {
-            Some(alias) => self.targets(alias),
-            None => self.by_own_name(model, scope),
+        match self.owner(model, scope) {
+            NameOwner::Route(alias) => self.targets(alias),
+            NameOwner::Other(resolved) => resolved,
         }
     }
 
     /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        let exact = self.exact_alias(model, scope);
-        exact.or_else(|| match self.by_own_name(model, scope) {
-            Resolved::Unknown => self.pattern_alias(model, scope),
-            _ => None,
-        })
+        match self.owner(model, scope) {
+            NameOwner::Route(alias) => Some(alias),
+            NameOwner::Other(_) => None,
+        }
     }
 
-    fn visible_aliases(&self, scope: &ModelScope) -> impl Iterator<Item = &ModelAlias> {
-        self.aliases.iter().filter(move |alias| scope.sees_namespace(&alias.namespace))
-    }
-
-    fn exact_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        self.visible_aliases(scope).find(|alias| alias.is_exact() && alias.pattern == model)
-    }
-
-    /// The most specific matching pattern.
-    fn pattern_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        let matching = self
-            .visible_aliases(scope)
-            .filter(|alias| !alias.is_exact() && matches_pattern(&alias.pattern, model));
-        // Ties go to the first route by name, so that all gateways choose the same one.
-        matching
-            .max_by(|a, b| a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route)))
+    fn owner(&self, model: &str, scope: &ModelScope) -> NameOwner<'_> {
+        let claims: Vec<&ModelAlias> = self
+            .aliases
+            .iter()
+            .filter(|alias| scope.sees_namespace(&alias.namespace) && alias.claims(model))
+            .collect();
+        let own = self.by_own_name(model, scope);
+        if let Resolved::Deployments(found) = &own {
+            let route = found.first().and_then(|owner| {
+                claims.iter().find(|one| one.namespace == owner.namespace && one.pattern == model)
+            });
+            return route.map_or(NameOwner::Other(own), |route| NameOwner::Route(route));
+        }
+        if matches!(own, Resolved::Ambiguous(_)) {
+            return NameOwner::Other(own);
+        }
+        let namespaces: BTreeSet<&str> = claims.iter().map(|alias| alias.namespace.as_str()).collect();
+        let prefix = model.split_once('/').map(|(namespace, _)| namespace);
+        let owners = [prefix, Some(DEFAULT_NAMESPACE)].into_iter().flatten();
+        let owner = owners.into_iter().find(|one| namespaces.contains(one));
+        let best = match (owner, namespaces.len()) {
+            (Some(owner), _) => {
+                claims.iter().filter(|one| one.namespace == owner).max_by(|a, b| a.specificity(b))
+            }
+            (None, 0 | 1) => claims.iter().max_by(|a, b| a.specificity(b)),
+            (None, _) => {
+                let names = namespaces.iter().map(|namespace| format!("{namespace}/{model}")).collect();
+                return NameOwner::Other(Resolved::Ambiguous(names));
+            }
+        };
+        best.map_or(NameOwner::Other(Resolved::Unknown), |route| NameOwner::Route(route))
     }
 
     /// The deployment with this own name.
@@ -201,10 +238,14 @@ impl RoutingTable {
             }
         }
         for alias in self.aliases.iter().filter(|alias| alias.is_exact()) {
-            if let Resolved::Deployments(found) = self.resolve(&alias.pattern, scope)
-                && !models.iter().any(|(id, _)| *id == alias.pattern)
+            let leads_here =
+                |id: &String| self.matching_alias(id, scope).is_some_and(|found| std::ptr::eq(found, alias));
+            let ids = [alias.pattern.clone(), format!("{}/{}", alias.namespace, alias.pattern)];
+            if let Some(id) = ids.into_iter().find(leads_here)
+                && let Resolved::Deployments(found) = self.resolve(&id, scope)
+                && !models.iter().any(|(other, _)| *other == id)
             {
-                models.push((alias.pattern.clone(), found));
+                models.push((id, found));
             }
         }
         models
@@ -215,7 +256,7 @@ impl RoutingTable {
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Whether `pattern`, in which `*` matches any run of characters, matches all of `text`.
-fn matches_pattern(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches_pattern(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     // `split` yields at least one part.
     let first = parts.next().unwrap_or_default();
@@ -311,6 +352,72 @@ mod tests {
         ] {
             assert_eq!(found(model), expected, "{model}");
         }
+    }
+
+    #[test]
+    fn a_route_never_takes_a_name_of_another_namespace() {
+        let of = |namespace: &str, pattern: &str, target: &str| ModelAlias {
+            route: format!("{namespace}/r-{pattern}"),
+            namespace: namespace.into(),
+            ..alias(pattern, "r", &[target])
+        };
+        let table = RoutingTable {
+            synced: true,
+            deployments: vec![
+                deployment("default", "smoke"),
+                deployment("evil", "trap"),
+                deployment("lab", "twin"),
+                deployment("office", "twin"),
+                deployment("office", "mail"),
+            ],
+            aliases: vec![
+                of("default", "best", "smoke"),
+                of("default", "house-*", "smoke"),
+                of("evil", "*", "trap"),
+                of("evil", "best", "trap"),
+                of("evil", "default/smoke", "trap"),
+                of("evil", "gpt-4o", "trap"),
+                of("evil", "house-1", "trap"),
+                of("evil", "lab/gpt-4o", "trap"),
+                of("evil", "mail", "trap"),
+                of("evil", "only", "trap"),
+                of("evil", "smoke", "trap"),
+                of("evil", "twin", "trap"),
+                of("lab", "gpt-*", "twin"),
+                of("lab", "gpt-4o", "twin"),
+                of("office", "mail", "twin"),
+            ],
+        };
+        for (model, expected) in [
+            ("smoke", "default/smoke"),
+            ("default/smoke", "default/smoke"),
+            ("best", "default/smoke"),
+            ("default/best", "default/smoke"),
+            ("house-1", "default/smoke"),
+            ("twin", "lab/twin or office/twin"),
+            ("mail", "office/twin"),
+            ("office/mail", "office/mail"),
+            ("gpt-4o", "evil/gpt-4o or lab/gpt-4o"),
+            ("gpt-5", "evil/gpt-5 or lab/gpt-5"),
+            ("lab/gpt-4o", "lab/twin"),
+            ("lab/gpt-5", "lab/twin"),
+            ("evil/gpt-4o", "evil/trap"),
+            ("only", "evil/trap"),
+        ] {
+            let found = match table.resolve(model, &ModelScope::ALL) {
+                Resolved::Deployments(found) => found[0].full_name(),
+                Resolved::Ambiguous(names) => names.join(" or "),
+                other => format!("{other:?}"),
+            };
+            assert_eq!(found, expected, "{model}");
+        }
+        for (id, found) in table.models(&ModelScope::ALL) {
+            assert_eq!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(found), "{id}");
+        }
+        let lab = ModelScope::new("lab", &[]);
+        assert!(
+            matches!(table.resolve("gpt-4o", &lab), Resolved::Deployments(found) if found[0].name == "twin")
+        );
     }
 
     #[test]

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus::Registry;
+use russet_rpc::cache_status::CacheStatus;
 use russet_rpc::tls::TlsFiles;
+use russet_telemetry::admin::Readiness;
+use russet_telemetry::tasks::{TaskEnded, TaskSet};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -23,6 +26,7 @@ use crate::keys::{self, Keyring};
 use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
+use crate::origins::OriginPolicy;
 use crate::rejection::{unknown_path, wrong_method};
 use crate::routes::{self, RoutingTable};
 use crate::serving::ApiState;
@@ -44,6 +48,8 @@ pub struct GatewayConfig {
     pub dispatch: DispatchLimits,
     /// Timeouts and limits of client connections.
     pub listener_limits: ListenerLimits,
+    /// Pages and names that need no key on loopback.
+    pub origins: OriginPolicy,
 }
 
 impl GatewayConfig {
@@ -58,6 +64,7 @@ impl GatewayConfig {
             metrics: None,
             dispatch,
             listener_limits,
+            origins: OriginPolicy::default(),
         }
     }
 }
@@ -88,6 +95,9 @@ pub enum Error {
     /// The registry already has the gateway's metrics.
     #[error("cannot register the gateway's metrics: the registry has those of another gateway")]
     Metrics(#[source] prometheus::Error),
+    /// A task that must live is gone.
+    #[error(transparent)]
+    Task(#[from] TaskEnded),
 }
 
 /// Runs the gateway until `shutdown`; then running responses have `dispatch.shutdown_grace` to finish.
@@ -98,8 +108,16 @@ pub async fn run(
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let GatewayConfig { client, tls, listen, certificate, metrics, dispatch: limits, listener_limits } =
-        config;
+    let GatewayConfig {
+        client,
+        tls,
+        listen,
+        certificate,
+        metrics,
+        dispatch: limits,
+        listener_limits,
+        origins,
+    } = config;
     // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
@@ -118,30 +136,41 @@ pub async fn run(
     let (publish_table, table) = watch::channel(Arc::new(RoutingTable::default()));
     let (publish_keyring, keyring) = watch::channel(Arc::new(Keyring::default()));
     // All tasks end with this function.
-    let mut tasks = JoinSet::new();
-    tasks.spawn(routes::follow(client.clone(), publish_table));
-    tasks.spawn(keys::follow(client.clone(), publish_keyring));
-    tasks.spawn(keys::report(client.clone(), keyring.clone()));
+    let mut tasks = TaskSet::default();
+    let caches = CacheStatus::default();
+    let collector = caches.collector().map_err(Error::Metrics)?;
+    registry.register(Box::new(collector)).map_err(Error::Metrics)?;
+    tasks.spawn("cache reports", {
+        let caches = caches.clone();
+        async move { caches.report().await }
+    });
+    tasks.spawn("routes", routes::follow(client.clone(), caches.clone(), publish_table));
+    tasks.spawn("keys", keys::follow(client.clone(), caches.clone(), publish_keyring));
+    tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
-    tasks.spawn(benchmarks::run(client, table.clone(), backends, limits.engine_timeout));
+    tasks.spawn(
+        "benchmarks",
+        benchmarks::run(client, caches.clone(), table.clone(), backends, limits.engine_timeout),
+    );
     if let Some(certificate) = certificate {
-        tasks.spawn(certificate.follow());
+        tasks.spawn("certificate", certificate.follow());
     }
     if let Some(address) = metrics {
         let listener = bind(address).await?;
-        let (registry, ready) = (registry.clone(), ready.clone());
-        tasks.spawn(async move {
-            if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
+        let (registry, readiness) = (registry.clone(), readiness(&ready, &caches));
+        tasks.spawn("metrics", async move {
+            if let Err(error) = russet_telemetry::admin::serve(listener, registry, readiness).await {
                 tracing::error!("the metrics endpoint failed: {error}");
             }
         });
     }
-    tasks.spawn({
+    tasks.spawn("readiness", {
         let (mut table, mut keyring, ready) = (table.clone(), keyring.clone(), ready.clone());
         async move {
             let table = table.wait_for(|table| table.synced).await.is_ok();
             if table && keyring.wait_for(|keyring| keyring.synced).await.is_ok() {
                 ready.store(true, Ordering::Release);
+                std::future::pending::<()>().await;
             }
         }
     });
@@ -155,8 +184,13 @@ pub async fn run(
         registry,
         ready: ready.clone(),
         reporter: Some(reporter),
+        origins,
+        caches,
     };
-    let served = gateway.serve(shutdown).await;
+    let served = tokio::select! {
+        served = gateway.serve(shutdown) => served,
+        ended = tasks.ended() => Err(ended.into()),
+    };
     ready.store(false, Ordering::Release);
     served
 }
@@ -173,6 +207,9 @@ pub struct GatewayServer {
     ready: Arc<AtomicBool>,
     /// Reports demand to the cluster.
     reporter: Option<DemandReporter>,
+    origins: OriginPolicy,
+    /// What the caches lack, for `/readyz`.
+    caches: CacheStatus,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -190,7 +227,20 @@ impl GatewayServer {
     ) -> Self {
         let ready = Arc::new(AtomicBool::new(true));
         let registry = Registry::new();
-        Self { listeners, table, keyring, tls, dispatch, listener_limits, registry, ready, reporter: None }
+        let origins = OriginPolicy::default();
+        Self {
+            listeners,
+            table,
+            keyring,
+            tls,
+            dispatch,
+            listener_limits,
+            registry,
+            ready,
+            reporter: None,
+            origins,
+            caches: CacheStatus::default(),
+        }
     }
 
     /// Serves until `shutdown`, then lets running responses finish.
@@ -205,15 +255,18 @@ impl GatewayServer {
             registry,
             ready,
             reporter,
+            origins,
+            caches,
         } = self;
+        let origins = Arc::new(origins);
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
         let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
         // The task ends with this function.
-        let mut reporting = JoinSet::new();
+        let mut reporting = TaskSet::default();
         if let Some(reporter) = reporter.clone() {
-            reporting.spawn(reporter.run(demand.clone(), table.clone()));
+            reporting.spawn("demand reports", reporter.run(demand.clone(), table.clone()));
         }
         let dispatcher = Dispatcher::new(
             table,
@@ -228,13 +281,14 @@ impl GatewayServer {
         for listener in listeners {
             let layer = AuthLayer {
                 exposure: listener.exposure(),
+                origins: origins.clone(),
                 keyring: keyring.clone(),
                 wait: limits.sync_timeout,
                 metrics: metrics.clone(),
                 format: dialects::error_response,
             };
             let router = dialects::routes(&api)
-                .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
+                .merge(russet_telemetry::admin::router(registry.clone(), readiness(&ready, &caches)))
                 .fallback(|request| unknown_path(request, dialects::error_response))
                 .method_not_allowed_fallback(|request| wrong_method(request, dialects::error_response))
                 .layer(axum::middleware::from_fn_with_state(layer, check_request));
@@ -248,19 +302,31 @@ impl GatewayServer {
             closing.cancel();
             tokio::time::sleep(FINAL_REPORT_TIMEOUT).await;
         };
-        let all_ended = async { while serving.join_next().await.is_some() {} };
-        tokio::select! {
-            () = all_ended => {}
-            () = shut_down => {}
-        }
+        let all_ended = async {
+            while let Some(ended) = serving.join_next().await {
+                ended.map_err(|error| TaskEnded::new("listener", error))?;
+            }
+            Ok(())
+        };
+        let ended = tokio::select! {
+            ended = all_ended => ended,
+            ended = reporting.ended() => Err(ended),
+            () = shut_down => Ok(()),
+        };
         reporting.shutdown().await;
         if let Some(reporter) = reporter {
             // Without the final report, this gateway's waiting and running requests would count for another
             // minute.
             let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, reporter.final_report(&demand)).await;
         }
-        Ok(())
+        Ok(ended?)
     }
+}
+
+/// Readiness, with what the caches lack.
+fn readiness(ready: &Arc<AtomicBool>, caches: &CacheStatus) -> Readiness {
+    let caches = caches.clone();
+    Readiness { ready: ready.clone(), problems: Arc::new(move || caches.problems(std::time::Instant::now())) }
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {

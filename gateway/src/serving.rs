@@ -13,6 +13,7 @@
 mod api_state;
 mod dialect;
 mod model_summary;
+mod stalled_reader;
 mod streamed_response;
 mod whole_response;
 
@@ -24,16 +25,19 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use axum::routing::{MethodRouter, post};
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::discard::discard;
-use crate::dispatch::{Deadline, PendingRequest};
-use crate::error::GatewayError;
+use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
+use crate::error::{ErrorKind, GatewayError};
+use crate::json_body::{JsonScan, check_headers};
 use crate::keys::{Caller, Quota};
 use crate::request_id::RequestId;
 pub(crate) use api_state::ApiState;
 pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
 pub(crate) use model_summary::ModelSummary;
+use stalled_reader::ReadLimits;
 
 /// Header with the names of fields that were recognised and ignored.
 const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");
@@ -50,7 +54,7 @@ pub(crate) fn generation<W: ResponseWriter>(
               request: Request| async move {
             let quota = api.take_quota(&caller);
             let result = match quota.as_ref().and_then(Quota::error) {
-                None => generate(&api, dialect, &id, caller, request, parse).await,
+                None => generate(&api, dialect, id, caller, request, parse).await,
                 Some(error) => {
                     api.metrics.rejected(&error);
                     discard(request.into_body()).await;
@@ -68,9 +72,9 @@ pub(crate) fn generation<W: ResponseWriter>(
 
 /// The response to a request that is within its caller's quota.
 async fn generate<W: ResponseWriter>(
-    api: &ApiState,
+    api: &Arc<ApiState>,
     dialect: &Dialect,
-    id: &RequestId,
+    id: RequestId,
     caller: Caller,
     request: Request,
     parse: ParseRequest<W>,
@@ -79,7 +83,7 @@ async fn generate<W: ResponseWriter>(
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let limits = caller.limits();
-    let timeout = match limits.timeout(&parts.headers) {
+    let timeout = match check_headers(&parts.headers).and_then(|()| limits.timeout(&parts.headers)) {
         Ok(timeout) => timeout,
         Err(error) => {
             discard(body).await;
@@ -89,10 +93,9 @@ async fn generate<W: ResponseWriter>(
     let deadline = timeout.map(|timeout| Deadline::new(arrived, timeout));
     let read = api.bodies.read(&parts.headers, body, &caller).await;
     let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
-    let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let context = RequestContext { id, unix_seconds, limits };
-    let ParsedRequest { model, request, streamed, ignored, writer } = parse(&body, &context)?;
-    drop(body);
+    let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body };
+    let (parsed, prompt) = unread.read(parse).await?;
+    let ParsedRequest { model, request, streamed, ignored, writer } = parsed;
     tracing::debug!(
         request_id = id.shown,
         engine_id = id.unique,
@@ -101,9 +104,12 @@ async fn generate<W: ResponseWriter>(
         streamed,
         "generate"
     );
-    let request = PendingRequest::new(model, request, deadline, permit, caller);
+    let request = PendingRequest::new(model, request, prompt, deadline, permit, caller);
     let mut response = if streamed {
-        streamed_response::respond(api.dispatcher.clone(), request, writer, api.stream_timeouts).await?
+        let limits =
+            ReadLimits { timeout: api.stream_timeouts.read, deadline: deadline.map(|one| one.with_grace()) };
+        streamed_response::respond(api.dispatcher.clone(), request, writer, api.stream_timeouts, limits)
+            .await?
     } else {
         whole_response::respond(&api.dispatcher, request, writer).await?
     };
@@ -113,4 +119,47 @@ async fn generate<W: ResponseWriter>(
         response.headers_mut().insert(IGNORED, value);
     }
     Ok(response)
+}
+
+/// Largest body that is decoded on the thread that serves connections: it takes a fraction of a millisecond.
+const MAX_INLINE_BYTES: usize = 64 * 1024;
+
+/// A request whose body is not decoded yet.
+struct UnreadRequest {
+    api: Arc<ApiState>,
+    id: RequestId,
+    caller: Caller,
+    body: Bytes,
+}
+
+impl UnreadRequest {
+    /// Decodes and parses the body, a large one on a thread of its own.
+    async fn read<W: ResponseWriter>(
+        self,
+        parse: ParseRequest<W>,
+    ) -> Result<(ParsedRequest<W>, PromptDigest), GatewayError> {
+        if self.body.len() <= MAX_INLINE_BYTES {
+            return self.decode(parse);
+        }
+        tokio::task::spawn_blocking(move || self.decode(parse)).await.unwrap_or_else(|_| {
+            Err(GatewayError::new(ErrorKind::Internal, "the gateway could not decode the body; see its log"))
+        })
+    }
+
+    fn decode<W: ResponseWriter>(
+        self,
+        parse: ParseRequest<W>,
+    ) -> Result<(ParsedRequest<W>, PromptDigest), GatewayError> {
+        let Self { api, id, caller, body } = self;
+        let scan = JsonScan::new(&body)?;
+        // Held while the values are there; what is left of them is no larger than the body.
+        let held = api.bodies.hold(&caller, scan.decoded_bytes);
+        let _values = held.inspect_err(|error| api.metrics.rejected(error))?;
+        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let context = RequestContext { id: &id, unix_seconds, limits: caller.limits() };
+        let mut parsed = parse(scan.decode(&body)?, &context)?;
+        parsed.request.cache_salt = caller.cache_salt(&parsed.request.cache_salt);
+        let prompt = PromptDigest::new(&caller, &parsed.model, &parsed.request);
+        Ok((parsed, prompt))
+    }
 }

@@ -1,77 +1,35 @@
 //! A reflector for one kind: lists its objects, watches their changes, and lists again after every loss of
-//! the API server. Not here: what the objects mean.
+//! the API server. Not here: what the objects mean, and how an object that cannot be decoded is left out (`rpc`).
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
-use kube::core::DeserializeGuard;
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt as _, watcher as watch_kind};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use russet_rpc::cache_status::CacheStatus;
+use russet_rpc::informer;
+use russet_rpc::list_item::ListItem;
 use serde::de::DeserializeOwned;
 
-/// The events of a kind, each wrapped by `wrap`. Never ends.
+/// The events of a kind, each wrapped by `wrap`; `caches` tells what is wrong. Never ends: the gateway keeps the last
+/// known state.
 pub(crate) fn changes<K, C>(
     client: &Client,
-    wrap: fn(Event<DeserializeGuard<K>>) -> C,
+    caches: &CacheStatus,
+    wrap: fn(Event<ListItem<K>>) -> C,
 ) -> Pin<Box<dyn Stream<Item = C> + Send>>
 where
     C: Send + 'static,
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
-    // A server that disappeared without closing the connection is detected when the watch times out: keep it
-    // short.
-    let config = watcher::Config::default().timeout(60);
-    // Logged once when the server becomes unavailable and once when it is back, not at every attempt.
-    let mut unavailable = false;
-    let stream = watch_kind(api, config).backoff(WatchBackoff::default()).filter_map(move |event| {
-        let kind = K::kind(&());
-        let change = match event {
-            Ok(event) => {
-                if std::mem::take(&mut unavailable) {
-                    tracing::info!(%kind, "watching the API server again");
-                }
-                Some(wrap(event))
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut unavailable, true) {
-                    let error = russet_telemetry::errors::chain(&error);
-                    tracing::warn!(%kind, "cannot watch the API server; the gateway keeps the last known state: {error}");
-                }
-                None
-            }
-        };
-        std::future::ready(change)
-    });
-    Box::pin(stream)
-}
-
-/// Backoff between attempts to reach the API server. Short, because a restarted control plane is back within
-/// seconds and the few gateways cannot overload it.
-#[derive(Default)]
-struct WatchBackoff {
-    failures: u32,
-}
-
-impl Iterator for WatchBackoff {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let delay = Duration::from_millis(250 << self.failures.min(3));
-        self.failures = self.failures.saturating_add(1);
-        Some(delay)
-    }
-}
-
-impl Backoff for WatchBackoff {
-    fn reset(&mut self) {
-        self.failures = 0;
-    }
+    let caches = caches.clone();
+    let events = informer::changes(Api::all(client.clone()), Config::default(), caches.clone());
+    Box::pin(events.map(move |event| {
+        caches.observe(&event);
+        wrap(event)
+    }))
 }
 
 /// The objects of one kind. A list replaces the previous objects only once it is complete. An object that
@@ -91,13 +49,13 @@ impl<K> Default for Reflected<K> {
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
     /// Applies one event.
-    pub(crate) fn apply(&mut self, event: Event<DeserializeGuard<K>>) {
-        let key = |object: &DeserializeGuard<K>| (object.namespace().unwrap_or_default(), object.name_any());
+    pub(crate) fn apply(&mut self, event: Event<ListItem<K>>) {
+        let key = |object: &ListItem<K>| (object.namespace().unwrap_or_default(), object.name_any());
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(object) => {
                 let key = key(&object);
-                self.listing.insert(key, valid(object));
+                self.listing.insert(key, object.0.ok());
             }
             Event::InitDone => {
                 self.objects = std::mem::take(&mut self.listing);
@@ -105,7 +63,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
             }
             Event::Apply(object) => {
                 let key = key(&object);
-                self.objects.insert(key, valid(object));
+                self.objects.insert(key, object.0.ok());
             }
             Event::Delete(object) => {
                 self.objects.remove(&key(&object));
@@ -124,37 +82,33 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
     }
 }
 
-/// An object that this release cannot decode must not hide the others.
-fn valid<K: Resource<DynamicType = ()>>(object: DeserializeGuard<K>) -> Option<K> {
-    match object.0 {
-        Ok(object) => Some(object),
-        Err(invalid) => {
-            let name = invalid.metadata.name.as_deref().unwrap_or("?");
-            tracing::warn!(kind = %K::kind(&()), name, "ignoring an object that cannot be decoded: {}", invalid.error);
-            None
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use russet_crds::ModelRoute;
 
     use super::*;
 
-    fn object(json: serde_json::Value) -> DeserializeGuard<ModelRoute> {
-        serde_json::from_value(json).unwrap()
+    fn object(json: &serde_json::Value) -> ListItem<ModelRoute> {
+        serde_json::from_str(&json.to_string()).unwrap()
     }
 
-    fn route(name: &str, spec: serde_json::Value) -> DeserializeGuard<ModelRoute> {
-        object(serde_json::json!({
+    fn route_json(name: &str, spec: serde_json::Value) -> serde_json::Value {
+        serde_json::json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "ModelRoute",
             "metadata": {"namespace": "default", "name": name}, "spec": spec,
-        }))
+        })
     }
 
-    fn good(name: &str) -> DeserializeGuard<ModelRoute> {
-        route(name, serde_json::json!({"models": ["m"], "targets": [{"deploymentRef": {"name": "d"}}]}))
+    fn good_json(name: &str) -> serde_json::Value {
+        route_json(name, serde_json::json!({"models": ["m"], "targets": [{"deploymentRef": {"name": "d"}}]}))
+    }
+
+    fn route(name: &str, spec: serde_json::Value) -> ListItem<ModelRoute> {
+        object(&route_json(name, spec))
+    }
+
+    fn good(name: &str) -> ListItem<ModelRoute> {
+        object(&good_json(name))
     }
 
     #[test]
@@ -175,6 +129,13 @@ mod tests {
         reflected.apply(Event::Apply(route("a", serde_json::json!({"models": 7}))));
         assert_eq!(names(&reflected), ["b"]);
         assert_eq!(reflected.count(), 2, "an object that cannot be decoded still counts");
+        // An object may be deeper than its reader takes.
+        let (open, close) = (r#"{"f:a":"#.repeat(124), "}".repeat(124));
+        let fields = format!(r#""managedFields": [{{"fieldsV1": {open}{{}}{close}}}], "name": "deep""#);
+        let deep =
+            serde_json::to_string(&good_json("deep")).unwrap().replacen(r#""name":"deep""#, &fields, 1);
+        reflected.apply(Event::Apply(serde_json::from_str(&deep).unwrap()));
+        assert_eq!((names(&reflected), reflected.count()), (vec!["b".to_owned()], 3));
         // A new list counts only when it is complete.
         reflected.apply(Event::Init);
         assert_eq!(names(&reflected), ["b"]);
@@ -183,14 +144,5 @@ mod tests {
         assert_eq!(names(&reflected), ["c"]);
         reflected.apply(Event::Delete(good("c")));
         assert!(names(&reflected).is_empty());
-    }
-
-    #[test]
-    fn the_api_server_is_asked_again_within_two_seconds() {
-        let mut backoff = WatchBackoff::default();
-        let waits: Vec<u128> = backoff.by_ref().take(5).map(|wait| wait.as_millis()).collect();
-        assert_eq!(waits, [250, 500, 1000, 2000, 2000]);
-        backoff.reset();
-        assert_eq!(backoff.next(), Some(Duration::from_millis(250)));
     }
 }

@@ -1,16 +1,22 @@
 //! `config.json`, read once: the fields that more than one family has, by their Hugging Face names, and a way for a
 //! family to read its own. What a value means for a model is the family's decision.
 
+mod fields;
+
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::error::{Error, FileError, Unsupported};
+use crate::{
+    error::{Error, FileError, Unsupported},
+    json,
+};
+use fields::Fields;
 
 /// Name of the configuration.
 pub const CONFIG: &str = "config.json";
-/// Longest configuration read; overrides of the quantisation of ten thousand modules take 1 MB.
-pub const MAX_CONFIG_BYTES: u64 = 2 << 20;
+/// Longest configuration read; overrides of the quantisation of ten thousand modules take as much.
+pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Longest `model_type`: it goes into the model's status.
 const MAX_MODEL_TYPE_BYTES: usize = 64;
 /// Tokens of context where config.json says nothing: what Transformers means for a Llama, and on the safe side of
@@ -98,8 +104,7 @@ impl Document {
         if size > MAX_CONFIG_BYTES {
             return Err(FileError::TooLarge { file: CONFIG.to_owned(), size, limit: MAX_CONFIG_BYTES });
         }
-        let fields: Map<String, Value> =
-            serde_json::from_slice(bytes).map_err(|error| FileError::bad_json(CONFIG, &error.to_string()))?;
+        let Fields(fields) = json::read(CONFIG, bytes)?;
         let document = Self { model_type: String::new(), fields };
         match document.value("model_type") {
             Some(Value::String(model_type)) if model_type.len() <= MAX_MODEL_TYPE_BYTES => {
@@ -302,7 +307,8 @@ fn float(fields: &Map<String, Value>, field: &str) -> Result<Option<f32>, ()> {
     }
 }
 
-fn whole(value: &Value) -> Option<u64> {
+/// A whole number; one with a fraction of zero is one.
+pub fn whole(value: &Value) -> Option<u64> {
     let fraction =
         |number: f64| (number.fract() == 0.0 && (0.0..=9e15).contains(&number)).then_some(number as u64);
     value.as_u64().or_else(|| value.as_f64().and_then(fraction))
@@ -311,6 +317,7 @@ fn whole(value: &Value) -> Option<u64> {
 /// A value for a message: never the whole of a file.
 fn short(value: &Value) -> String {
     match value {
+        Value::Array(list) if list.len() > MAX_LAYERS as usize => format!("a list of more than {MAX_LAYERS}"),
         Value::Array(list) => format!("a list of {}", list.len()),
         Value::Object(fields) => format!("an object of {}", fields.len()),
         other => short_text(&other.to_string()),

@@ -40,6 +40,36 @@ pub enum FileError {
         /// The limit.
         limit: u64,
     },
+    /// The headers of all files together are longer than those of any real model.
+    #[error(
+        "{file} brings the headers of the model to {total} bytes, more than the limit of {limit}; export the model again"
+    )]
+    HeadersTooLong {
+        /// The file with the first byte too many.
+        file: String,
+        /// Bytes with it.
+        total: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// More weight files than any real model has.
+    #[error("the model has {files} weight files, more than the limit of {limit}; export it again in fewer")]
+    TooManyFiles {
+        /// How many.
+        files: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A pointer of git-lfs stands in place of the file.
+    #[error(
+        "{file} is a pointer of git-lfs ({size} bytes), not the file itself; run `git lfs pull` where it was cloned, or fetch the model from its hub"
+    )]
+    LfsPointer {
+        /// The file.
+        file: String,
+        /// Bytes of the pointer.
+        size: u64,
+    },
     /// A JSON file that is longer than any real one.
     #[error("{file} has {size} bytes, more than the limit of {limit}; fetch or export it again")]
     TooLarge {

@@ -14,13 +14,16 @@ pub mod divisibility;
 pub mod error;
 pub mod families;
 pub mod index;
+pub mod json;
 pub mod kv_quantization;
+pub mod lfs;
 mod object;
 pub mod partition;
 pub mod safetensors;
 pub mod shape;
 pub mod state;
 pub mod tensors;
+pub mod tokenizer_files;
 
 use std::collections::BTreeSet;
 
@@ -54,6 +57,7 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
     let document = Document::parse(config)?;
     let family = families::family(&document)?;
     document.check_quantisation()?;
+    document.check_fields()?;
     let config = Config::read(&document)?;
     let description = (family.describe)(&config, headers.contains("lm_head.weight"))?;
     let tensors = (family.tensors)(&description);
@@ -95,6 +99,9 @@ fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers
     Ok(())
 }
 
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used, reason = "a test module")]
+mod peak_memory;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

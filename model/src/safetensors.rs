@@ -1,20 +1,26 @@
 //! The header of a safetensors file, checked to the last number: 8 bytes of length, a JSON object of tensors, then the
 //! data that the offsets point into. It takes bytes; the caller does the reading. Every number is doubted.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, btree_map},
+    fmt,
+};
 
 use serde::{
     Deserialize,
     de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use crate::{error::FileError, object::Object};
+use crate::{error::FileError, lfs, object::Object};
 
-/// Longest header read. The largest published models have 20 MB of tensor names in all their files together; the
-/// format itself allows 100,000,000 bytes, of which a parsed copy would take several times that.
-pub const MAX_HEADER_BYTES: u64 = 32 << 20;
-/// Most tensors of a model: a thousand layers of a few hundred, or a hundred layers of a thousand experts.
-pub const MAX_TENSORS: usize = 500_000;
+/// Longest header read of one file. The format itself allows 100,000,000 bytes; the largest published models have 20 MB
+/// of tensor names in all their files together.
+pub const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// Longest headers read of all files of a model together.
+pub const MAX_MODEL_HEADER_BYTES: u64 = 64 << 20;
+/// Most tensors of a model, those without bytes counted as well: 61 layers of 384 experts that were quantised one by one
+/// have 210,000.
+pub const MAX_TENSORS: usize = 300_000;
 /// Most dimensions of a tensor.
 const MAX_DIMENSIONS: usize = 8;
 /// Bytes before the header: its length.
@@ -130,56 +136,65 @@ pub struct File {
 pub struct Headers {
     files: Vec<File>,
     tensors: BTreeMap<String, Entry>,
-}
-
-/// The length of the header of a file of `size` bytes, from its first eight.
-pub fn header_length(file: &str, start: &[u8], size: u64) -> Result<u64, FileError> {
-    let file = file.to_owned();
-    let Ok(length) = <[u8; 8]>::try_from(start).map(u64::from_le_bytes) else {
-        return Err(FileError::BeyondFile { file, length: PREFIX_BYTES, size });
-    };
-    if length > MAX_HEADER_BYTES {
-        return Err(FileError::TooLong { file, length, limit: MAX_HEADER_BYTES });
-    }
-    if length + PREFIX_BYTES > size {
-        return Err(FileError::BeyondFile { file, length, size });
-    }
-    Ok(length)
+    /// Bytes of the headers so far.
+    bytes: u64,
 }
 
 impl Headers {
-    /// Adds the tensors of a file of `size` bytes. They must fill it without overlap, and no other file may have a
-    /// tensor of the same name.
+    /// The length of the header of one more file, of `size` bytes, from its first eight; an error before anything long
+    /// is read.
+    pub fn next_length(&self, file: &str, start: &[u8], size: u64) -> Result<u64, FileError> {
+        let name = file.to_owned();
+        if lfs::is_pointer(start) {
+            return Err(FileError::LfsPointer { file: name, size });
+        }
+        let Ok(length) = <[u8; 8]>::try_from(start).map(u64::from_le_bytes) else {
+            return Err(FileError::BeyondFile { file: name, length: PREFIX_BYTES, size });
+        };
+        if length > MAX_HEADER_BYTES {
+            return Err(FileError::TooLong { file: name, length, limit: MAX_HEADER_BYTES });
+        }
+        let total = self.bytes.saturating_add(length);
+        if total > MAX_MODEL_HEADER_BYTES {
+            return Err(FileError::HeadersTooLong { file: name, total, limit: MAX_MODEL_HEADER_BYTES });
+        }
+        if length + PREFIX_BYTES > size {
+            return Err(FileError::BeyondFile { file: name, length, size });
+        }
+        Ok(length)
+    }
+
+    /// Adds the tensors of a file of `size` bytes. They must end where it ends and not overlap, and no other file may
+    /// have a tensor of the same name. Bytes between two tensors are passed over, as MLX does. After an error the headers
+    /// are of no use.
     pub fn add(&mut self, file: &str, header: &[u8], size: u64) -> Result<(), FileError> {
         let data_start = PREFIX_BYTES.saturating_add(header.len() as u64);
         let data = size.saturating_sub(data_start);
-        let index = self.files.len();
-        let mut tensors = Vec::new();
-        let reader =
-            HeaderReader { limit: MAX_TENSORS.saturating_sub(self.tensors.len()), tensors: &mut tensors };
+        let mut spans = Vec::new();
+        let mut failure = None;
+        let reader = HeaderReader {
+            file,
+            files: &self.files,
+            data,
+            limit: MAX_TENSORS,
+            tensors: &mut self.tensors,
+            spans: &mut spans,
+            failure: &mut failure,
+        };
         let mut json = serde_json::Deserializer::from_slice(header);
-        let read = reader.deserialize(&mut json).and_then(|complete| json.end().map(|()| complete));
-        let complete = read.map_err(|error| FileError::bad_json(file, &error.to_string()))?;
-        if !complete {
-            return Err(FileError::TooMany { file: file.to_owned(), limit: MAX_TENSORS });
+        let read = reader.deserialize(&mut json).and_then(|()| json.end());
+        if let Some(failure) = failure {
+            return Err(failure);
         }
-        let mut spans: Vec<(u64, u64, usize)> = Vec::new();
-        let mut entries = Vec::with_capacity(tensors.len());
-        for (place, (name, raw)) in tensors.iter().enumerate() {
-            let bad =
-                |problem| FileError::BadTensor { file: file.to_owned(), tensor: shorten(name), problem };
-            let entry = raw.entry(index, data).map_err(bad)?;
-            if entry.end > entry.begin {
-                spans.push((entry.begin, entry.end, place));
-            }
-            entries.push(entry);
-        }
+        read.map_err(|error| FileError::bad_json(file, &error.to_string()))?;
         spans.sort_unstable();
         let mut filled = 0;
-        for (begin, end, place) in spans {
+        for (begin, end) in spans {
             if begin < filled {
+                let own = |entry: &Entry| entry.file == self.files.len() && entry.begin == begin;
+                let tensor = self.tensors.iter().find(|(_, entry)| own(entry));
+                let tensor = tensor.map(|(name, _)| shorten(name)).unwrap_or_default();
                 let problem = format!("its bytes {begin}..{end} overlap those before, which end at {filled}");
-                let tensor = shorten(&tensors[place].0);
                 return Err(FileError::BadTensor { file: file.to_owned(), tensor, problem });
             }
             filled = end;
@@ -188,15 +203,8 @@ impl Headers {
             let described = size - data + filled;
             return Err(FileError::WrongSize { file: file.to_owned(), size, described });
         }
-        for ((name, _), entry) in tensors.into_iter().zip(entries) {
-            if let Some(other) = self.tensors.get(&name) {
-                let first = self.files.get(other.file).map_or(file, |file| &file.name);
-                let problem = format!("tensor {} is in {first} and again in {file}", shorten(&name));
-                return Err(FileError::Disagree { problem });
-            }
-            self.tensors.insert(name, entry);
-        }
         self.files.push(File { name: file.to_owned(), data_start });
+        self.bytes = self.bytes.saturating_add(header.len() as u64);
         Ok(())
     }
 
@@ -231,43 +239,71 @@ pub(crate) fn shorten(name: &str) -> String {
     name.chars().take(120).collect()
 }
 
-/// Reads the object of a header, and says whether it read all of it: `false` at the first tensor beyond the limit.
+/// Reads the object of a header, one tensor after the other, into the tensors of the model.
 struct HeaderReader<'a> {
+    file: &'a str,
+    /// The files before it.
+    files: &'a [File],
+    /// Bytes of data in the file.
+    data: u64,
     limit: usize,
-    tensors: &'a mut Vec<(String, RawEntry)>,
+    tensors: &'a mut BTreeMap<String, Entry>,
+    /// Where the tensors with bytes lie.
+    spans: &'a mut Vec<(u64, u64)>,
+    /// Why it stopped, where it is not the JSON's fault.
+    failure: &'a mut Option<FileError>,
 }
 
 impl<'de> DeserializeSeed<'de> for HeaderReader<'_> {
-    type Value = bool;
+    type Value = ();
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for HeaderReader<'_> {
-    type Value = bool;
+    type Value = ();
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut complete = true;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self { file, files, data, limit, tensors, spans, failure } = self;
+        let mut fail = |why: FileError| {
+            *failure = Some(why);
+            A::Error::custom("")
+        };
         while let Some(name) = map.next_key::<String>()? {
-            if name == "__metadata__" || !complete {
+            if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
-            } else if self.tensors.len() >= self.limit {
-                complete = false;
-                map.next_value::<IgnoredAny>()?;
-            } else {
-                let Object(entry) = map
-                    .next_value()
-                    .map_err(|error| A::Error::custom(format!("tensor {}: {error}", shorten(&name))))?;
-                self.tensors.push((name, entry));
+                continue;
+            }
+            if tensors.len() >= limit {
+                return Err(fail(FileError::TooMany { file: file.to_owned(), limit }));
+            }
+            let Object(raw) = map
+                .next_value::<Object<RawEntry>>()
+                .map_err(|error| A::Error::custom(format!("tensor {}: {error}", shorten(&name))))?;
+            let entry = raw.entry(files.len(), data).map_err(|problem| {
+                fail(FileError::BadTensor { file: file.to_owned(), tensor: shorten(&name), problem })
+            })?;
+            let span = (entry.begin, entry.end);
+            match tensors.entry(name) {
+                btree_map::Entry::Vacant(place) => place.insert(entry),
+                btree_map::Entry::Occupied(known) => {
+                    let first = files.get(known.get().file).map_or(file, |file| &file.name);
+                    let tensor = shorten(known.key());
+                    let problem = format!("tensor {tensor} is in {first} and again in {file}");
+                    return Err(fail(FileError::Disagree { problem }));
+                }
+            };
+            if span.1 > span.0 {
+                spans.push(span);
             }
         }
-        Ok(complete)
+        Ok(())
     }
 }
 
@@ -284,13 +320,13 @@ struct RawEntry {
 
 impl RawEntry {
     /// The entry, if its numbers agree with each other and with the `data` bytes of the file.
-    fn entry(&self, file: usize, data: u64) -> Result<Entry, String> {
+    fn entry(self, file: usize, data: u64) -> Result<Entry, String> {
         let dtype = match &self.dtype {
             Field::Text(name) => Dtype::named(name),
             Field::Absent => return Err("its dtype is absent".into()),
             _ => return Err("its dtype is no text".into()),
         };
-        let Field::Numbers(shape) = &self.shape else { return Err("its shape is no list of sizes".into()) };
+        let Field::Numbers(shape) = self.shape else { return Err("its shape is no list of sizes".into()) };
         let Field::Numbers(offsets) = &self.data_offsets else {
             return Err("its data_offsets are no pair of numbers".into());
         };
@@ -308,7 +344,7 @@ impl RawEntry {
                 "shape {shape:?} of {dtype} does not take the {bytes} bytes of {begin}..{end}"
             ));
         }
-        Ok(Entry { file, dtype, shape: shape.clone(), begin, end })
+        Ok(Entry { file, dtype, shape, begin, end })
     }
 }
 
@@ -363,7 +399,8 @@ impl<'de> Visitor<'de> for FieldVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Field, A::Error> {
-        let mut numbers = Vec::new();
+        // As many as a matrix has: exact for nearly all, and a vector of its own size each.
+        let mut numbers = Vec::with_capacity(2);
         while let Some(field) = list.next_element::<Field>()? {
             match field {
                 Field::Number(number) if numbers.len() < MAX_DIMENSIONS => numbers.push(number),

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 1;
+pub const READER: u32 = 2;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -27,6 +27,7 @@ const DEFAULT_GROUP_SIZE: u64 = 64;
 #[serde(rename_all = "camelCase")]
 pub struct ModelShape {
     /// `model_type` of config.json, such as `llama`.
+    #[schemars(length(max = 64))]
     pub architecture: String,
     /// Parameters held in the weight files; quantised values counted unpacked.
     pub parameters: u64,
@@ -51,6 +52,7 @@ pub struct ModelShape {
     /// Whether the head is the embedding.
     pub tied: bool,
     /// Bytes of each layer, in order.
+    #[schemars(length(max = MAX_LAYERS))]
     pub layer_bytes: Vec<u64>,
     /// KV-cache bytes one layer keeps for one token, in the dtype the engine computes in; the most of any layer.
     pub kv_bytes_per_token_per_layer: u64,
@@ -67,9 +69,11 @@ pub struct ModelShape {
     pub replicated_layer_bytes: u64,
     /// Runs of layers that are alike, in order; absent in headers that an older release read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_LAYERS))]
     pub layer_groups: Vec<LayerGroup>,
     /// What every rank of a tensor group gets an equal number of; absent in headers that an older release read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
     pub shard_units: Vec<ShardUnit>,
     /// Which reader reported this; 0 is an older release's. A newer one may know more families, or refuse what was
     /// accepted, so its report replaces this one.
@@ -77,9 +81,16 @@ pub struct ModelShape {
     pub reader: u32,
     /// Why the engine does not run this model, where and what to do; absent when it runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
     pub unsupported: Option<String>,
+    /// Why the engine would not answer with it, though it runs it: it has no chat template, or no token ends an answer.
+    /// As a draft model it needs neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub chat_unsupported: Option<String>,
     /// What bounds the model though the engine runs it, such as a window.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
     pub notes: Vec<String>,
 }
 

@@ -12,6 +12,7 @@ use russet_crds::names;
 use crate::memory::Memory;
 use crate::metrics::OperatorMetrics;
 use crate::node_accounts::Credential;
+use crate::planner::Planner;
 use crate::stores::Stores;
 
 /// Shared by all controllers.
@@ -24,9 +25,8 @@ pub struct Context {
     pub metrics: OperatorMetrics,
     /// How the API server authenticates nodes.
     pub credential: Credential,
-    /// Held from the last read of all groups until a new one is written: placements are serialised, so that
-    /// no two of them reserve the same memory.
-    pub placement_lock: tokio::sync::Mutex<()>,
+    /// Where plans are made; its turn serialises placements, so that no two of them reserve the same memory.
+    pub planner: Planner,
     /// What is kept between reconciliations and is in no object.
     pub memory: Memory,
     recorder: Recorder,
@@ -47,7 +47,7 @@ impl Context {
             stores,
             metrics,
             credential,
-            placement_lock: tokio::sync::Mutex::default(),
+            planner: Planner::default(),
             memory: Memory::default(),
         })
     }
@@ -58,6 +58,18 @@ impl Context {
     where
         K: Resource<DynamicType = ()>,
     {
+        self.record_about(&about.object_ref(&()), good, reason, action, note).await;
+    }
+
+    /// The same about an object of which only the reference is known.
+    pub async fn record_about(
+        &self,
+        reference: &ObjectReference,
+        good: bool,
+        reason: Reason,
+        action: &str,
+        note: &str,
+    ) {
         let event = Event {
             type_: if good { EventType::Normal } else { EventType::Warning },
             reason: format!("{reason:?}"),
@@ -65,8 +77,7 @@ impl Context {
             action: action.to_owned(),
             secondary: None,
         };
-        let reference: ObjectReference = about.object_ref(&());
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
+        if let Err(error) = self.recorder.publish(&event, reference).await {
             tracing::warn!(object = ?reference.name, %error, "an event could not be recorded");
         }
     }

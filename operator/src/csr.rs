@@ -154,6 +154,8 @@ fn membership(context: &Context, subject: &CsrSubject) -> (NodeMembership, Optio
         NodeMembership::Leaving
     } else if node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable)) {
         NodeMembership::Reachable
+    } else if node.status.is_none() && node_accounts::node_incarnation(&node).is_none() {
+        NodeMembership::Announced
     } else {
         NodeMembership::Unreachable
     };

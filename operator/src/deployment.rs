@@ -17,16 +17,21 @@ mod status;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use russet_crds::ModelDeployment;
 use thiserror::Error;
 
 use crate::context::Context;
+use crate::planner::{PlanError, PlanKey};
 use crate::reconcile::requeue_after;
 
 /// Why a deployment could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
+    /// It was not planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The running groups could not be listed.
     #[error("ModelDeployment {name}: the running ShardGroups could not be listed")]
     Observe {
@@ -87,16 +92,32 @@ pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) 
         return Ok(requeue_after([]));
     }
     let now = Timestamp::now();
-    let cached = observe::cached(&context, &deployment, now);
-    let mut planned = context.metrics.time_plan("cached", || decide::decide(cached));
+    let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    let key = PlanKey { kind: "ModelDeployment", namespace, name };
+    let plan = {
+        let (context, deployment) = (context.clone(), deployment.clone());
+        move || {
+            let cached = observe::cached(&context, &deployment, now);
+            context.metrics.time_plan("cached", || decide::decide(cached))
+        }
+    };
+    let planned = context.planner.plan(key.clone(), plan).await?;
     let applied = if planned.stage.placement.is_empty() {
         apply::apply(&context, planned, now).await?
     } else {
         // The caches may lag behind what another deployment was just given. Before a change, the state is
-        // read again from the server, exclusively.
-        let _alone = context.placement_lock.lock().await;
-        let live = observe::live(&context, &deployment, now).await?;
-        planned = context.metrics.time_plan("live", || decide::decide(live));
+        // read again from the server, and nothing else is placed between that and the writes.
+        let metrics = context.metrics.clone();
+        let (planned, mut turn) = context
+            .planner
+            .plan_in_turn(
+                key,
+                || observe::live(&context, &deployment, now),
+                move |live| metrics.time_plan("live", || decide::decide(live)),
+                decide::changed_nodes,
+            )
+            .await?;
+        turn.note_write(Some(decide::changed_nodes(&planned)));
         apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;

@@ -1,10 +1,11 @@
 //! Installs Russet's CRDs and access rules on any API server, and waits until the kinds are served.
 //! Idempotent: a newer version replaces what an older one installed.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt as _};
 use thiserror::Error;
@@ -20,6 +21,8 @@ const MANAGER: &str = "russet-install";
 /// Timeout until the server serves the kinds. A real one needs seconds.
 const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which [`keep`] looks: without a kind nothing of it works, and it is rarely deleted.
+const KEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Why Russet could not be installed.
 #[derive(Debug, Error)]
@@ -70,6 +73,33 @@ pub async fn apply(client: &Client) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Installs a kind again that somebody deleted while the control plane runs; its objects are gone. Never ends.
+pub async fn keep(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    loop {
+        tokio::time::sleep(KEEP_INTERVAL).await;
+        let existing = match definitions.list_metadata(&ListParams::default()).await {
+            Ok(existing) => existing.iter().map(|it| it.name_any()).collect(),
+            Err(error) => {
+                tracing::debug!(%error, "the CustomResourceDefinitions cannot be listed");
+                continue;
+            }
+        };
+        for definition in missing(&existing) {
+            let name = definition.name_any();
+            tracing::warn!(name, "somebody deleted this CustomResourceDefinition; it is installed again");
+            if let Err(error) = patch(&definitions, "CustomResourceDefinition", &definition).await {
+                tracing::warn!(name, error = %russet_telemetry::errors::chain(&error), "it could not be installed");
+            }
+        }
+    }
+}
+
+/// The kinds that are not there. One that is being deleted is.
+fn missing(existing: &BTreeSet<String>) -> Vec<CustomResourceDefinition> {
+    russet_crds::all().into_iter().filter(|kind| !existing.contains(&kind.name_any())).collect()
 }
 
 /// The bundled rules as objects.
@@ -137,6 +167,19 @@ async fn established(definitions: &Api<CustomResourceDefinition>, name: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_deleted_kinds_are_installed_again() {
+        let mut existing: BTreeSet<String> =
+            russet_crds::all().iter().map(kube::ResourceExt::name_any).collect();
+        existing.insert("things.example.com".to_owned());
+        assert!(missing(&existing).is_empty());
+        assert!(existing.remove("models.russet.dev"));
+        assert_eq!(
+            missing(&existing).iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>(),
+            ["models.russet.dev"]
+        );
+    }
 
     #[test]
     fn rbac_bindings_name_shipped_roles_and_grant_no_wildcard() {

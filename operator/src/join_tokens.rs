@@ -31,7 +31,7 @@ pub struct BootstrapToken {
 #[derive(Debug, Error)]
 pub enum Error {
     /// The server rejected an object.
-    #[error("{kind} {NAMESPACE}/{name} could not be made; use an administrator's kubeconfig")]
+    #[error("{kind} {NAMESPACE}/{name} could not be written; use an administrator's kubeconfig")]
     Refused {
         /// Kind of the object.
         kind: &'static str,
@@ -58,6 +58,16 @@ pub enum Error {
 /// Name of a token's Secret.
 pub(crate) fn secret_name(id: &str) -> String {
     format!("bootstrap-token-{id}")
+}
+
+/// Deletes a token that nobody holds.
+pub async fn delete(client: &Client, id: &str) -> Result<(), Error> {
+    let (kind, name) = ("Secret", secret_name(id));
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    match secrets.delete(&name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(source) => Err(Error::Refused { kind, name, source }),
+    }
 }
 
 /// Creates a token with which one machine may join within `lifetime`.

@@ -2,38 +2,67 @@
 //! and engines. Not here: decisions.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use russet_crds::Shard;
+use russet_rpc::cache_status::CacheStatus;
 use serde_json::{Value, json};
 
 use crate::stores::Stores;
 
 /// The leader's caches; empty in a process that stands by, so that only one of several operators reports.
 #[derive(Clone, Default)]
-pub struct LeaderCaches(Arc<Mutex<Option<Stores>>>);
+pub struct LeaderCaches {
+    stores: Arc<Mutex<Option<Stores>>>,
+    status: CacheStatus,
+}
 
 /// Publishes the caches until it is dropped.
 pub(crate) struct PublishGuard(LeaderCaches);
 
 impl Drop for PublishGuard {
     fn drop(&mut self) {
-        *self.0.0.lock() = None;
+        *self.0.stores.lock() = None;
+    }
+}
+
+/// The status of the watches of a leader, until it is dropped.
+pub(crate) struct StatusGuard(CacheStatus);
+
+impl Drop for StatusGuard {
+    fn drop(&mut self) {
+        self.0.clear();
     }
 }
 
 impl LeaderCaches {
+    /// The status that the watches of this leader write. It is empty again when the guard is dropped.
+    pub(crate) fn lead(&self) -> (CacheStatus, StatusGuard) {
+        (self.status.clone(), StatusGuard(self.status.clone()))
+    }
+
     /// Publishes these caches, which are synced.
     pub(crate) fn publish(&self, stores: &Stores) -> PublishGuard {
-        *self.0.lock() = Some(stores.clone());
+        *self.stores.lock() = Some(stores.clone());
         PublishGuard(self.clone())
     }
 
     /// The caches of a leader.
     pub(crate) fn stores(&self) -> Option<Stores> {
-        self.0.lock().clone()
+        self.stores.lock().clone()
+    }
+
+    /// What the caches lack, also while they fill.
+    pub(crate) fn status(&self) -> &CacheStatus {
+        &self.status
+    }
+
+    /// The same in lines, for `/readyz`; empty if nothing is wrong.
+    pub fn problems(&self) -> String {
+        self.status.problems(Instant::now())
     }
 
     /// Metrics targets of agents and engines, for Prometheus' HTTP service discovery. An engine serves its

@@ -126,6 +126,7 @@ impl OperatorMetrics {
             registry.register(Box::new(histogram))?;
         }
         registry.register(Box::new(formation))?;
+        registry.register(Box::new(leader_caches.status().collector()?))?;
         registry.register(Box::new(collector::ClusterCollector::new(leader_caches)?))?;
         Ok(metrics)
     }

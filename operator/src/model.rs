@@ -28,12 +28,16 @@ use self::inventory::InventoryObjects;
 pub use self::inventory::{has_disk_pressure, is_ready};
 use self::preload::FilesPlan;
 use crate::context::Context;
+use crate::planner::{PlanError, PlanKey};
 use crate::reconcile::requeue_after;
 use crate::snapshot;
 
 /// Why a Model could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
+    /// It was not planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// A copy was not written or deleted.
     #[error("Model {model}: its copy {copy} could not be changed")]
     Copy {
@@ -119,23 +123,34 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
         .map(|group| group.name_any())
         .collect();
     let decision = decide::decide(&model, &copies, &nodes, &users, now);
-    let choice = plan_files(cached_objects(&context), &model, now);
+    let key = PlanKey { kind: "Model", namespace: namespace.clone(), name: name.clone() };
+    let plan = {
+        let (context, model) = (context.clone(), model.clone());
+        move || plan_files(cached_objects(&context), &model, now).0
+    };
+    let choice = context.planner.plan(key.clone(), plan).await?;
     if choice.is_settled() {
         finish(&context, &model, &copies, decision, &choice, now).await?;
         return Ok(requeue_after([]));
     }
     // Files are evicted or fetched: no replica may get a reservation on those nodes meanwhile, and the caches
     // may lag behind a reservation just made.
-    let _alone = context.placement_lock.lock().await;
-    let seen = live_objects(&context).await.map_err(|source| Error::Observe { model: name, source })?;
+    let observe = || async {
+        live_objects(&context).await.map_err(|source| Error::Observe { model: name.clone(), source })
+    };
+    let decide = {
+        let model = model.clone();
+        move |seen| plan_files(seen, &model, now)
+    };
+    let every_node = |_: &_| context.stores.nodes.state().iter().map(|node| node.name_any()).collect();
+    let ((choice, all), mut turn) = context.planner.plan_in_turn(key, observe, decide, every_node).await?;
+    turn.note_write(None);
     let own = |copy: &&Arc<ModelCopy>| {
         let model_ref = &copy.spec.model_ref;
         (model_ref.namespace.as_str(), model_ref.name.as_str())
             == (namespace.as_str(), model.name_any().as_str())
     };
-    let copies: Vec<Arc<ModelCopy>> = seen.copies.iter().filter(own).cloned().collect();
-    let all = seen.copies.clone();
-    let choice = plan_files(seen, &model, now);
+    let copies: Vec<Arc<ModelCopy>> = all.iter().filter(own).cloned().collect();
     apply::apply_files(&context, &model, &all, &choice).await?;
     finish(&context, &model, &copies, decision, &choice, now).await?;
     Ok(requeue_after([]))
@@ -179,8 +194,8 @@ async fn live_objects(context: &Context) -> Result<InventoryObjects, kube::Error
     Ok(InventoryObjects { cluster, copies, deployments: context.stores.deployments.state() })
 }
 
-/// The plan for a Model's files, as part of the plan for all Models.
-fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> FilesPlan {
+/// The plan for a Model's files, as part of the plan for all Models, and the copies it was made with.
+fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> (FilesPlan, Vec<Arc<ModelCopy>>) {
     let key = inventory::key(model);
     let areas = resolve_pools(&seen.cluster.pools, &seen.cluster.nodes);
     let unplanned = inventory::preload_rule(model, &areas).err();
@@ -189,7 +204,7 @@ fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> FilesPla
         Retention { priority: inventory::priority(&key, &seen.deployments, &seen.cluster.tiers), pinned };
     let plan =
         if seen.is_idle() { CopyPlan::default() } else { russet_plan::copies::plan(&seen.inventory(now)) };
-    FilesPlan::for_model(plan, &key, retention, unplanned)
+    (FilesPlan::for_model(plan, &key, retention, unplanned), seen.copies)
 }
 
 /// The copy of a model on a node, as the operator writes it.

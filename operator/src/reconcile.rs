@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 use russet_telemetry::errors;
 
 use crate::context::Context;
+use crate::planner::panic_message;
 use crate::work_queue::WorkQueue;
 
 /// Initial backoff after a failure; most are write conflicts, which resolve at once.
@@ -26,6 +28,10 @@ const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Resync interval: every object is reconciled this often, whatever a watch may have missed.
 pub const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The longest reconciliation. One makes dozens of requests at most, of which each is answered within seconds
+/// or fails by the client's read timeout.
+const RECONCILE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs one controller until its queue ends.
 pub async fn run_controller<K, E, F>(
@@ -47,7 +53,7 @@ pub async fn run_controller<K, E, F>(
     let run = move |object: Arc<K>, context: Arc<Context>| {
         let reference = ObjectRef::from_obj(object.as_ref());
         let failures = counted.clone();
-        let work = reconcile(object, context.clone());
+        let work = bounded(RECONCILE_LIMIT, reconcile(object, context.clone()));
         async move {
             let timer = context.metrics.durations.with_label_values(&[controller]).start_timer();
             let result = work.await;
@@ -58,7 +64,7 @@ pub async fn run_controller<K, E, F>(
                     context.metrics.reconciles.with_label_values(&[controller, "ok"]).inc();
                 }
                 Err(error) => {
-                    context.metrics.reconciles.with_label_values(&[controller, &variant(error)]).inc();
+                    context.metrics.reconciles.with_label_values(&[controller, &error.label()]).inc();
                     context.metrics.failures.with_label_values(&[controller]).inc();
                     tracing::warn!(controller, object = %reference, error = %errors::chain(error), "reconciliation failed; it is retried");
                 }
@@ -67,7 +73,7 @@ pub async fn run_controller<K, E, F>(
         }
         .boxed()
     };
-    let retry = move |object: Arc<K>, _: &E, _: Arc<Context>| {
+    let retry = move |object: Arc<K>, _: &ReconcileError<E>, _: Arc<Context>| {
         let mut failures = failures.lock();
         let count = failures.entry(ObjectRef::from_obj(object.as_ref())).or_default();
         *count += 1;
@@ -81,6 +87,47 @@ pub async fn run_controller<K, E, F>(
             Ok(_) | Err(RunError::ReconcilerFailed(..) | RunError::ObjectNotFound(_)) => {}
             Err(error) => tracing::warn!(controller, %error, "the controller's queue failed"),
         }
+    }
+}
+
+/// Why a reconciliation failed.
+#[derive(Debug, thiserror::Error)]
+enum ReconcileError<E: std::error::Error + 'static> {
+    /// As the controller says.
+    #[error(transparent)]
+    Failed(E),
+    /// It panicked; the other objects go on.
+    #[error("the reconciliation panicked, which is a bug: {0}")]
+    Panicked(String),
+    /// It did not end.
+    #[error("the reconciliation did not end within {} s", limit.as_secs())]
+    TimedOut {
+        /// The longest one.
+        limit: Duration,
+    },
+}
+
+impl<E: std::error::Error + 'static> ReconcileError<E> {
+    fn label(&self) -> String {
+        match self {
+            Self::Failed(error) => variant(error),
+            Self::Panicked(_) | Self::TimedOut { .. } => variant(self),
+        }
+    }
+}
+
+/// One reconciliation, whose panic or hang is an error of its object and of no other: all of a controller are
+/// one task. What may take long without waiting is done by [`crate::planner`], on other threads. They are no
+/// tasks of their own, because the leader's work is only polled while it certainly leads (`leader`).
+async fn bounded<E: std::error::Error + 'static>(
+    limit: Duration,
+    reconcile: impl Future<Output = Result<Action, E>>,
+) -> Result<Action, ReconcileError<E>> {
+    let work = AssertUnwindSafe(reconcile).catch_unwind();
+    match tokio::time::timeout(limit, work).await {
+        Ok(Ok(result)) => result.map_err(ReconcileError::Failed),
+        Ok(Err(panic)) => Err(ReconcileError::Panicked(panic_message(panic.as_ref()))),
+        Err(_) => Err(ReconcileError::TimedOut { limit }),
     }
 }
 
@@ -112,6 +159,25 @@ mod tests {
         for (failures, millis) in [(1, 100), (2, 200), (5, 1600), (10, 51_200), (11, 60_000), (500, 60_000)] {
             assert_eq!(backoff(failures), Duration::from_millis(millis), "{failures}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_panic_or_a_hang_is_an_error_of_its_object() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("no")]
+        struct Refused;
+        let done: Result<Action, Refused> = Ok(requeue_after([]));
+        assert!(bounded(RECONCILE_LIMIT, std::future::ready(done)).await.is_ok());
+        let failed = bounded(RECONCILE_LIMIT, std::future::ready(Err(Refused))).await.unwrap_err();
+        assert_eq!((failed.label().as_str(), failed.to_string().as_str()), ("Refused", "no"));
+        let plan: Option<Result<Action, Refused>> = None;
+        let panicked = bounded(RECONCILE_LIMIT, async move { plan.expect("a plan") }).await;
+        let panicked = panicked.unwrap_err();
+        assert_eq!(panicked.label(), "Panicked");
+        assert!(panicked.to_string().contains("a plan"), "{panicked}");
+        let hung =
+            bounded(Duration::ZERO, std::future::pending::<Result<Action, Refused>>()).await.unwrap_err();
+        assert_eq!(hung.label(), "TimedOut");
     }
 
     #[test]

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::api::ListParams;
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource, ResourceExt as _};
+use kube::{Resource, ResourceExt as _};
 use russet_crds::{Model, ModelDeployment, Shard, ShardGroup, Tier};
 use russet_plan::{ClusterObjects, Snapshot};
+use russet_rpc::list_item::list_decodable;
 use serde::de::DeserializeOwned;
 
 use crate::context::Context;
@@ -48,7 +47,7 @@ pub fn cached(context: &Context, models: Vec<Arc<Model>>) -> ClusterObjects {
     }
 }
 
-/// The same with groups, ranks and tiers as the server has them. An unreadable Shard keeps its memory: its
+/// The same with groups, ranks and tiers as the server has them. An undecodable Shard keeps its memory: its
 /// node has granted it, and no known group accounts for it.
 pub async fn live(context: &Context, models: Vec<Arc<Model>>) -> Result<ClusterObjects, kube::Error> {
     let (groups, shards, tiers) = tokio::try_join!(
@@ -71,12 +70,11 @@ pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>
     names.into_iter().filter_map(find).collect()
 }
 
-/// Every readable object of a kind, as the server has it.
+/// Every decodable object of a kind, as the server has it.
 pub async fn list_all<K>(context: &Context) -> Result<Vec<Arc<K>>, kube::Error>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
-    let listed = api.list(&ListParams::default()).await?;
-    Ok(listed.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect())
+    let listed = list_decodable(&context.client).await?;
+    Ok(listed.into_iter().map(Arc::new).collect())
 }

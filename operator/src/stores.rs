@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::reflector::Store;
+use kube::runtime::reflector::store::WriterDropped;
 use russet_crds::{
     Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Shard, ShardGroup,
     ShardingStrategy, Tier,
@@ -48,5 +49,47 @@ impl Stores {
     /// A number that differs after every change of an object that a placement may depend on.
     pub fn generation(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+
+    /// Resolves once everything was listed that a placement depends on.
+    pub async fn placement_kinds(&self) -> Result<(), WriterDropped> {
+        self.nodes.wait_until_ready().await?;
+        self.pools.wait_until_ready().await?;
+        self.strategies.wait_until_ready().await?;
+        self.tiers.wait_until_ready().await?;
+        self.approvals.wait_until_ready().await?;
+        self.models.wait_until_ready().await?;
+        self.copies.wait_until_ready().await?;
+        self.deployments.wait_until_ready().await?;
+        self.groups.wait_until_ready().await?;
+        self.shards.wait_until_ready().await
+    }
+
+    /// The same of a node's state, and of its removal.
+    pub async fn node_kinds(&self) -> Result<(), WriterDropped> {
+        self.nodes.wait_until_ready().await?;
+        self.leases.wait_until_ready().await?;
+        self.copies.wait_until_ready().await?;
+        self.shards.wait_until_ready().await
+    }
+
+    /// The same of a route.
+    pub async fn route_kinds(&self) -> Result<(), WriterDropped> {
+        self.deployments.wait_until_ready().await?;
+        self.routes.wait_until_ready().await
+    }
+
+    /// The same of a certificate request.
+    pub async fn request_kinds(&self) -> Result<(), WriterDropped> {
+        self.nodes.wait_until_ready().await?;
+        self.requests.wait_until_ready().await
+    }
+
+    /// The same of everything.
+    pub async fn all_kinds(&self) -> Result<(), WriterDropped> {
+        self.placement_kinds().await?;
+        self.node_kinds().await?;
+        self.route_kinds().await?;
+        self.request_kinds().await
     }
 }

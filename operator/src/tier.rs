@@ -3,6 +3,7 @@
 
 mod decide;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use russet_plan::ClusterObjects;
 use thiserror::Error;
 
 use crate::context::Context;
+use crate::planner::{PlanError, PlanKey};
 use crate::reconcile::requeue_after;
 use crate::snapshot;
 use crate::ssa;
@@ -21,6 +23,9 @@ use crate::ssa;
 /// Why a tier could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
+    /// It was not planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The running groups could not be listed.
     #[error("Tier {name}: the running ShardGroups could not be listed")]
     Observe {
@@ -46,8 +51,14 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
     let now = Timestamp::now();
     let name = tier.name_any();
     let again = until_schedule_change(&tier, now);
-    let (deployments, models) = members(&context, &name);
-    let mut status = decide::status(&tier, &snapshot::cached(&context, models.clone()), &deployments, now);
+    let (deployments, models) = members(&context, &tier);
+    let key = PlanKey { kind: "Tier", namespace: String::new(), name: name.clone() };
+    let plan = {
+        let (context, tier) = (context.clone(), tier.clone());
+        let (deployments, models) = (deployments.clone(), models.clone());
+        move || decide::status(&tier, &snapshot::cached(&context, models), &deployments, now)
+    };
+    let status = context.planner.plan(key.clone(), plan).await?;
     let write = async |status: &TierStatus| {
         let api: Api<Tier> = Api::all(context.client.clone());
         ssa::apply_status(&api, &name, status)
@@ -63,12 +74,19 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
     }
     // A node is assigned: no other reservation may be made on it meanwhile, and the caches may lag behind one
     // just made.
-    let _alone = context.placement_lock.lock().await;
-    let cluster: ClusterObjects = snapshot::live(&context, models)
-        .await
-        .map_err(|source| Error::Observe { name: name.clone(), source })?;
-    let newest = cluster.tiers.iter().find(|other| other.name_any() == name).cloned().unwrap_or(tier);
-    status = decide::status(&newest, &cluster, &deployments, now);
+    let observe = || async {
+        let live = snapshot::live(&context, models.clone()).await;
+        live.map_err(|source| Error::Observe { name: name.clone(), source })
+    };
+    let decide = move |cluster: ClusterObjects| {
+        let newest = cluster.tiers.iter().find(|other| other.name_any() == tier.name_any());
+        decide::status(newest.unwrap_or(&tier), &cluster, &deployments, now)
+    };
+    let assigned = |status: &TierStatus| {
+        status.workload_groups.iter().flat_map(|group| group.nodes.iter().cloned()).collect::<BTreeSet<_>>()
+    };
+    let (status, mut turn) = context.planner.plan_in_turn(key, observe, decide, assigned).await?;
+    turn.note_write(None);
     write(&status).await?;
     Ok(requeue_after([again]))
 }
@@ -81,10 +99,12 @@ fn until_schedule_change(tier: &Tier, now: Timestamp) -> Option<Duration> {
 }
 
 /// The deployments of a tier, and their models.
-fn members(context: &Context, tier: &str) -> (Vec<Arc<ModelDeployment>>, Vec<Arc<Model>>) {
+fn members(context: &Context, tier: &Tier) -> (Vec<Arc<ModelDeployment>>, Vec<Arc<Model>>) {
+    let name = tier.name_any();
     let mut deployments = context.stores.deployments.state();
     deployments.retain(|deployment| {
-        deployment.spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier)
+        deployment.spec.tier_ref.as_ref().is_some_and(|reference| reference.name == name)
+            && tier.spec.allows(deployment.metadata.namespace.as_deref().unwrap_or_default())
             && deployment.metadata.deletion_timestamp.is_none()
     });
     deployments.sort_by_key(|deployment| (deployment.namespace(), deployment.name_any()));

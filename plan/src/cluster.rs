@@ -88,11 +88,13 @@ impl ClusterObjects {
             if approval.spec.is_expired(now) {
                 continue;
             }
-            let ApprovalSpec { deployment_ref, plan_hash, decision, .. } = &approval.spec;
+            let ApprovalSpec { deployment_ref, plan_hash, decision, affects, .. } = &approval.spec;
             let key = (approval.namespace().unwrap_or_default(), deployment_ref.name.clone());
             let answers = answers.entry(key).or_default();
             match decision {
-                Some(ApprovalDecision::Approved) => drop(answers.approved.insert(plan_hash.clone())),
+                Some(ApprovalDecision::Approved) => {
+                    answers.approved.insert(plan_hash.clone(), affects.iter().cloned().collect());
+                }
                 Some(ApprovalDecision::Denied) => drop(answers.denied.insert(plan_hash.clone())),
                 Some(ApprovalDecision::Unknown) | None => {}
             }

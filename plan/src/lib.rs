@@ -33,6 +33,7 @@ pub mod precondition;
 pub mod prediction;
 pub mod proposal;
 pub mod quantity;
+pub mod search_budget;
 pub mod shard;
 pub mod shortage;
 pub mod snapshot;

@@ -21,6 +21,7 @@ use russet_model::shape::{ExpertGroup, LayerGroup, ModelShape};
 use russet_model::state::LayerState;
 
 use crate::quantity::show;
+use crate::search_budget::SearchBudget;
 
 /// Bytes that an engine takes before it loads a weight: its program, MLX, the tokenizer, gRPC buffers. An
 /// engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
@@ -115,6 +116,7 @@ pub struct MemoryModel<'a> {
     /// `cumulative[i]` is the sum of the first `i` layers.
     cumulative: Vec<LayerCosts>,
     draft: Option<DraftOverhead>,
+    search: SearchBudget,
 }
 
 /// Bytes of some layers, on all ranks of a tensor group together.
@@ -156,7 +158,7 @@ impl<'a> MemoryModel<'a> {
                 cumulative.push(last);
             }
         }
-        Self { shape, capacity, cumulative, draft: None }
+        Self { shape, capacity, cumulative, draft: None, search: SearchBudget::default() }
     }
 
     /// The same with a draft model, which rank 0 holds too.
@@ -177,6 +179,11 @@ impl<'a> MemoryModel<'a> {
     /// What the draft model adds to rank 0.
     pub fn draft(&self) -> Option<&DraftOverhead> {
         self.draft.as_ref()
+    }
+
+    /// What searches over this model have cost; a clone counts with it.
+    pub fn search_budget(&self) -> &SearchBudget {
+        &self.search
     }
 
     /// Layers of the model.

@@ -68,6 +68,13 @@ pub enum Note {
         /// Existing ones.
         known: Vec<String>,
     },
+    /// The named Tier is not for this namespace.
+    TierNotAllowed {
+        /// The Tier.
+        tier: String,
+        /// The deployment's namespace.
+        namespace: String,
+    },
     /// A workload group has no node yet that takes work.
     NoDedicatedNodes {
         /// The Tier.
@@ -195,6 +202,15 @@ pub enum Note {
         /// Bytes free on all of them.
         free: u64,
     },
+    /// The search for a balanced split took too many steps.
+    SearchGivenUp {
+        /// Layers of the model.
+        layers: u32,
+        /// Stages.
+        stages: usize,
+        /// Steps that were taken.
+        steps: u64,
+    },
     /// The cables exist, but are in use by groups that stay.
     PortsTaken {
         /// The backend, for display.
@@ -274,6 +290,9 @@ pub enum Note {
         deployments: Vec<String>,
         /// Bytes they hold.
         frees: u64,
+        /// Whether some are of other namespaces, which the deployment's own `spec.approvedPlan` cannot speak
+        /// for.
+        foreign: bool,
     },
     /// A person denied it.
     Denied {
@@ -363,6 +382,7 @@ impl Note {
             Note::NoNodes | Note::NoNodesInPools { .. } => Reason::NoNodes,
             Note::StrategyUnknown { .. } => Reason::StrategyNotFound,
             Note::TierUnknown { .. } => Reason::TierNotFound,
+            Note::TierNotAllowed { .. } => Reason::TierNotAllowed,
             Note::NoDedicatedNodes { .. } => Reason::NoNodes,
             Note::PoolUnknown { .. } => Reason::PoolNotFound,
             Note::PoolInvalid { why, .. } => why.reason(),
@@ -373,6 +393,7 @@ impl Note {
             | Note::NoTensorParallelism { .. }
             | Note::TooSmall { .. }
             | Note::TooSmallTogether { .. }
+            | Note::SearchGivenUp { .. }
             | Note::MixedBuilds { .. }
             | Note::NotLinked { .. }
             | Note::MissingCables { .. }

@@ -1,6 +1,7 @@
 //! Splits of one replica over free nodes. Each kind of split returns its candidates, and notes on what it
 //! could not use. Not here: the selection (`placement`).
 
+mod balance;
 pub mod hybrid;
 pub mod pipeline;
 pub mod single;

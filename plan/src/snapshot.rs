@@ -39,8 +39,8 @@ pub struct Snapshot {
 /// Decisions of persons, as hashes of plans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApprovalDecisions {
-    /// Approved plans.
-    pub approved: BTreeSet<String>,
+    /// Approved plans, each with the deployments that the Approval names: who decided may speak for them.
+    pub approved: BTreeMap<String, BTreeSet<String>>,
     /// Denied plans.
     pub denied: BTreeSet<String>,
 }

@@ -14,6 +14,8 @@ use crate::note::Note;
 pub struct TierInfo {
     /// Whether workload groups have their own nodes.
     pub mode: TierMode,
+    /// Namespaces whose deployments may use it; empty for all.
+    pub namespaces: Vec<String>,
     /// NodePools it may use; empty for all nodes.
     pub pools: Vec<LocalReference>,
     /// Its workload groups, in order of precedence.
@@ -43,6 +45,7 @@ impl TierInfo {
     pub fn read(tier: &russet_crds::Tier, now: Timestamp) -> Self {
         let TierSpec {
             mode,
+            namespaces,
             pool_refs,
             workload_groups,
             priority,
@@ -59,6 +62,7 @@ impl TierInfo {
         let granted = tier.status.iter().flat_map(|status| &status.workload_groups);
         Self {
             mode: *mode,
+            namespaces: namespaces.clone(),
             pools: pool_refs.clone(),
             groups: workload_groups.clone(),
             priority: *priority,

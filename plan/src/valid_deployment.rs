@@ -1,6 +1,6 @@
 //! A deployment whose spec is valid for its model: what placement and rollout plan with. `validate` makes it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use jiff::Timestamp;
@@ -48,8 +48,12 @@ pub struct ValidDeployment {
     pub priority: i32,
     /// Whether it may preempt replicas of lower priority.
     pub preempts: bool,
-    /// Approved plans.
-    pub approved: BTreeSet<String>,
+    /// Whether that holds for replicas of other namespaces without an Approval.
+    pub preempts_everywhere: bool,
+    /// Plans that an Approval allows, each with the deployments that it names.
+    pub approved: BTreeMap<String, BTreeSet<String>>,
+    /// The plan that its own spec allows. Its author answers for its own namespace alone.
+    pub approved_plan: Option<String>,
     /// Denied plans.
     pub denied: BTreeSet<String>,
     /// Why none of its replicas should run, although some are requested.

@@ -6,7 +6,7 @@ mod split;
 mod strategy;
 mod tier_terms;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -15,6 +15,7 @@ use russet_crds::{
     EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment, ModelDeploymentSpec,
     Residency, RolloutStrategy, Sharding, Speculation,
 };
+use russet_model::config::MAX_LAYERS;
 use russet_model::families;
 use russet_model::kv_quantization::{KV_GROUPS, kv_group};
 use russet_model::shape::ModelShape;
@@ -55,10 +56,10 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
             valid = ValidDeployment { spec_digest: valid.spec_digest, rollback_reason: Some(why), ..before };
         }
     }
-    let ApprovalDecisions { mut approved, denied } =
+    let ApprovalDecisions { approved, denied } =
         view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
-    approved.extend(deployment.spec.approved_plan.clone());
-    Ok(ValidDeployment { ran_before: ran, approved, denied, ..valid })
+    let approved_plan = deployment.spec.approved_plan.clone();
+    Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, ..valid })
 }
 
 /// The same at `now`, taking demand into account: an OnDemand deployment may be idle then.
@@ -127,7 +128,7 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
-    let promised = TierTerms::for_deployment(view, tier_ref.as_ref(), workload_group.as_deref())?;
+    let promised = TierTerms::for_deployment(view, namespace, tier_ref.as_ref(), workload_group.as_deref())?;
     let asked = requested_split(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
     let draft = draft_model_ref.as_ref().and_then(|draft| {
         draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes)
@@ -167,7 +168,9 @@ pub fn validate(
         tier: promised.name(),
         priority: promised.priority(),
         preempts: promised.preempts(),
-        approved: BTreeSet::new(),
+        preempts_everywhere: promised.preempts_everywhere(),
+        approved: BTreeMap::new(),
+        approved_plan: None,
         denied: BTreeSet::new(),
         ran_before: 0,
         dedicated_group: promised.dedicated_group(),
@@ -226,6 +229,15 @@ pub fn eligible_nodes(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<
 
 /// What is wrong with a model regardless of the spec; empty if the engine can run it.
 pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
+    let mut notes = draft_notes(model, shape);
+    if let Some(why) = shape.chat_unsupported.as_ref().filter(|_| notes.is_empty()) {
+        notes.push(Note::Unsupported { model: model.to_owned(), why: why.clone() });
+    }
+    notes
+}
+
+/// Why the engine does not run a model, not even as a draft model, which needs no chat template.
+fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
     if !families::is_known(&shape.architecture) {
         notes.push(Note::Architecture { model: model.to_owned(), architecture: shape.architecture.clone() });
@@ -235,6 +247,13 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     }
     // What is not run is not added up either.
     if shape.unsupported.is_some() {
+        return notes;
+    }
+    // Whoever may write a status may write any number, and planning takes a step for each layer at least.
+    if shape.layers > MAX_LAYERS || shape.layer_bytes.len() > MAX_LAYERS as usize {
+        let layers = shape.layer_bytes.len().max(shape.layers as usize);
+        let why = format!("it has {layers} layers, more than the limit of {MAX_LAYERS}");
+        notes.push(Note::Headers { model: model.to_owned(), why });
         return notes;
     }
     if shape.layers == 0 || shape.layer_bytes.len() != shape.layers as usize {

@@ -18,6 +18,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             emitted,
             priority,
             deadline_milliseconds,
+            cache_salt,
         } = request;
         let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
         Self {
@@ -33,6 +34,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             emitted,
             priority,
             deadline_milliseconds,
+            cache_salt,
         }
     }
 }
@@ -49,6 +51,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             emitted,
             priority,
             deadline_milliseconds,
+            cache_salt,
         } = request;
         let sampling = sampling.map_or_else(Sampling::default, |sampling| {
             let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
@@ -67,6 +70,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             emitted,
             priority,
             deadline_milliseconds,
+            cache_salt,
         }
     }
 }
@@ -120,20 +124,31 @@ impl From<pb::GenerateEvent> for GenerationEvent {
 impl From<GenerationFailure> for pb::Failed {
     fn from(failure: GenerationFailure) -> Self {
         let GenerationFailure { kind, message } = failure;
+        let reason = match kind {
+            FailureKind::ContextLengthExceeded => pb::FailureReason::ContextLengthExceeded,
+            _ => pb::FailureReason::Unspecified,
+        };
         let kind = match kind {
-            FailureKind::InvalidRequest => pb::FailureKind::InvalidRequest,
+            FailureKind::InvalidRequest | FailureKind::ContextLengthExceeded => {
+                pb::FailureKind::InvalidRequest
+            }
             FailureKind::Overloaded => pb::FailureKind::Overloaded,
             FailureKind::Unavailable => pb::FailureKind::Unavailable,
             FailureKind::DeadlineExceeded => pb::FailureKind::DeadlineExceeded,
             FailureKind::Internal => pb::FailureKind::Internal,
         };
-        Self { kind: kind as i32, message }
+        Self { kind: kind as i32, message, reason: reason as i32 }
     }
 }
 
 impl From<pb::Failed> for GenerationFailure {
     fn from(failed: pb::Failed) -> Self {
         let kind = match failed.kind() {
+            pb::FailureKind::InvalidRequest
+                if failed.reason() == pb::FailureReason::ContextLengthExceeded =>
+            {
+                FailureKind::ContextLengthExceeded
+            }
             pb::FailureKind::InvalidRequest => FailureKind::InvalidRequest,
             pb::FailureKind::Overloaded => FailureKind::Overloaded,
             pb::FailureKind::Unavailable => FailureKind::Unavailable,
@@ -181,6 +196,7 @@ mod tests {
             GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default() },
             GenerationEvent::Finished { reason: FinishReason::Cancelled, usage: Usage::default() },
             failure(FailureKind::InvalidRequest),
+            failure(FailureKind::ContextLengthExceeded),
             failure(FailureKind::Overloaded),
             failure(FailureKind::Unavailable),
             failure(FailureKind::DeadlineExceeded),
@@ -202,6 +218,7 @@ mod tests {
             emitted: vec![4, 0, 4],
             priority: -3,
             deadline_milliseconds: Some(250),
+            cache_salt: "team".into(),
         };
         assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
     }

@@ -2,16 +2,19 @@
 //! renewed, the next request uses a new client. Open watches keep their connection. With several API servers
 //! it stays with one until that one is unreachable.
 
+mod connection;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::KubeconfigError;
 use kube::{Client, Config};
 use thiserror::Error;
 use tokio::sync::Mutex;
 
+use crate::kubeconfig::KubeconfigSource;
 use crate::tls::{FileVersion, identity_dir};
 
 /// Why there is no client.
@@ -35,6 +38,16 @@ pub enum ApiError {
         #[source]
         source: Box<kube::Error>,
     },
+    /// The proxy that the kubeconfig names cannot be used.
+    #[error(
+        "{path} names the proxy {proxy}, which cannot be used: proxy-url may be http://HOST:PORT, with a login or without, or socks5://HOST:PORT without one; change it, or remove it to reach the server directly"
+    )]
+    Proxy {
+        /// The file.
+        path: PathBuf,
+        /// The proxy, without its login.
+        proxy: String,
+    },
 }
 
 /// Read timeout of a connection. Watches last 60 s or get a bookmark as often, so it ends only connections
@@ -48,7 +61,7 @@ type TuneConfig = dyn Fn(&mut Config) + Send + Sync;
 
 /// The kubeconfig, and the client built from its last version.
 struct ReloadingClient {
-    path: PathBuf,
+    source: KubeconfigSource,
     tune: Box<TuneConfig>,
     current: Mutex<CurrentClient>,
 }
@@ -65,11 +78,19 @@ pub async fn client(
     path: &Path,
     tune: impl Fn(&mut Config) + Send + Sync + 'static,
 ) -> Result<Client, ApiError> {
+    client_of(KubeconfigSource::file(path), tune).await
+}
+
+/// A client for the context of one or more kubeconfigs, for as long as the process runs.
+pub async fn client_of(
+    source: KubeconfigSource,
+    tune: impl Fn(&mut Config) + Send + Sync + 'static,
+) -> Result<Client, ApiError> {
     // Version first, then read: a change in between is read again, never missed.
-    let stamps = file_versions(path);
-    let (first, namespace) = connect(path, &tune, 0).await?;
+    let stamps = file_versions(&source);
+    let (first, namespace) = connect(&source, &tune, 0).await?;
     let made = Mutex::new(CurrentClient { versions: stamps, server_index: 0, client: first });
-    let renewing = Arc::new(ReloadingClient { path: path.to_owned(), tune: Box::new(tune), current: made });
+    let renewing = Arc::new(ReloadingClient { source, tune: Box::new(tune), current: made });
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let renewing = renewing.clone();
         async move { renewing.send(request).await }
@@ -80,7 +101,7 @@ pub async fn client(
 impl ReloadingClient {
     /// Sends a request to the current server, and to the others as long as none is reachable.
     async fn send(&self, mut request: http::Request<Body>) -> Result<http::Response<Body>, kube::Error> {
-        for _ in 1..servers(&self.path).len() {
+        for _ in 1..servers(&self.source).len() {
             let Some(again) = clone_request(&request) else { break };
             let (turn, client) = self.current().await;
             match client.send(request).await {
@@ -114,7 +135,7 @@ impl ReloadingClient {
     }
 
     async fn current(&self) -> (usize, Client) {
-        let stamps = file_versions(&self.path);
+        let stamps = file_versions(&self.source);
         let mut made = self.current.lock().await;
         if made.versions != stamps {
             let turn = made.server_index;
@@ -125,10 +146,10 @@ impl ReloadingClient {
 
     /// Moves to the next server, unless another request has done so since `turn`.
     async fn use_next_server(&self, turn: usize) {
-        if servers(&self.path).len() < 2 {
+        if servers(&self.source).len() < 2 {
             return;
         }
-        let stamps = file_versions(&self.path);
+        let stamps = file_versions(&self.source);
         let mut made = self.current.lock().await;
         if made.server_index == turn {
             self.reconnect(&mut made, stamps, turn.wrapping_add(1)).await;
@@ -136,7 +157,7 @@ impl ReloadingClient {
     }
 
     async fn reconnect(&self, made: &mut CurrentClient, stamps: Vec<FileVersion>, turn: usize) {
-        match connect(&self.path, &*self.tune, turn).await {
+        match connect(&self.source, &*self.tune, turn).await {
             Ok((client, _)) => *made = CurrentClient { versions: stamps, server_index: turn, client },
             Err(error) => {
                 tracing::warn!(%error, "the renewed credentials cannot be used yet; the former ones are");
@@ -169,23 +190,31 @@ fn clone_request(request: &http::Request<Body>) -> Option<http::Request<Body>> {
 }
 
 /// The addresses in the file beside the kubeconfig, if there are several.
-fn servers(path: &Path) -> Vec<String> {
-    let text = std::fs::read_to_string(path.with_file_name(identity_dir::SERVERS)).unwrap_or_default();
+fn servers(source: &KubeconfigSource) -> Vec<String> {
+    let text =
+        std::fs::read_to_string(source.first().with_file_name(identity_dir::SERVERS)).unwrap_or_default();
     text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Versions of the kubeconfig and the files beside it: a renewed identity changes all of them.
-fn file_versions(path: &Path) -> Vec<FileVersion> {
-    let beside = |name: &str| FileVersion::read(&path.with_file_name(name));
-    vec![FileVersion::read(path), beside(identity_dir::CERTIFICATE), beside(identity_dir::TOKEN)]
+/// Versions of the kubeconfigs and the files beside the first: a renewed identity changes all of them.
+fn file_versions(source: &KubeconfigSource) -> Vec<FileVersion> {
+    let beside = |name: &str| FileVersion::read(&source.first().with_file_name(name));
+    let mut versions = vec![beside(identity_dir::CERTIFICATE), beside(identity_dir::TOKEN)];
+    versions.extend(source.paths().iter().map(|path| FileVersion::read(path)));
+    versions
 }
 
-async fn connect(path: &Path, tune: &TuneConfig, turn: usize) -> Result<(Client, String), ApiError> {
-    let wrong = |source| ApiError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
-    let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
-    let mut config =
-        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(wrong)?;
-    let servers = servers(path);
+async fn connect(
+    source: &KubeconfigSource,
+    tune: &TuneConfig,
+    turn: usize,
+) -> Result<(Client, String), ApiError> {
+    let path = source.first();
+    let mut config = source.config().await?;
+    if let Some(proxy) = config.proxy_url.as_ref().filter(|proxy| !connection::is_supported(proxy)) {
+        return Err(ApiError::Proxy { path: path.to_owned(), proxy: connection::without_login(proxy) });
+    }
+    let servers = servers(source);
     let server = servers.get(turn.checked_rem(servers.len()).unwrap_or(0));
     if let Some(server) = server.and_then(|server| server.parse().ok()) {
         config.cluster_url = server;
@@ -197,9 +226,16 @@ async fn connect(path: &Path, tune: &TuneConfig, turn: usize) -> Result<(Client,
     set_timeouts(&mut config);
     tune(&mut config);
     let namespace = config.default_namespace.clone();
-    let client = Client::try_from(config)
+    let client = connection::client(&config)
         .map_err(|source| ApiError::Client { path: path.to_owned(), source: Box::new(source) })?;
     Ok((client, namespace))
+}
+
+/// A client with the ServiceAccount of this pod; the token is reloaded when the kubelet renews it.
+pub fn client_in_pod() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    let mut config = Config::incluster()?;
+    set_timeouts(&mut config);
+    Ok(connection::client(&config)?)
 }
 
 #[cfg(test)]
@@ -209,17 +245,55 @@ mod tests {
 
     use super::*;
 
+    fn write_kubeconfig(path: &Path, server: std::net::SocketAddr) {
+        let kubeconfig = format!(
+            "{{clusters: [{{name: a, cluster: {{server: \"http://{server}\"}}}}], contexts: [{{name: a, context: {{cluster: a, user: a}}}}], \
+             users: [{{name: a, user: {{}}}}], current-context: a}}"
+        );
+        std::fs::write(path, kubeconfig).unwrap();
+    }
+
+    /// The timer of a socket in `/proc/net/tcp`, by its local port: `02` is keepalive.
+    #[cfg(target_os = "linux")]
+    fn timer(port: u16) -> Option<String> {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        table.lines().find_map(|line| {
+            let columns: Vec<&str> = line.split_whitespace().collect();
+            let (_, local) = columns.get(1)?.rsplit_once(':')?;
+            let here = u16::from_str_radix(local, 16) == Ok(port) && *columns.get(3)? == "01";
+            here.then(|| columns[5].to_owned())
+        })
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn kernel_asks_whether_a_silent_server_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(identity_dir::KUBECONFIG);
+        write_kubeconfig(&path, listener.local_addr().unwrap());
+        let client = client(&path, |_| {}).await.unwrap();
+        let request = http::Request::get("/version").body(Vec::new()).unwrap();
+        let asking = tokio::spawn(async move { client.request_text(request).await });
+        let (mut connection, peer) = listener.accept().await.unwrap();
+        assert!(connection.read(&mut [0; 1024]).await.unwrap() > 0);
+        // Until the request's bytes are acknowledged, the timer is that of their retransmission.
+        let probing = async {
+            while timer(peer.port()).is_none_or(|timer| !timer.starts_with("02:")) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let found = tokio::time::timeout(Duration::from_secs(20), probing).await;
+        assert!(found.is_ok(), "no keepalive: {:?}", timer(peer.port()));
+        asking.abort();
+    }
+
     #[tokio::test]
     async fn unresponsive_api_server_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(identity_dir::KUBECONFIG);
-        let kubeconfig = format!(
-            "{{clusters: [{{name: a, cluster: {{server: \"http://{}\"}}}}], contexts: [{{name: a, context: {{cluster: a, user: a}}}}], \
-             users: [{{name: a, user: {{}}}}], current-context: a}}",
-            listener.local_addr().unwrap()
-        );
-        std::fs::write(&path, kubeconfig).unwrap();
+        write_kubeconfig(&path, listener.local_addr().unwrap());
         // The same timeouts, only shorter; unbounded stays unbounded.
         let soon =
             |config: &mut Config| config.read_timeout = config.read_timeout.and(Some(CONNECT_TIMEOUT / 30));

@@ -1,11 +1,18 @@
-//! gRPC services between gateway, agents and engines; TLS identities and their renewal; the API client;
-//! reserved ports; the failure detector; conversions to and from [`russet_wire`]. Not here: what the messages
+//! gRPC services between gateway, agents and engines; TLS identities and their renewal; the API client and its
+//! watches; reserved ports; the failure detector; conversions to and from [`russet_wire`]. Not here: what the messages
 //! mean.
 
+#[cfg(feature = "api")]
+pub mod cache_status;
 mod convert;
 pub mod failure_detector;
 #[cfg(feature = "api")]
+pub mod informer;
+#[cfg(feature = "api")]
 pub mod kube_client;
+#[cfg(feature = "api")]
+pub mod kubeconfig;
+pub mod list_item;
 pub mod ports;
 pub mod tls;
 

@@ -117,7 +117,7 @@ impl TlsFiles {
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true)
-            .connect_timeout(Duration::from_secs(5));
+            .connect_timeout(CONNECT_TIMEOUT);
         let (connector, address) = (self.connector(Protocol::Grpc)?, address.to_owned());
         Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
             let (connector, name, address) = (connector.clone(), name.clone(), address.clone());
@@ -125,6 +125,9 @@ impl TlsFiles {
         })))
     }
 }
+
+/// Timeout of a connection to a node: a call that still waits after it has a connection.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The server name that a node's certificate must have.
 pub fn server_name(node: &str) -> Result<ServerName<'static>, TlsError> {

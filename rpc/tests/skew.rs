@@ -35,7 +35,7 @@ fn an_unknown_reason_still_finishes_with_its_usage() {
 
 #[test]
 fn unknown_failure_maps_to_internal_and_keeps_its_message() {
-    let failed = pb::Failed { kind: UNKNOWN, message: "the moon is full".into() };
+    let failed = pb::Failed { kind: UNKNOWN, message: "the moon is full".into(), reason: UNKNOWN };
     assert_eq!(
         event(pb::generate_event::Event::Failed(failed)),
         GenerationEvent::Failed(GenerationFailure {

@@ -15,16 +15,31 @@ use prometheus::{Encoder as _, Registry, TextEncoder};
 
 use crate::process;
 
+/// What `/readyz` says.
+#[derive(Clone)]
+pub struct Readiness {
+    /// Whether the process can do its work.
+    pub ready: Arc<AtomicBool>,
+    /// What is wrong, in lines; empty if nothing is. It is said whether the process is ready or not.
+    pub problems: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+impl From<Arc<AtomicBool>> for Readiness {
+    fn from(ready: Arc<AtomicBool>) -> Self {
+        Self { ready, problems: Arc::new(String::new) }
+    }
+}
+
 /// `/metrics`, `/healthz` and `/readyz` as routes, for a process that has a listener. Adds the process
 /// metrics to `registry`.
-pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
+pub fn router(registry: Registry, ready: impl Into<Readiness>) -> Router {
     // An error means that they are registered already, by an earlier router over the same registry.
     let _ = registry.register(Box::new(process::ProcessMetrics::new()));
     Router::new()
         .route("/metrics", get(metrics))
         .with_state(registry)
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz).with_state(ready))
+        .route("/readyz", get(readyz).with_state(ready.into()))
 }
 
 /// An additional page of a process.
@@ -40,7 +55,7 @@ pub struct Page {
 pub type Pages = Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = Option<Page>> + Send>> + Send + Sync>;
 
 /// [`router`] with additional pages.
-pub fn router_with(registry: Registry, ready: Arc<AtomicBool>, pages: Pages) -> Router {
+pub fn router_with(registry: Registry, ready: impl Into<Readiness>, pages: Pages) -> Router {
     router(registry, ready).fallback(move |uri: Uri| async move {
         match pages(uri.path().to_owned()).await {
             Some(Page { content_type, text }) => {
@@ -55,7 +70,7 @@ pub fn router_with(registry: Registry, ready: Arc<AtomicBool>, pages: Pages) -> 
 pub async fn serve_with(
     listener: tokio::net::TcpListener,
     registry: Registry,
-    ready: Arc<AtomicBool>,
+    ready: impl Into<Readiness>,
     pages: Pages,
 ) -> std::io::Result<()> {
     axum::serve(listener, router_with(registry, ready, pages)).await
@@ -65,7 +80,7 @@ pub async fn serve_with(
 pub async fn serve(
     listener: tokio::net::TcpListener,
     registry: Registry,
-    ready: Arc<AtomicBool>,
+    ready: impl Into<Readiness>,
 ) -> std::io::Result<()> {
     axum::serve(listener, router(registry, ready)).await
 }
@@ -82,12 +97,14 @@ async fn metrics(State(registry): State<Registry>) -> Response {
     }
 }
 
-async fn readyz(State(ready): State<Arc<AtomicBool>>) -> Response {
-    if ready.load(Ordering::Acquire) {
-        "ok\n".into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
-    }
+async fn readyz(State(Readiness { ready, problems }): State<Readiness>) -> Response {
+    let (status, word) = match ready.load(Ordering::Acquire) {
+        true => (StatusCode::OK, "ok"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
+    };
+    let problems = problems();
+    let line_end = if problems.is_empty() { "" } else { "\n" };
+    (status, format!("{word}\n{problems}{line_end}")).into_response()
 }
 
 #[cfg(test)]
@@ -118,6 +135,19 @@ mod tests {
         );
         ready.store(true, Ordering::Release);
         assert_eq!(get_path(&router, "/readyz").await, (StatusCode::OK, "ok\n".into()));
+    }
+
+    #[tokio::test]
+    async fn readiness_names_what_is_wrong() {
+        let ready = Arc::new(AtomicBool::new(false));
+        let problems = Arc::new(|| "Lease objects are not listed".to_owned());
+        let router = router(Registry::new(), Readiness { ready: ready.clone(), problems });
+        let (status, text) = get_path(&router, "/readyz").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(text, "not ready\nLease objects are not listed\n");
+        ready.store(true, Ordering::Release);
+        let (status, text) = get_path(&router, "/readyz").await;
+        assert_eq!((status, text.as_str()), (StatusCode::OK, "ok\nLease objects are not listed\n"));
     }
 
     #[tokio::test]

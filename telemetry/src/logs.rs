@@ -1,5 +1,6 @@
 //! Logging to stderr, one line per event with the name of its process, because a supervisor mixes the logs of
-//! several. Text for people, JSON for collectors. Not here: metrics and traces.
+//! several. Text for people, JSON for collectors. A line that cannot be written is dropped, as on a full disk.
+//! Not here: metrics and traces.
 
 use std::fmt;
 
@@ -28,7 +29,11 @@ pub fn init(process: &str, json: bool) {
             Err(error) => (EnvFilter::new(DEFAULT_FILTER), Some((text, error))),
         },
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // Else a failed write is told with `eprintln!`, which panics in the task that logged.
+        .log_internal_errors(false);
     // An error means that logging runs already, as this call wants.
     let started = if json {
         let format = Format::default().json().flatten_event(true);

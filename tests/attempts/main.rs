@@ -131,9 +131,16 @@ impl AttemptFixture {
         let mut wrong = Vec::new();
         let count = attempts.len();
         for attempt in attempts {
-            if let Err(error) = self.attempt(who, &attempt, allowed).await {
-                wrong.push(format!("{error:#}"));
-            }
+            let answer = match self.attempt(who, &attempt, allowed).await {
+                Ok(()) if allowed => "allowed",
+                Ok(()) => "refused",
+                Err(error) => {
+                    wrong.push(format!("{error:#}"));
+                    "otherwise"
+                }
+            };
+            // A row of `cargo xtask proof attempts`.
+            println!("attempts | {} | {} | {answer}", who.name(), attempt.what);
         }
         if !wrong.is_empty() {
             bail!("{} of {count} attempts went otherwise:\n{}", wrong.len(), wrong.join("\n"));
@@ -177,6 +184,36 @@ async fn an_overprivileged_role_is_still_denied_by_policy(
     Ok(())
 }
 
+/// Tenants name folders of machines only in namespaces that the administrator chose.
+async fn a_namespace_names_folders_only_where_it_is_allowed(stage: &AttemptFixture) -> Result<()> {
+    let who = &RequestIdentity::Admin;
+    let create = |namespace: &str, uri: &str| {
+        let path = format!("/apis/russet.dev/v1alpha1/namespaces/{namespace}/models?dryRun=All");
+        let what = "name a source of a Model";
+        Attempt {
+            what,
+            request: Request::create(&path, table::model("tenant", uri)),
+            words: vec![
+                "russet-file-sources".into(),
+                format!(
+                    "may not name folders of machines (file://); an administrator of the cluster may allow it: kubectl label namespace {namespace} "
+                ),
+            ],
+        }
+    };
+    let folder = "file:///data/agent/models/of-another-namespace";
+    stage.attempt(who, &create(NAMESPACE, folder), false).await?;
+    stage.attempt(who, &create(NAMESPACE, "hf://owner/name"), true).await?;
+    stage.attempt(who, &create("default", folder), true).await?;
+    let path = format!("/api/v1/namespaces/{NAMESPACE}");
+    let label = |value| json!({"metadata": {"labels": {"russet.dev/file-sources": value}}});
+    for (value, allowed) in [(json!("denied"), false), (json!("allowed"), true), (json!(null), false)] {
+        stage.server.must(&Request::merge(&path, label(value))).await?;
+        stage.attempt(who, &create(NAMESPACE, folder), allowed).await?;
+    }
+    Ok(())
+}
+
 /// A node leaves by deleting its own object.
 async fn a_node_may_remove_itself(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
     let name = if identity == ACCOUNT { OTHER_NODE } else { OVERPRIVILEGED_NODE };
@@ -214,6 +251,14 @@ fn main() -> Result<()> {
                 outcome.map_err(|error| Failed::from(format!("{error:#}")))
             }));
         }
+    }
+    {
+        let (runtime, stage) = (runtime.clone(), stage.clone());
+        trials.push(Trial::test("a_namespace_names_folders_only_where_it_is_allowed", move || {
+            let stage = stage.as_ref().as_ref().ok_or("there is no server")?;
+            let outcome = runtime.block_on(a_namespace_names_folders_only_where_it_is_allowed(stage));
+            outcome.map_err(|error| Failed::from(format!("{error:#}")))
+        }));
     }
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..arguments }, trials);
     if let Some(stage) = Arc::into_inner(stage).flatten() {

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
 use russet_tests::cluster::{WAIT_TIMEOUT, program, repository};
 use russet_tests::control_plane::embedded::Embedded;
 use russet_tests::control_plane::kubernetes::KubernetesControlPlane;
 use russet_tests::control_plane::{ControlPlane, PlaneKind};
+use russet_tests::kubeconfig::KubeconfigClients;
 use russet_tests::processes::tail;
 use serde_json::{Value, json};
 
@@ -23,11 +22,7 @@ pub const JSON: &str = "application/json";
 
 /// A server, and its administrator's client.
 pub struct AttemptServer {
-    url: String,
-    admin: reqwest::Client,
-    /// A client without a certificate, for bearer tokens.
-    plain: reqwest::Client,
-    admin_token: Option<String>,
+    clients: KubeconfigClients,
     /// The control plane started for the test; `None` if the server existed.
     started: Option<ControlPlane>,
 }
@@ -41,6 +36,17 @@ pub enum RequestIdentity {
     User(String, Vec<String>),
     /// The user of this token.
     Token(String),
+}
+
+impl RequestIdentity {
+    /// Its name in the table of attempts.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Admin => "administrator",
+            Self::User(name, _) => name,
+            Self::Token(_) => "service account",
+        }
+    }
 }
 
 /// One request.
@@ -122,38 +128,8 @@ impl AttemptServer {
     }
 
     fn open(kubeconfig: &Path) -> Result<Self> {
-        let config: Value = serde_norway::from_str(&std::fs::read_to_string(kubeconfig)?)?;
-        let (cluster, user) = (&config["clusters"][0]["cluster"], &config["users"][0]["user"]);
-        let bytes = |inline: &Value, file: &Value| -> Result<Option<Vec<u8>>> {
-            match (inline.as_str(), file.as_str()) {
-                (Some(text), _) => Ok(Some(STANDARD.decode(text)?)),
-                (None, Some(path)) => Ok(Some(std::fs::read(kubeconfig.with_file_name(path))?)),
-                (None, None) => Ok(None),
-            }
-        };
-        let builder = || -> Result<reqwest::ClientBuilder> {
-            let builder = reqwest::Client::builder().timeout(Duration::from_secs(30));
-            Ok(match bytes(&cluster["certificate-authority-data"], &cluster["certificate-authority"])? {
-                Some(pem) => builder.tls_certs_only([reqwest::Certificate::from_pem(&pem)?]),
-                None => builder.danger_accept_invalid_certs(cluster["insecure-skip-tls-verify"] == true),
-            })
-        };
-        let certificate = bytes(&user["client-certificate-data"], &user["client-certificate"])?;
-        let key = bytes(&user["client-key-data"], &user["client-key"])?;
-        let admin = match (certificate, key) {
-            (Some(certificate), Some(key)) => {
-                let pem = [certificate, b"\n".to_vec(), key].concat();
-                builder()?.identity(reqwest::Identity::from_pem(&pem)?).build()?
-            }
-            _ => builder()?.build()?,
-        };
-        Ok(Self {
-            url: cluster["server"].as_str().context("the kubeconfig names no server")?.to_owned(),
-            admin,
-            plain: builder()?.build()?,
-            admin_token: user["token"].as_str().map(str::to_owned),
-            started: None,
-        })
+        let clients = KubeconfigClients::open(kubeconfig, Duration::from_secs(30))?;
+        Ok(Self { clients, started: None })
     }
 
     /// Whether Russet's kinds and policies are in force.
@@ -173,10 +149,10 @@ impl AttemptServer {
 
     /// Sends a request; returns the status code and body.
     pub async fn send(&self, who: &RequestIdentity, request: &Request) -> Result<(StatusCode, Value)> {
-        let client = if matches!(who, RequestIdentity::Token(_)) { &self.plain } else { &self.admin };
-        let mut asking = client.request(request.method.clone(), format!("{}{}", self.url, request.path));
-        let token =
-            if let RequestIdentity::Token(token) = who { Some(token) } else { self.admin_token.as_ref() };
+        let KubeconfigClients { url, admin, plain, admin_token } = &self.clients;
+        let client = if matches!(who, RequestIdentity::Token(_)) { plain } else { admin };
+        let mut asking = client.request(request.method.clone(), format!("{url}{}", request.path));
+        let token = if let RequestIdentity::Token(token) = who { Some(token) } else { admin_token.as_ref() };
         if let Some(token) = token {
             asking = asking.bearer_auth(token);
         }

@@ -81,6 +81,14 @@ fn event(name: &str, kind: &str, about: &str) -> Value {
     })
 }
 
+/// A Model of this source.
+pub fn model(name: &str, uri: &str) -> Value {
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "Model", "metadata": {"name": name},
+        "spec": {"source": {"uri": uri}},
+    })
+}
+
 /// A certificate signing request: `body` is base64 of its PEM.
 pub fn signing(name: &str, signer: &str, body: &str) -> Value {
     json!({

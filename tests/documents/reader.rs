@@ -67,6 +67,13 @@ impl Reader {
         let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
         std::fs::write(reader.path("cert.pem"), pair.cert.pem())?;
         std::fs::write(reader.path("key.pem"), pair.signing_key.serialize_pem())?;
+        // In a folder that `russet up` may read.
+        let model = reader.path("home/models/tiny-llama");
+        std::fs::create_dir_all(&model)?;
+        for entry in std::fs::read_dir(repository().join("engine/smoke/model"))? {
+            let entry = entry?;
+            std::fs::copy(entry.path(), model.join(entry.file_name()))?;
+        }
         // The reader's own YAML, for `russet plan -f models/`.
         std::fs::create_dir(reader.path("checkout/models"))?;
         std::fs::write(reader.path("checkout/models/smoke.yaml"), SMOKE)?;

@@ -92,8 +92,8 @@ pub const SUBSTITUTIONS: &[Substitution] = &[
     Substitution { text: "cargo xtask build", with: |_| "true".to_owned() },
     // The model folder of the reader.
     Substitution {
-        text: "/models/tiny-llama",
-        with: |_| russet_tests::cluster::repository().join("engine/smoke/model").display().to_string(),
+        text: "/home/me/models/tiny-llama",
+        with: |reader| reader.path("home/models/tiny-llama").display().to_string(),
     },
     // Files of the reader.
     Substitution { text: "C.pem", with: |reader| reader.path("cert.pem").display().to_string() },

@@ -54,7 +54,7 @@ pub fn repository() -> PathBuf {
 
 /// A port free on loopback and on the machine's address, released right before it is used: the API server
 /// opens both.
-fn free_port(address: IpAddr) -> Result<u16> {
+pub fn free_port(address: IpAddr) -> Result<u16> {
     for _ in 0..100 {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();

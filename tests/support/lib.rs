@@ -9,6 +9,7 @@ pub mod control_plane;
 pub mod etcd;
 pub mod flux;
 pub mod hub;
+pub mod kubeconfig;
 pub mod lab;
 pub mod mac;
 pub mod processes;

@@ -42,6 +42,9 @@ pub struct Usage {
 pub enum FailureKind {
     /// The request itself is invalid (too long, unknown role); no other group would accept it.
     InvalidRequest,
+    /// The prompt, or the prompt with room for the response, is longer than the context or the KV cache. Clients
+    /// shorten their history when they are told so.
+    ContextLengthExceeded,
     /// No capacity now; the same request may succeed later or elsewhere.
     Overloaded,
     /// The engine or a peer rank is lost; the group is being re-formed.

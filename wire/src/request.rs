@@ -56,4 +56,8 @@ pub struct GenerationRequest {
     pub priority: i32,
     /// Remaining time for the whole response; absent means unlimited.
     pub deadline_milliseconds: Option<u64>,
+    /// Requests share cached prefixes only with requests of the same salt, as in vLLM. Empty is a salt too: that of
+    /// gateways of a release without salts.
+    #[serde(default)]
+    pub cache_salt: String,
 }

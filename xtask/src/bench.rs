@@ -21,6 +21,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::proof_table::PROOF_TABLES;
 use crate::{cargo, exactness, mlx, scenarios, setup, suites};
 
 /// Everything that can be measured.
@@ -171,7 +172,12 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     match arguments.split_first() {
         Some((area, rest)) if area == "exactness" => return exactness::proof(rest),
         Some((area, rest)) if area == "scenarios" => return scenarios::proof(rest),
-        _ => {}
+        Some((area, rest)) => {
+            if let Some(table) = PROOF_TABLES.iter().find(|table| table.area == area) {
+                return table.proof(rest);
+            }
+        }
+        None => {}
     }
     let area = area(arguments)?;
     let rounds: usize = arguments

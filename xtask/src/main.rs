@@ -12,6 +12,7 @@ mod invariants;
 mod macos;
 mod mlx;
 mod oracles;
+mod proof_table;
 mod python;
 mod scenarios;
 mod setup;
@@ -49,6 +50,8 @@ cargo xtask VERB
   proof exactness [ONLY]
                     every group compared with mlx-lm, written to docs/evidence; ONLY is a part of groups' names
   proof scenarios   every end-to-end scenario, written to docs/evidence
+  proof hostile     hostile inputs against a running machine, written to docs/evidence
+  proof attempts    what each identity tries and may not, written to docs/evidence
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
 

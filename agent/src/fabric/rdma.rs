@@ -79,6 +79,11 @@ pub enum NoRdma {
     /// No IPv4 address, and not in a bridge.
     #[error("{0} has no IPv4 address, by which MLX finds the other end; give it one")]
     NoAddress(String),
+    /// The interface has an IPv4 address, and its RDMA device does not know it.
+    #[error(
+        "{0} has an IPv4 address that its RDMA device lacks, so MLX would end with errno 22 (invalid argument); take the address off the port and give it one again, or plug the cable in again"
+    )]
+    AddressUnknown(String),
     /// RDMA over Thunderbolt exists on macOS only.
     #[error("Linux carries IP over Thunderbolt, and no RDMA")]
     OnLinux,
@@ -101,7 +106,7 @@ impl NoRdma {
             Self::NoDevice(_) => Reason::NoRdmaDevice,
             Self::Down { .. } => Reason::RdmaPortDown,
             Self::Bridged { .. } => Reason::PortInBridge,
-            Self::NoAddress(_) => Reason::NoPortAddress,
+            Self::NoAddress(_) | Self::AddressUnknown(_) => Reason::NoPortAddress,
             Self::OnLinux => Reason::NoRdmaOnLinux,
         }
     }
@@ -160,6 +165,9 @@ pub(super) fn device(facts: &PortFacts, bus: &Bus, place: &PortInterface<'_>) ->
         return Err(NoRdma::Down { device: device.name.clone(), state: device.state.clone() });
     }
     match (place.address, place.bridge) {
+        (Some(_), _) if device.addresses.as_ref().is_some_and(Vec::is_empty) => {
+            Err(NoRdma::AddressUnknown(interface))
+        }
         (Some(_), _) => Ok(device.name.clone()),
         (None, Some(bridge)) => Err(NoRdma::Bridged { interface, bridge: bridge.to_owned() }),
         (None, None) => Err(NoRdma::NoAddress(interface)),
@@ -196,7 +204,7 @@ mod tests {
     fn every_missing_rdma_reason_has_a_remedy() {
         type Edit = fn(&mut PortFacts);
         const CONNECTED: Plug = Plug::Connected { bits_per_second: Some(TOO_SLOW) };
-        let faults: [(&str, Edit, &str); 14] = [
+        let faults: [(&str, Edit, &str); 15] = [
             (
                 "NothingPlugged",
                 |facts| facts.buses[0].plug = Plug::Idle { max_bits_per_second: None },
@@ -265,6 +273,12 @@ mod tests {
                 "take it out of bridge0",
             ),
             ("NoPortAddress", |facts| facts.interfaces.clear(), "en3 has no IPv4 address, by which"),
+            (
+                "NoPortAddress",
+                // A table of link-local IPv6 entries alone.
+                |facts| facts.devices[1].addresses = Some(Vec::new()),
+                "en3 has an IPv4 address that its RDMA device lacks",
+            ),
         ];
         for (reason, change, words) in faults {
             let port = port_after(change);
@@ -273,6 +287,9 @@ mod tests {
             assert!(message.contains(words), "{reason}: {message}");
         }
         assert_eq!(port_after(|_| ()).rdma_device.as_deref(), Some("rdma_en3"));
+        let known =
+            |facts: &mut PortFacts| facts.devices[1].addresses = Some(vec![(1, [192, 0, 2, 5].into())]);
+        assert_eq!(port_after(known).rdma_device.as_deref(), Some("rdma_en3"));
     }
 
     #[test]

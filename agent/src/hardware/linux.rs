@@ -1,10 +1,14 @@
-//! Linux, from `/proc` and `/etc/os-release`. The parsers are pure; only the functions at the top
+//! Linux, from `/proc` and `/etc/os-release`, within the limits of this process's cgroups. The parsers are pure; only the functions at the top
 //! read files.
 
 use std::io;
+#[cfg(target_os = "linux")]
+use std::path::Path;
 
 #[cfg(target_os = "linux")]
 use super::Hardware;
+#[cfg(target_os = "linux")]
+use crate::linux::cgroup::{self, CgroupMemory};
 
 /// Reads the machine's own files.
 #[cfg(target_os = "linux")]
@@ -15,16 +19,23 @@ pub fn measure() -> io::Result<Hardware> {
     Ok(Hardware {
         chip: chip(&read("/proc/cpuinfo")?),
         cores: 0,
-        memory: field(&read("/proc/meminfo")?, "MemTotal")?,
+        memory: within_cgroup(field(&read("/proc/meminfo")?, "MemTotal")?, |cgroup| cgroup.limit),
         os: os(&release, &kernel),
         boot_id: read("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
     })
 }
 
-/// Bytes that the kernel could allocate without swapping.
+/// Bytes that the kernel could allocate for this process without swapping.
 #[cfg(target_os = "linux")]
 pub fn available_memory() -> io::Result<u64> {
-    field(&std::fs::read_to_string("/proc/meminfo")?, "MemAvailable")
+    let machine = field(&std::fs::read_to_string("/proc/meminfo")?, "MemAvailable")?;
+    Ok(within_cgroup(machine, |cgroup| cgroup.available))
+}
+
+/// Bytes of the machine, or fewer if a cgroup allows no more: engines are in the agent's.
+#[cfg(target_os = "linux")]
+fn within_cgroup(machine: u64, bound: fn(CgroupMemory) -> u64) -> u64 {
+    cgroup::memory(Path::new("/")).map_or(machine, |cgroup| bound(cgroup).min(machine))
 }
 
 /// Start time of a process in clock ticks since boot.
@@ -50,7 +61,8 @@ pub fn process_memory(pid: u32) -> Option<u64> {
 #[cfg(target_os = "linux")]
 pub fn memory_is_critical() -> bool {
     let text = std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
-    crate::linux::pressure::memory(&text).is_some_and(|pressure| pressure.full >= CRITICAL_PRESSURE_PERCENT)
+    let found = [crate::linux::pressure::memory(&text), cgroup::pressure(Path::new("/"))];
+    found.into_iter().flatten().any(|pressure| pressure.full >= CRITICAL_PRESSURE_PERCENT)
 }
 
 /// Memory pressure (`full`, in percent) beyond which a machine only swaps.

@@ -38,8 +38,8 @@ pub struct RdmaDevice {
     pub is_active: bool,
     /// State as printed by the tool, `PORT_ACTIVE (4)`.
     pub state: String,
-    /// IPv4 entries of its GID table, with their indices; only `ibv_devinfo -v` prints them.
-    pub addresses: Vec<(u32, Ipv4Addr)>,
+    /// IPv4 entries of its GID table, with their indices; `None` if the table was not printed, as without `-v`.
+    pub addresses: Option<Vec<(u32, Ipv4Addr)>>,
 }
 
 impl RdmaDevice {
@@ -57,14 +57,15 @@ pub fn device_infos(output: &[u8]) -> Result<Vec<RdmaDevice>, ParseError> {
     for (key, value) in fields(&text) {
         if key == "hca_id" {
             let (name, state) = (value.to_owned(), String::new());
-            devices.push(RdmaDevice { name, is_active: false, state, addresses: Vec::new() });
+            devices.push(RdmaDevice { name, is_active: false, state, addresses: None });
         }
         let Some(device) = devices.last_mut() else { continue };
         if key == "state" {
             (device.is_active, device.state) = (value.starts_with("PORT_ACTIVE"), value.to_owned());
         } else if let Some(place) = key.strip_prefix("GID[").and_then(|rest| rest.strip_suffix(']')) {
             let address = value.parse::<Ipv6Addr>().ok().and_then(|gid| gid.to_ipv4_mapped());
-            device.addresses.extend(place.trim().parse().ok().zip(address));
+            let table = device.addresses.get_or_insert_default();
+            table.extend(place.trim().parse().ok().zip(address));
         }
     }
     match devices.iter().find(|device| device.state.is_empty()) {
@@ -102,7 +103,8 @@ mod tests {
             hca_id:\trdma_en2\n\t\tport:\t1\n\t\t\tstate:\t\tPORT_DOWN (1)\n";
         let found = device_infos(output).unwrap();
         assert_eq!((found[0].interface(), found[0].is_active), ("en7", true));
-        assert_eq!(found[0].addresses, [(2, Ipv4Addr::new(192, 0, 2, 10))]);
+        assert_eq!(found[0].addresses, Some(vec![(2, Ipv4Addr::new(192, 0, 2, 10))]));
+        assert_eq!(found[1].addresses, None, "its table was not printed");
         assert_eq!((found[1].is_active, found[1].state.as_str()), (false, "PORT_DOWN (1)"));
         let error = device_infos(b"hca_id: rdma_en3\n").unwrap_err();
         assert_eq!(error.to_string(), "ibv_devinfo printed no state of rdma_en3's port");

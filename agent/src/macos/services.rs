@@ -27,8 +27,9 @@ pub fn service_order(output: &[u8]) -> Result<Vec<NetworkService>, ParseError> {
     let text = text(output);
     let mut services = Vec::new();
     let mut open: Option<(String, bool)> = None;
-    for line in text.lines().map(str::trim) {
-        if let Some(inner) = line.strip_prefix("(Hardware Port: ") {
+    // A blank at the end of a name belongs to it: `networksetup` knows the service by no other name.
+    for line in text.lines().map(|line| line.trim_end_matches('\r').trim_start()) {
+        if let Some(inner) = line.trim_end().strip_prefix("(Hardware Port: ") {
             let inner = inner.strip_suffix(')').unwrap_or(inner);
             let (port, device) = inner
                 .rsplit_once(", Device:")
@@ -75,7 +76,8 @@ mod tests {
     fn services_have_an_order_and_may_be_disabled_or_have_no_device() {
         let output = b"An asterisk (*) denotes that a network service is disabled.\n(1) Wi-Fi (home)\n\
             (Hardware Port: Wi-Fi, Device: en0)\n\n(*) Thunderbolt Bridge\n\
-            (Hardware Port: Thunderbolt Bridge, Device: bridge0)\n\n(3) VPN\n(Hardware Port: a.b, Device: )\n";
+            (Hardware Port: Thunderbolt Bridge, Device: bridge0)\n\n(3) VPN\n(Hardware Port: a.b, Device: )\n\
+            (4) Cable \r\n(Hardware Port: Thunderbolt 1, Device: en3)\r\n";
         let services = service_order(output).unwrap();
         let short: Vec<_> = services
             .iter()
@@ -86,7 +88,9 @@ mod tests {
             [
                 ("Wi-Fi (home)", Some("en0"), true),
                 ("Thunderbolt Bridge", Some("bridge0"), false),
-                ("VPN", None, true)
+                ("VPN", None, true),
+                // `networksetup` knows it by its blank.
+                ("Cable ", Some("en3"), true)
             ]
         );
         assert!(service_order(b"").is_err());

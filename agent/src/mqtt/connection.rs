@@ -4,10 +4,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use backon::{BackoffBuilder as _, ExponentialBuilder};
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use rumqttc::{AsyncClient, ClientError, Event, LastWill, MqttOptions, Packet, QoS, Transport};
+use russet_telemetry::tasks::TaskSet;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::MqttConfig;
 use super::broker::Broker;
@@ -34,7 +36,7 @@ pub(super) struct BrokerTransport {
 
 impl BrokerTransport {
     /// Prepares the transport: for TLS it starts a bridge, whose task is added to `tasks`.
-    pub fn open(broker: &Broker, folder: &Path, tasks: &mut JoinSet<()>) -> Self {
+    pub fn open(broker: &Broker, folder: &Path, tasks: &mut TaskSet) -> Self {
         Self { bridge: TlsBridge::open(broker, folder, tasks) }
     }
 }
@@ -46,6 +48,67 @@ pub(super) struct MqttConnection {
     broker: String,
     options: MqttOptions,
     transport: BrokerTransport,
+}
+
+/// A connection that ended sooner after it was accepted may have been taken over.
+const MIN_CONNECTED: Duration = Duration::from_secs(5);
+/// Such ends in a row that mean another client with the same id: a broker that restarts ends one or two.
+const MAX_SHORT_CONNECTIONS: u32 = 3;
+/// A connection this long shows that nobody contests the id any more: the other one waits for as long as this one.
+const UNCONTESTED_AFTER: Duration = Duration::from_secs(150);
+
+/// What earlier connections tell about the next one.
+#[derive(Debug)]
+struct ConnectionHistory {
+    delays: ExponentialBackoff,
+    /// Connections in a row that were accepted and ended within [`MIN_CONNECTED`].
+    short: u32,
+    reported: bool,
+}
+
+/// What to log about the end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Report {
+    /// The first end of an outage.
+    Outage,
+    /// Another client has the same id.
+    Contested,
+    /// Nothing new.
+    Known,
+}
+
+impl Default for ConnectionHistory {
+    fn default() -> Self {
+        Self { delays: BACKOFF.build(), short: 0, reported: false }
+    }
+}
+
+impl ConnectionHistory {
+    fn is_contested(&self) -> bool {
+        self.short >= MAX_SHORT_CONNECTIONS
+    }
+
+    /// Records an end; the connection was accepted for `elapsed`, or never. Returns the pause before the next.
+    fn ended(&mut self, elapsed: Option<Duration>) -> (Duration, Report) {
+        let enough = if self.is_contested() { UNCONTESTED_AFTER } else { MIN_CONNECTED };
+        let mut report = Report::Known;
+        match elapsed {
+            Some(elapsed) if elapsed >= enough => *self = Self::default(),
+            Some(_) => {
+                self.short += 1;
+                if self.short == MAX_SHORT_CONNECTIONS {
+                    report = Report::Contested;
+                }
+            }
+            None => {}
+        }
+        if report == Report::Known && !self.reported {
+            report = Report::Outage;
+        }
+        self.reported = true;
+        let pause = self.delays.next().unwrap_or(MAX_BACKOFF);
+        (if self.is_contested() { MAX_BACKOFF } else { pause }, report)
+    }
 }
 
 /// Whether to reconnect.
@@ -83,40 +146,38 @@ impl MqttConnection {
 
     /// Keeps the entity online until removal is requested; then removes its retained messages, once.
     pub async fn run(self, mut forget: watch::Receiver<bool>) {
-        let (mut delays, mut complained) = (BACKOFF.build(), false);
+        let mut history = ConnectionHistory::default();
         loop {
-            let mut connected = false;
-            let ended = self.connect_once(forget.clone(), &mut connected).await;
-            if connected {
-                (delays, complained) = (BACKOFF.build(), false);
-            }
-            match ended {
+            let mut connected = None;
+            let ended = self.connect_once(forget.clone(), &mut connected, history.is_contested()).await;
+            let error = match ended {
                 Ok(ConnectionEnd::Done) => return,
-                Ok(ConnectionEnd::Retry) => {}
+                Ok(ConnectionEnd::Retry) => None,
                 Err(error) => {
-                    let error =
-                        self.transport.bridge.as_ref().and_then(TlsBridge::last_error).unwrap_or(error);
-                    let (broker, topic) = (&self.broker, &self.entity.status);
-                    match complained {
-                        // One log line per outage.
-                        false => tracing::warn!(
-                            broker,
-                            topic,
-                            error,
-                            "no connection to the MQTT broker; retrying, and nothing else waits for it"
-                        ),
-                        true => tracing::debug!(
-                            broker,
-                            topic,
-                            error,
-                            "there is still no connection to the MQTT broker"
-                        ),
-                    }
-                    complained = true;
+                    Some(self.transport.bridge.as_ref().and_then(TlsBridge::last_error).unwrap_or(error))
+                }
+            };
+            let (pause, report) = history.ended(connected.map(|since: Instant| since.elapsed()));
+            let (broker, topic) = (&self.broker, &self.entity.status);
+            match report {
+                Report::Outage => tracing::warn!(
+                    broker,
+                    topic,
+                    error,
+                    "no connection to the MQTT broker; retrying, and nothing else waits for it"
+                ),
+                Report::Contested => tracing::warn!(
+                    broker,
+                    topic,
+                    client_id = self.entity.client_id,
+                    "the MQTT broker ends each connection within seconds, as it does when another client has the same client id; stop that one, or give one of them another --mqtt-prefix or node name; retried once a minute"
+                ),
+                Report::Known => {
+                    tracing::debug!(broker, topic, error, "there is still no connection to the MQTT broker");
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)) => {}
+                () = tokio::time::sleep(pause) => {}
                 // Without a connection nothing can be removed.
                 Ok(_) = forget.wait_for(|forget| *forget) => return,
             }
@@ -127,7 +188,8 @@ impl MqttConnection {
     async fn connect_once(
         &self,
         forget: watch::Receiver<bool>,
-        connected: &mut bool,
+        connected: &mut Option<Instant>,
+        contested: bool,
     ) -> Result<ConnectionEnd, String> {
         let (client, mut events) = AsyncClient::new(self.options.clone(), QUEUE_CAPACITY);
         // Later messages have tasks of their own: an event in progress must not be cancelled.
@@ -135,13 +197,17 @@ impl MqttConnection {
         loop {
             let event = match events.poll().await {
                 Ok(event) => event,
-                Err(_) if *connected && *forget.borrow() => return Ok(ConnectionEnd::Done),
+                Err(_) if connected.is_some() && *forget.borrow() => return Ok(ConnectionEnd::Done),
                 Err(error) => return Err(error.to_string()),
             };
             match event {
                 Event::Incoming(Packet::ConnAck(_)) => {
-                    *connected = true;
-                    tracing::info!(broker = self.broker, topic = self.entity.status, "connected to the MQTT broker");
+                    *connected = Some(Instant::now());
+                    let (broker, topic) = (&self.broker, &self.entity.status);
+                    match contested {
+                        false => tracing::info!(broker, topic, "connected to the MQTT broker"),
+                        true => tracing::debug!(broker, topic, "connected to the MQTT broker"),
+                    }
                     // Publish first, then subscribe: an earlier retained status is no contradiction.
                     let published = self.publish_online(&client).and_then(|()| {
                         client.try_subscribe(&self.entity.status, QoS::AtLeastOnce)
@@ -201,4 +267,31 @@ async fn publish_removal(client: AsyncClient, entity: MqttEntity, mut forget: wa
         client.publish(topic, QoS::AtLeastOnce, true, payload).await.ok();
     }
     client.disconnect().await.ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contested_client_id_is_said_once_and_retried_each_minute() {
+        let seconds = Duration::from_secs;
+        let mut history = ConnectionHistory::default();
+        for (story, elapsed, pause, report) in [
+            ("no broker yet", None, 1, Report::Outage),
+            ("still none", None, 2, Report::Known),
+            ("an hour online, then its restart", Some(3_600), 1, Report::Outage),
+            ("ended at once", Some(0), 2, Report::Known),
+            ("ended again", Some(1), 4, Report::Known),
+            ("and again", Some(4), 60, Report::Contested),
+            ("the other waits a minute too", Some(60), 60, Report::Known),
+            ("no broker meanwhile", None, 60, Report::Known),
+            ("taken over", Some(90), 60, Report::Known),
+            ("the other client is gone", Some(150), 1, Report::Outage),
+            ("short", Some(2), 2, Report::Known),
+            ("long enough, so it counts anew", Some(5), 1, Report::Outage),
+        ] {
+            assert_eq!(history.ended(elapsed.map(seconds)), (seconds(pause), report), "{story}");
+        }
+    }
 }

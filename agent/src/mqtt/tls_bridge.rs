@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use russet_telemetry::tasks::TaskSet;
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -27,12 +28,12 @@ pub(super) struct TlsBridge {
 
 impl TlsBridge {
     /// Listens for as long as `tasks` run; `None` where the broker does not use TLS.
-    pub fn open(broker: &Broker, folder: &Path, tasks: &mut JoinSet<()>) -> Option<Self> {
+    pub fn open(broker: &Broker, folder: &Path, tasks: &mut TaskSet) -> Option<Self> {
         let trust = broker.tls.clone()?;
         let path = Arc::new(crate::process::record::short_path(&folder.join("mqtt.sock")));
         let bridge = Self { path, last_error: Arc::default() };
         let target = (broker.host.trim_matches(['[', ']']).to_owned(), broker.port);
-        tasks.spawn(bridge.clone().run(target, trust));
+        tasks.spawn("MQTT over TLS", bridge.clone().run(target, trust));
         Some(bridge)
     }
 

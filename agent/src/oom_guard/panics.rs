@@ -74,12 +74,13 @@ impl PanicScanner {
         self.panicked.send_if_modified(|known| std::mem::replace(known, panics.clone()) != panics);
     }
 
-    /// Repeats the scan for as long as a report may still appear.
+    /// Repeats the scan for as long as a report may still appear, then waits until the agent exits.
     pub async fn run(self) {
         for _ in 0..SCAN_SCHEDULE.1 {
             tokio::time::sleep(SCAN_SCHEDULE.0).await;
             self.scan();
         }
+        std::future::pending().await
     }
 }
 

@@ -210,6 +210,52 @@ async fn peer_download_resumes_from_verified_chunks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn source_completes_what_a_frozen_peer_has_sent() {
+    let (lab, puller) = TransferLab::new(&["a"]).await;
+    let progress = progress();
+    let mut state = progress.subscribe();
+    let paths = lab.paths("a", 2);
+    let pull = lab.download_over(&puller, || paths.clone(), &progress);
+    let started = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
+    tokio::select! {
+        pulled = pull => panic!("it ended too soon: {pulled:?}"),
+        started = started => drop(started.unwrap()),
+    }
+    let partial = lab.folder.path().join("models-z/.partial").join(&lab.id);
+    let lock = std::fs::File::open(partial.join("JOURNAL")).unwrap();
+    let released = async {
+        while lock.try_lock().is_err() {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(PATIENCE, released).await.unwrap();
+    drop(lock);
+    // The source has the missing chunks alone; whatever is read of the others is wrong.
+    let source = lab.folder.path().join("source/model.safetensors");
+    let original = std::fs::read(&source).unwrap();
+    let weights = std::fs::OpenOptions::new().write(true).open(&source).unwrap();
+    let journal = std::fs::read(partial.join("JOURNAL")).unwrap();
+    let received = journal.chunks(16).map(|it| u64::from_le_bytes(it[..8].try_into().unwrap()));
+    let received: Vec<u64> = received.filter(|chunk| *chunk > 0).collect();
+    assert!(!received.is_empty());
+    for chunk in received {
+        // Headers are read from the source again.
+        let from = ((chunk - 1) * CHUNK_BYTES).max(1 << 16);
+        let to = (chunk * CHUNK_BYTES).min(original.len() as u64);
+        weights.write_all_at(&vec![0; (to - from) as usize], from).unwrap();
+    }
+    let spec = SourceSpec {
+        uri: format!("file://{}", lab.folder.path().join("source").display()),
+        received: Some(lab.id.clone()),
+        ..SourceSpec::default()
+    };
+    let published = puller.store.fetch(&spec, &self::progress()).await.unwrap();
+    assert_eq!(published.id, lab.id);
+    assert!(std::fs::read(published.path.join("model.safetensors")).unwrap() == original);
+    assert!(!partial.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn corrupt_bytes_are_detected_and_fetched_from_another_peer() {
     let (lab, puller) = TransferLab::new(&["a", "b"]).await;
     // Every chunk of the weights is corrupt, whichever is started first.

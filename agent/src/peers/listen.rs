@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -18,6 +19,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::StreamExt as _;
 
+use super::write_timeout::WriteTimeout;
 use super::{PeerServer, handle, node_name};
 use crate::address::Address;
 use crate::fabric::probe::PortScan;
@@ -26,9 +28,11 @@ use crate::fabric::probe::PortScan;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Idle timeout of a connection without a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of connections per address: a few for each cable and its copies, and no more than a machine
-/// can hold.
-const MAX_CONNECTIONS: usize = 64;
+/// Maximum number of connections per address: no more than a machine can hold.
+const MAX_CONNECTIONS: usize = 512;
+/// Maximum number of them that one node holds: a few for each cable and its copies. A node that reads nothing keeps no
+/// other one from its files.
+const MAX_NODE_CONNECTIONS: usize = 64;
 
 /// State of the listener.
 pub(crate) struct PeerListener {
@@ -109,13 +113,14 @@ pub(super) async fn listen(
     let answers = answers.clone();
     Ok(async move {
         let mut connections = JoinSet::new();
+        let places = NodePlaces::default();
         loop {
             let accepted = tokio::select! {
                 accepted = incoming.next(), if connections.len() < MAX_CONNECTIONS => accepted,
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
-                Some(Ok(stream)) => drop(connections.spawn(serve(stream, answers.clone()))),
+                Some(Ok(stream)) => drop(connections.spawn(serve(stream, answers.clone(), places.clone()))),
                 Some(Err(_)) => {}
                 None => return,
             }
@@ -123,16 +128,58 @@ pub(super) async fn listen(
     })
 }
 
+/// Connections by node.
+#[derive(Clone, Default)]
+struct NodePlaces(Arc<Mutex<BTreeMap<String, usize>>>);
+
+/// One connection's place, free again when it is dropped.
+struct NodePlace {
+    places: NodePlaces,
+    node: String,
+}
+
+impl NodePlaces {
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a node's next connection, if it may have one.
+    fn take(&self, node: &str) -> Option<NodePlace> {
+        let mut counts = self.counts();
+        let count = counts.entry(node.to_owned()).or_default();
+        if *count >= MAX_NODE_CONNECTIONS {
+            return None;
+        }
+        *count += 1;
+        Some(NodePlace { places: self.clone(), node: node.to_owned() })
+    }
+}
+
+impl Drop for NodePlace {
+    fn drop(&mut self) {
+        let mut counts = self.places.counts();
+        if let Some(count) = counts.get_mut(&self.node) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.node);
+            }
+        }
+    }
+}
+
 /// Serves one connection until it ends.
-async fn serve(stream: TlsStream<TcpStream>, answers: PeerServer) {
+async fn serve(stream: TlsStream<TcpStream>, answers: PeerServer, places: NodePlaces) {
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let Some(peer) = shown.and_then(node_name) else {
         return tracing::debug!("a connection without a node's certificate was rejected");
     };
+    let Some(_place) = places.take(&peer) else {
+        return tracing::debug!(peer, "a node has more connections than it may; the new one is closed");
+    };
     let service = service_fn(move |request| handle(request, answers.clone()));
     let mut server = http1::Builder::new();
     let served = server.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
-    if let Err(error) = served.serve_connection(TokioIo::new(stream), service).await {
+    if let Err(error) = served.serve_connection(TokioIo::new(WriteTimeout::new(stream)), service).await {
         tracing::debug!(peer, %error, "a connection of another agent ended");
     }
 }

@@ -156,6 +156,36 @@ async fn peer_server_answers_only_nodes_at_every_address() {
 }
 
 #[tokio::test]
+async fn node_that_takes_all_its_places_leaves_those_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = TestCa::new(folder.path());
+    let (_agent, connector, at) = pair(&authority);
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        let mut peer = connect(&connector, LOOPBACK, at).await;
+        peer.ping().await.unwrap();
+        silent.push(peer);
+    }
+    let more = async { PeerClient::connect(&connector, "a", &LOOPBACK.into(), at).await?.ping().await };
+    more.await.unwrap_err();
+    let other = authority.node("c").connector(Protocol::Agents).unwrap();
+    connect(&other, LOOPBACK, at).await.ping().await.unwrap();
+    // A place that is given back may be taken again.
+    silent.pop();
+    let again = async {
+        loop {
+            let peer = PeerClient::connect(&connector, "a", &LOOPBACK.into(), at).await;
+            if let Ok(mut peer) = peer
+                && peer.ping().await.is_ok()
+            {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), again).await.unwrap();
+}
+
+#[tokio::test]
 async fn bandwidth_probe_runs_only_on_an_idle_machine() {
     let folder = tempfile::tempdir().unwrap();
     let authority = TestCa::new(folder.path());

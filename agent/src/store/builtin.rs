@@ -8,7 +8,8 @@ use sha2::{Digest as _, Sha256};
 use super::verify::Digest;
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "builtin://", pinned: false, keys: &[], list };
+pub(super) const SCHEME: Scheme =
+    Scheme { prefix: "builtin://", pinned: false, keys: &[], account: &[], list };
 
 /// Name and bytes of a file.
 type EmbeddedFile = (&'static str, &'static [u8]);

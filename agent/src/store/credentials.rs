@@ -24,6 +24,11 @@ impl Credentials {
         self.0.get(key).map(String::as_str)
     }
 
+    /// Whether there is no text at all, as before the Secret is read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The bearer token, for sources that use one.
     pub fn token(&self) -> Option<&str> {
         self.get("token")

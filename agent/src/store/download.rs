@@ -58,15 +58,22 @@ pub(super) async fn file(
     }
     let backoff = backoff(context.retry);
     let mut delays = backoff.build();
+    // A part that is thrown away and fetched again is no progress.
+    let mut longest = present_bytes(folder, file);
     loop {
-        let before = present_bytes(folder, file);
         let error = match attempt(context, source, file, folder, progress).await {
             Ok(()) => break,
             Err(error) if error.transient() => error,
             Err(error) => return Err(error),
         };
-        let progressed = present_bytes(folder, file) > before;
-        let pause = next_delay(backoff, &mut delays, progressed).max(error.retry_after());
+        let length = present_bytes(folder, file);
+        let progressed = length > longest;
+        longest = longest.max(length);
+        // A host that asks for a pause says how long.
+        let pause = match error.retry_after() {
+            Duration::ZERO => next_delay(backoff, &mut delays, progressed),
+            asked => asked,
+        };
         tracing::warn!(file = file.name, error = error.chain(), ?pause, "transfer interrupted");
         progress.send_modify(|state| state.last_error = Some((error.reason(), error.chain())));
         tokio::time::sleep(pause).await;
@@ -142,12 +149,17 @@ async fn from_web(
     let tag_path = tag_path(&sink.path);
     let known = tokio::fs::read_to_string(&tag_path).await.ok();
     let resume = (sink.length > 0).then_some((sink.length, None));
-    // Weak tags mean equivalent content, not equal bytes, and may not guard a range.
-    let guard = known.as_deref().filter(|tag| resume.is_some() && !tag.starts_with("W/"));
+    // Weak tags mean equivalent content, not equal bytes, and may not guard a range. Where the digest is known it decides:
+    // the servers behind one name may each have tags of their own.
+    let by_tag = file.digest.is_none();
+    let guard = known.as_deref().filter(|tag| by_tag && resume.is_some() && !tag.starts_with("W/"));
     let mut response = web.get(url, resume, guard).await?.response;
 
     let tag = response.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
-    let changed = matches!((&known, &tag), (Some(known), Some(tag)) if known != tag);
+    let changed = by_tag && matches!((&known, &tag), (Some(known), Some(tag)) if known != tag);
+    if response.status().is_success() && !changed {
+        web::check_size(url, &response, file.size)?;
+    }
     match response.status() {
         StatusCode::PARTIAL_CONTENT if web::start(&response) == Some(sink.length) && !changed => {}
         StatusCode::OK => sink.restart().await?,

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use russet_crds::conditions::Reason;
 use russet_model::error::FileError;
 use russet_plan::quantity::show;
@@ -65,8 +66,35 @@ pub enum StoreError {
         /// Cause.
         detail: String,
     },
+    /// The source is at an address that sources may not be at. It says nothing of which address, or whether anything is
+    /// there.
+    #[error(
+        "{what} is not on the public internet, or leads to what is not (loopback, link-local and private addresses), and this agent reads no source there; its machine's owner may allow it with --allow-private-sources and a range such as 10.0.0.0/8"
+    )]
+    PrivateAddress {
+        /// Scheme, host and port.
+        what: String,
+    },
+    /// The server sends whole files only.
+    #[error(
+        "{what} is sent as a whole only, and a part of it was asked for; use a server that serves ranges"
+    )]
+    NoRanges {
+        /// URL.
+        what: String,
+    },
+    /// A file has another size than its listing says.
+    #[error("{what} is listed with {listed} bytes, and the file has {actual}")]
+    WrongSize {
+        /// URL.
+        what: String,
+        /// Size in the listing.
+        listed: u64,
+        /// Size that the file's own headers say.
+        actual: u64,
+    },
     /// The source asks for a pause (rate limit or overload).
-    #[error("{what} asks to come back later ({detail}); it is tried again in {} s", .after.as_secs().max(1))]
+    #[error("{what} asks to come back later ({detail}); nothing is asked of it until {}", .until.strftime("%H:%M:%S UTC"))]
     Busy {
         /// URL.
         what: String,
@@ -74,6 +102,14 @@ pub enum StoreError {
         detail: String,
         /// Time until the next attempt.
         after: Duration,
+        /// When that is.
+        until: Timestamp,
+    },
+    /// The listing or the headers of a model arrive too slowly; retried.
+    #[error("the source did not send its listing, or the model's headers, within {} s; it is tried again", .limit.as_secs())]
+    TooSlow {
+        /// The limit.
+        limit: Duration,
     },
     /// The transfer ended early.
     #[error("{file} ended after {got} of {expected} bytes; it is resumed from there")]
@@ -159,7 +195,9 @@ impl StoreError {
     /// The reason shown in conditions.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::UnknownScheme { .. } | Self::NotAllowed { .. } => Reason::SourceNotAllowed,
+            Self::UnknownScheme { .. } | Self::NotAllowed { .. } | Self::PrivateAddress { .. } => {
+                Reason::SourceNotAllowed
+            }
             Self::BadUri { .. } => Reason::InvalidSpec,
             Self::NotFound { .. } => Reason::SourceNotFound,
             Self::Forbidden { .. } => Reason::SourceForbidden,
@@ -169,9 +207,13 @@ impl StoreError {
             {
                 Reason::DiskFull
             }
-            Self::Unreachable { .. } | Self::Busy { .. } | Self::Peers { .. } | Self::Io { .. } => {
-                Reason::SourceUnreachable
-            }
+            Self::Unreachable { .. }
+            | Self::Busy { .. }
+            | Self::TooSlow { .. }
+            | Self::NoRanges { .. }
+            | Self::WrongSize { .. }
+            | Self::Peers { .. }
+            | Self::Io { .. } => Reason::SourceUnreachable,
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
             Self::Digest { .. } | Self::Sha256Mismatch { .. } | Self::Replaced { .. } => {
@@ -179,6 +221,11 @@ impl StoreError {
             }
             Self::DiskPressure { .. } => Reason::DiskPressure,
         }
+    }
+
+    /// A source that wants no requests for `after`.
+    pub(super) fn busy(what: String, detail: String, after: Duration) -> Self {
+        Self::Busy { what, detail, after, until: Timestamp::now() + after }
     }
 
     /// The message with its causes, for a condition.

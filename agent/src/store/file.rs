@@ -2,22 +2,29 @@
 //! be changed. Only directories that the agent's owner allowed are read.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, keys: &[], list };
+pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, keys: &[], account: &[], list };
 
 fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let roots = context.allow_file_roots.clone();
+        let (roots, closed) = (context.allow_file_roots.clone(), context.closed_dirs.clone());
         let uri = spec.uri.clone();
-        blocking(move || list_folder(&uri, &roots)).await
+        blocking(move || list_folder(&uri, &FileRoots { roots: &roots, closed: &closed })).await
     }
     .boxed()
+}
+
+/// Whether a source is no folder outside of those that may be read. A folder that is gone may have been one of them.
+pub(super) fn is_allowed(context: &Context, uri: &str) -> bool {
+    let roots = FileRoots { roots: &context.allow_file_roots, closed: &context.closed_dirs };
+    let path = uri.strip_prefix(SCHEME.prefix);
+    !path.is_some_and(|path| matches!(roots.allowed(Path::new(path)), Err(StoreError::NotAllowed { .. })))
 }
 
 async fn blocking<T: Send + 'static>(
@@ -29,14 +36,29 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError> {
+/// The folders that may be read.
+struct FileRoots<'a> {
+    roots: &'a [PathBuf],
+    /// Never, also below a root.
+    closed: &'a [PathBuf],
+}
+
+fn list_folder(uri: &str, roots: &FileRoots<'_>) -> Result<SourceListing, StoreError> {
     let path = uri.strip_prefix(SCHEME.prefix).filter(|path| path.starts_with('/')).ok_or_else(|| {
         StoreError::BadUri {
             uri: uri.to_owned(),
             problem: "write an absolute path after three slashes, such as file:///models/smoke".into(),
         }
     })?;
-    let folder = allowed(Path::new(path), roots)?;
+    let folder = folder(uri, Path::new(path), roots)?;
+    if folder.is_file() {
+        return Err(StoreError::BadUri {
+            uri: uri.to_owned(),
+            problem:
+                "it is a file; name the folder that holds the model's files (config.json, *.safetensors)"
+                    .into(),
+        });
+    }
     let mut files = Vec::new();
     for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let entry = entry.map_err(StoreError::io(&folder))?;
@@ -45,7 +67,7 @@ fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError
             continue;
         }
         // Caches of other tools contain links to blobs; the target of a link must be allowed as well.
-        let path = allowed(&entry.path(), roots)?;
+        let path = roots.allowed(&entry.path())?;
         let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
         if metadata.is_file() {
             files.push(SourceFile {
@@ -59,30 +81,57 @@ fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError
     Ok(SourceListing { commit: None, files, web: None })
 }
 
-/// The canonical form of `path`, if it is below an allowed directory. A missing path is reported as missing
-/// only inside the allowed directories, so that the machine cannot be probed.
-fn allowed(path: &Path, roots: &[PathBuf]) -> Result<PathBuf, StoreError> {
-    let refused = || StoreError::NotAllowed {
-        path: path.to_owned(),
-        roots: match roots {
-            [] => "none".into(),
-            roots => roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", "),
-        },
-    };
-    let roots: Vec<PathBuf> = roots.iter().filter_map(|root| root.canonicalize().ok()).collect();
-    match path.canonicalize() {
-        Ok(canonical) if roots.iter().any(|root| canonical.starts_with(root)) => Ok(canonical),
-        Ok(_) => Err(refused()),
-        Err(error) => {
-            let parts_up = path.components().any(|part| part == std::path::Component::ParentDir);
-            match !parts_up && roots.iter().any(|root| path.starts_with(root)) {
-                true => {
-                    Err(StoreError::NotFound { what: path.display().to_string(), detail: error.to_string() })
-                }
-                false => Err(refused()),
+/// The folder that a URI names: as it is written, and where there is none, with `%20` and the like as RFC 8089 has them.
+/// Written comes first, since a folder may have such a name.
+fn folder(uri: &str, written: &Path, roots: &FileRoots<'_>) -> Result<PathBuf, StoreError> {
+    let decoded = || reqwest::Url::parse(uri).ok()?.to_file_path().ok().filter(|path| path != written);
+    roots.allowed(written).or_else(|error| decoded().and_then(|path| roots.allowed(&path).ok()).ok_or(error))
+}
+
+impl FileRoots<'_> {
+    /// The canonical form of `path`, if it is below an allowed directory and below no closed one. A missing path is
+    /// reported as missing only where it would be allowed, so that the machine cannot be probed.
+    fn allowed(&self, path: &Path) -> Result<PathBuf, StoreError> {
+        let refused = || StoreError::NotAllowed {
+            path: path.to_owned(),
+            roots: match self.roots {
+                [] => "none".into(),
+                roots => roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", "),
+            },
+        };
+        let (found, missing) = match path.canonicalize() {
+            Ok(found) => (found, None),
+            Err(error) => (existing_part(path).ok_or_else(refused)?, Some(error)),
+        };
+        let canonical = |folders: &[PathBuf]| -> Vec<PathBuf> {
+            folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect()
+        };
+        let within = |folders: &[PathBuf]| folders.iter().any(|folder| found.starts_with(folder));
+        match missing {
+            _ if !within(&canonical(self.roots)) || within(&canonical(self.closed)) => Err(refused()),
+            None => Ok(found),
+            Some(error) => {
+                Err(StoreError::NotFound { what: path.display().to_string(), detail: error.to_string() })
             }
         }
     }
+}
+
+/// The canonical form of the part of a missing path that exists; `None` where that cannot be told: for links to what does
+/// not exist, and for steps upwards.
+fn existing_part(path: &Path) -> Option<PathBuf> {
+    if path.components().any(|part| part == Component::ParentDir) {
+        return None;
+    }
+    let mut missing = path;
+    let found = path.ancestors().skip(1).find_map(|ancestor| match ancestor.canonicalize() {
+        Ok(found) => Some(found),
+        Err(_) => {
+            missing = ancestor;
+            None
+        }
+    });
+    found.filter(|_| missing.symlink_metadata().is_err())
 }
 
 /// `length` bytes of a local file from `offset` on.
@@ -120,21 +169,88 @@ mod tests {
         std::fs::write(inside.join("config.json"), "{}").unwrap();
         std::fs::write(inside.join("run.py"), "").unwrap();
         std::fs::write(outside.join("secret.json"), "{}").unwrap();
+        let data = base.join("inside/data");
+        std::fs::create_dir_all(data.join("agent/models/id")).unwrap();
+        std::fs::write(data.join("agent/models/id/config.json"), "{}").unwrap();
         let roots = [base.join("inside")];
+        let closed = [data.clone()];
         let uri = |path: &Path| format!("file://{}", path.display());
+        let list = |uri: &str, roots: &[PathBuf]| list_folder(uri, &FileRoots { roots, closed: &closed });
 
-        let source = list_folder(&uri(&inside), &roots).unwrap();
+        let source = list(&uri(&inside), &roots).unwrap();
         assert_eq!(source.files.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), ["config.json"]);
 
-        let reason = |uri: &str, roots: &[PathBuf]| list_folder(uri, roots).err().map(|error| error.reason());
+        let reason = |uri: &str, roots: &[PathBuf]| list(uri, roots).err().map(|error| error.reason());
         assert_eq!(reason(&uri(&inside), &[]), Some(Reason::SourceNotAllowed));
-        assert_eq!(reason(&uri(&outside), &roots), Some(Reason::SourceNotAllowed));
-        assert_eq!(reason(&uri(&inside.join("../../outside")), &roots), Some(Reason::SourceNotAllowed));
-        assert_eq!(reason(&uri(&base.join("nothing")), &roots), Some(Reason::SourceNotAllowed));
         assert_eq!(reason(&uri(&base.join("inside/nothing")), &roots), Some(Reason::SourceNotFound));
         assert_eq!(reason("file://relative", &roots), Some(Reason::InvalidSpec));
+        assert_eq!(reason(&uri(&inside.join("config.json")), &roots), Some(Reason::InvalidSpec), "a file");
 
-        std::os::unix::fs::symlink(outside.join("secret.json"), inside.join("link.json")).unwrap();
+        let link = |to: &Path, at: PathBuf| std::os::unix::fs::symlink(to, at);
+        link(&data, base.join("inside/door")).unwrap();
+        link(&base.join("outside"), base.join("inside/out")).unwrap();
+        link(Path::new("/nowhere/at/all"), base.join("inside/dangling")).unwrap();
+        // One message, whatever is there.
+        for (what, roots) in [
+            (outside.clone(), &roots[..]),
+            (inside.join("../../outside"), &roots),
+            (inside.join("../../nothing"), &roots),
+            (base.join("nothing"), &roots),
+            ("/etc".into(), &roots),
+            ("/nowhere".into(), &roots),
+            ("/etc/passwd".into(), &roots),
+            (base.join("inside/out"), &roots),
+            (base.join("inside/out/secret.json"), &roots),
+            (base.join("inside/out/nothing"), &roots),
+            (base.join("inside/dangling"), &roots),
+            (base.join("inside/dangling/x"), &roots),
+            // The data folder, whichever way.
+            (data.join("agent/models/id"), &roots),
+            (data.join("agent/models/nothing"), &roots),
+            (base.join("inside/door/agent/models/id"), &roots),
+            (base.join("inside/door/agent/models/nothing"), &roots),
+            (data.join("agent/models/id"), &["/".into()]),
+            (data.join("agent/models/id"), std::slice::from_ref(&data)),
+        ] {
+            let error = list(&uri(&what), roots).err().map(|error| error.to_string());
+            let lexical = what.display().to_string();
+            let error = error.unwrap_or_default();
+            assert!(
+                error.starts_with(&format!(
+                    "this agent may not read {lexical}: it is outside the allowed folders"
+                )),
+                "{lexical}: {error}"
+            );
+        }
+
+        link(&outside.join("secret.json"), inside.join("link.json")).unwrap();
         assert_eq!(reason(&uri(&inside), &roots), Some(Reason::SourceNotAllowed));
+    }
+
+    #[test]
+    fn percent_escapes_are_decoded_where_no_folder_has_them() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        for name in ["with space", "%41", "A", "é#b"] {
+            std::fs::create_dir(base.join(name)).unwrap();
+        }
+        let roots = [base.clone(), base.join("with space")];
+        let found = |name: &str| {
+            let uri = format!("file://{}/{name}", base.display());
+            let written = Path::new(uri.strip_prefix(SCHEME.prefix).unwrap());
+            folder(&uri, written, &FileRoots { roots: &roots, closed: &[] })
+        };
+        for (name, expected) in [
+            ("with space", "with space"),
+            ("with%20space", "with space"),
+            ("%41", "%41"),
+            ("A", "A"),
+            ("%C3%A9%23b", "é#b"),
+            ("é#b", "é#b"),
+        ] {
+            assert_eq!(found(name).unwrap(), base.join(expected), "{name}");
+        }
+        assert_eq!(found("no%20such").unwrap_err().reason(), Reason::SourceNotFound);
+        assert_eq!(found("%2e%2e").unwrap_err().reason(), Reason::SourceNotFound, "nothing above is told of");
     }
 }

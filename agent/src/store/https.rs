@@ -7,16 +7,20 @@ use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use reqwest::Url;
 use russet_model::config::CONFIG;
+use russet_model::error::FileError;
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, index_files};
 
 use super::verify::Digest;
 use super::web::WebClient;
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, list };
+pub(super) const SCHEME: Scheme =
+    Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, account: &[], list };
 
 /// The listing, in the format of `sha256sum *`.
 pub(super) const CHECKSUM_FILE: &str = "SHA256SUMS";
+/// Longest such listing: a hundred bytes a file, so ten thousand files.
+pub(super) const MAX_CHECKSUM_BYTES: u64 = 1 << 20;
 
 /// Files of the Hugging Face layout beside configuration, index and weights.
 const OPTIONAL: &[&str] = &[
@@ -49,14 +53,14 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
             problem: error.to_string(),
         })
     };
-    let sums = match get_optional(web, &url(CHECKSUM_FILE)?).await? {
+    let sums = match get_optional(web, &url(CHECKSUM_FILE)?, CHECKSUM_FILE, MAX_CHECKSUM_BYTES).await? {
         Some(text) => parse_checksums(&text),
         None => BTreeMap::new(),
     };
     let names: Vec<String> = if sums.is_empty() {
         let mut names: Vec<String> = OPTIONAL.iter().map(|&name| name.to_owned()).collect();
         names.push(CONFIG.to_owned());
-        if let Some(index) = get_optional(web, &url(INDEX)?).await? {
+        if let Some(index) = get_optional(web, &url(INDEX)?, INDEX, MAX_INDEX_BYTES).await? {
             names.push(INDEX.to_owned());
             // An index that is none is passed over here as it is where the weights are chosen.
             names.extend(index_files(index.as_bytes()).unwrap_or_default());
@@ -65,6 +69,7 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
     } else {
         sums.keys().cloned().collect()
     };
+    super::check_file_count(folder.as_str(), names.len())?;
     let listed = !sums.is_empty();
     let files = futures::stream::iter(names)
         .filter(|name| std::future::ready(super::is_allowed_file(name)))
@@ -91,17 +96,27 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
     Ok(SourceListing { commit: None, files: files.into_iter().flatten().collect(), web: Some(web.clone()) })
 }
 
-/// A small text file; `None` if absent.
-async fn get_optional(web: &WebClient, url: &Url) -> Result<Option<String>, StoreError> {
-    let size = match web.probe(url).await {
-        Ok(probed) => probed.size.unwrap_or_default().min(MAX_INDEX_BYTES),
+/// A small text file of this name; `None` if absent.
+async fn get_optional(
+    web: &WebClient,
+    url: &Url,
+    name: &str,
+    limit: u64,
+) -> Result<Option<String>, StoreError> {
+    let total = match web.probe(url).await {
+        Ok(probed) => probed.size.unwrap_or_default(),
         Err(StoreError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
+    // Half of a listing would be another model.
+    if total > limit {
+        return Err(FileError::TooLarge { file: name.to_owned(), size: total, limit }.into());
+    }
+    let size = total;
     if size == 0 {
         return Ok(None);
     }
-    Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size).await?).into_owned()))
+    Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size, total).await?).into_owned()))
 }
 
 /// SHA-256 by file name; other lines are skipped.
@@ -119,6 +134,7 @@ pub(super) fn parse_checksums(text: &str) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::source_client::SourceClient;
 
     #[test]
     fn sums_are_read_as_sha256sum_writes_them() {
@@ -140,7 +156,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let folder = Url::parse(&format!("http://{}/m/", listener.local_addr().unwrap())).unwrap();
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let web = WebClient::new(&crate::store::web::client().unwrap(), None, &folder);
+        let allowed = ["127.0.0.1".parse().unwrap()];
+        let web = WebClient::new(&SourceClient::new(&folder, &allowed).unwrap(), None, &folder);
         let source = list_folder(&web, &folder).await;
         server.abort();
         let mut names: Vec<String> = source?

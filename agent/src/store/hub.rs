@@ -10,7 +10,8 @@ use super::verify::Digest;
 use super::web::WebClient;
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, list };
+pub(super) const SCHEME: Scheme =
+    Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, account: &[], list };
 
 /// Maximum size of a listing: some hundred bytes for each of a repository's files, of which a few have
 /// thousands.
@@ -78,10 +79,11 @@ async fn describe_file(web: &WebClient, sibling: Sibling, url: Url) -> Result<So
         None => blob_id.and_then(|id| Digest::from_etag(&id)),
     };
     let (size, digest) = match (lfs_size.or(size), digest) {
-        (Some(size), Some(digest)) => (size, Some(digest)),
+        // Some mirrors list every file with a size of 0.
+        (Some(size), Some(digest)) if size > 0 => (size, Some(digest)),
         (size, digest) => {
             let probed = web.probe(&url).await?;
-            (size.or(probed.size).unwrap_or_default(), digest.or(probed.digest))
+            (probed.size.or(size).unwrap_or_default(), digest.or(probed.digest))
         }
     };
     Ok(SourceFile { name, size, digest, location: FileLocation::Web(url) })

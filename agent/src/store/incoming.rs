@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::StoreError;
 use super::disk_space::DiskReservation;
 use super::local_chunks::LocalChunks;
-use super::model_dirs::Manifest;
+use super::model_dirs::{Manifest, RECEIVED};
 
 /// Name of the journal in a partial directory; no file of a model may have it.
 const JOURNAL: &str = "JOURNAL";
@@ -40,6 +40,10 @@ impl IncomingModel {
             let made = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
             made.and_then(|it| it.set_len(file.size)).map_err(StoreError::io(path))?;
         }
+        // It lets the source complete what arrives.
+        let path = folder.join(RECEIVED);
+        let text = serde_json::to_vec(&*manifest).map_err(|error| StoreError::io(&path)(error.into()))?;
+        std::fs::write(&path, text).map_err(StoreError::io(path))?;
         let path = folder.join(JOURNAL);
         let journal = OpenOptions::new().create(true).append(true).read(true).open(&path);
         let mut journal = journal.map_err(StoreError::io(&path))?;

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! <root>/.partial/<key>/model.safetensors.part     being fetched from a source
-//! <root>/.partial/<id>/{model.safetensors, JOURNAL}  being received from other machines
+//! <root>/.partial/<id>/{model.safetensors, JOURNAL, RECEIVED}  being received from other machines
 //! <root>/<id>/{model.safetensors, MANIFEST.json}     published; the id is the content id
-//! <root>/.names/<key>                                content id of a source
+//! <root>/.names/<key>                                content id of a source, and its account
 //! <root>/.going/<id>/                                being removed
 //! <root>/.prefixes/<id>/                             prefix caches of engines for this model
 //! ```
@@ -21,11 +21,15 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
 use super::verify::VerifiedFile;
-use super::{SourceSpec, StoreError, chunks};
+use super::{SourceScope, SourceSpec, StoreError, chunks};
 
 /// Name of the manifest in a published directory.
 pub const MANIFEST: &str = "MANIFEST.json";
 const PARTIAL: &str = ".partial";
+/// The account for which a partial copy is fetched; no file of a model may have the name.
+const ACCOUNT: &str = "ACCOUNT";
+/// Manifest of what other machines send, in a partial directory; no file of a model may have the name.
+pub(super) const RECEIVED: &str = "RECEIVED";
 /// Content ids of the fetched sources, by [`key`].
 const SOURCE_IDS: &str = ".names";
 /// Directories being removed: invisible at once, deleted later.
@@ -122,9 +126,29 @@ pub struct Published {
     pub manifest: Manifest,
 }
 
-/// Key of a source: one commit, or one pinned manifest.
-pub fn key(uri: &str, commit: Option<&str>, sha256: Option<&str>) -> String {
-    let parts = [uri, commit.unwrap_or_default(), sha256.unwrap_or_default()];
+/// A recorded source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SourceRecord {
+    /// Content id of its bytes.
+    pub id: String,
+    /// Digest of the endpoint and the account that listed them; unknown where another node sent them.
+    pub account: Option<String>,
+}
+
+/// Key of a source: one commit or one pinned manifest, as one namespace and Secret have it.
+pub fn key(scope: &SourceScope, uri: &str, commit: Option<&str>, sha256: Option<&str>) -> String {
+    let SourceScope { namespace, secret } = scope;
+    let (secret, commit) = (secret.as_deref().unwrap_or_default(), commit.unwrap_or_default());
+    digest(&["scoped", namespace, secret, uri, commit, sha256.unwrap_or_default()])
+}
+
+/// Key that releases up to 0.1 gave a source, whoever asked for it.
+pub fn unscoped_key(uri: &str, commit: Option<&str>, sha256: Option<&str>) -> String {
+    digest(&[uri, commit.unwrap_or_default(), sha256.unwrap_or_default()])
+}
+
+/// The first half of the SHA-256 of some texts.
+pub(super) fn digest(parts: &[&str]) -> String {
     let mut digest = sha2::Sha256::new();
     for part in parts {
         // Lengths keep `a` + `bc` and `ab` + `c` apart.
@@ -165,15 +189,26 @@ impl ModelDirs {
 
     /// Content id of a source, if it was fetched.
     pub fn id_of(&self, key: &str) -> Option<String> {
-        let id = std::fs::read_to_string(self.root.join(SOURCE_IDS).join(key)).ok()?;
-        is_id(&id).then_some(id)
+        self.record_of(key).map(|record| record.id)
+    }
+
+    /// The record of a source, if it was fetched.
+    pub fn record_of(&self, key: &str) -> Option<SourceRecord> {
+        let text = std::fs::read_to_string(self.root.join(SOURCE_IDS).join(key)).ok()?;
+        let (id, account) = match text.split_once('\n') {
+            Some((id, account)) => (id, Some(account.to_owned())),
+            None => (text.as_str(), None),
+        };
+        is_id(id).then(|| SourceRecord { id: id.to_owned(), account })
     }
 
     /// Records the content id of a source.
-    pub fn record_id(&self, key: &str, id: &str) -> Result<(), StoreError> {
+    pub fn record(&self, key: &str, record: &SourceRecord) -> Result<(), StoreError> {
+        let SourceRecord { id, account } = record;
         let folder = self.root.join(SOURCE_IDS);
         let (path, written) = (folder.join(key), folder.join(format!("{key}.new")));
-        std::fs::write(&written, id).map_err(StoreError::io(&written))?;
+        let text = account.iter().fold(id.clone(), |id, account| format!("{id}\n{account}"));
+        std::fs::write(&written, text).map_err(StoreError::io(&written))?;
         sync(&written)?;
         fail::fail_point!("name-rename");
         std::fs::rename(&written, &path).map_err(StoreError::io(&path))?;
@@ -185,6 +220,38 @@ impl ModelDirs {
         let path = self.root.join(PARTIAL).join(key);
         std::fs::create_dir_all(&path).map_err(StoreError::io(&path))?;
         Ok(path)
+    }
+
+    /// The directory of a partial copy from a source. What was fetched for another account is removed, because bytes of
+    /// two sources are never mixed.
+    pub fn partial_of(&self, key: &str, account: Option<&str>) -> Result<PathBuf, StoreError> {
+        let path = self.root.join(PARTIAL).join(key).join(ACCOUNT);
+        let account = account.unwrap_or_default();
+        if std::fs::read_to_string(&path).is_ok_and(|known| known == account) {
+            return self.partial(key);
+        }
+        self.remove_partial(key)?;
+        let folder = self.partial(key)?;
+        std::fs::write(&path, account).map_err(StoreError::io(&path))?;
+        Ok(folder)
+    }
+
+    /// The manifest of what other machines sent in part.
+    pub fn received_manifest(&self, id: &str) -> Option<Manifest> {
+        let path = self.root.join(PARTIAL).join(Some(id).filter(|id| is_id(id))?).join(RECEIVED);
+        let manifest: Manifest = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+        manifest.matches_id(id).then_some(manifest)
+    }
+
+    /// Content ids of all published directories.
+    pub fn ids(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let mut ids: Vec<String> = entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| is_id(name))
+            .collect();
+        ids.sort();
+        ids
     }
 
     /// Removes a partial copy.
@@ -349,11 +416,47 @@ mod tests {
         }
     }
 
+    fn key_of(uri: &str) -> String {
+        key(&SourceScope::default(), uri, None, None)
+    }
+
+    #[test]
+    fn keys_of_a_source_differ_by_namespace_secret_and_commit() {
+        let scope = |namespace: &str, secret: Option<&str>| SourceScope {
+            namespace: namespace.into(),
+            secret: secret.map(str::to_owned),
+        };
+        let keys = BTreeSet::from([
+            key(&scope("a", None), "az://m/x", None, None),
+            key(&scope("b", None), "az://m/x", None, None),
+            key(&scope("a", Some("one")), "az://m/x", None, None),
+            key(&scope("a", Some("two")), "az://m/x", None, None),
+            key(&scope("aone", None), "az://m/x", None, None),
+            key(&scope("a", None), "az://m/x", Some("c"), None),
+            key(&scope("a", None), "az://m/x", None, Some("c")),
+            unscoped_key("az://m/x", None, None),
+        ]);
+        assert_eq!(keys.len(), 8);
+    }
+
+    #[test]
+    fn part_of_another_account_is_never_resumed() {
+        let root = tempfile::tempdir().unwrap();
+        let dirs = ModelDirs::open(root.path().join("models")).unwrap();
+        for (account, kept) in
+            [(Some("one"), false), (Some("one"), true), (Some("two"), false), (None, false)]
+        {
+            let part = dirs.partial_of("key", account).unwrap().join("model.safetensors.part");
+            assert_eq!(part.exists(), kept, "{account:?}");
+            std::fs::write(part, "x").unwrap();
+        }
+    }
+
     /// Publishes one file with this content for a source.
     fn published(dirs: &ModelDirs, key: &str, content: &str) -> Published {
         std::fs::write(dirs.partial(key).unwrap().join("config.json"), content).unwrap();
         let published = dirs.publish(key, &manifest(&[("config.json", content)])).unwrap();
-        dirs.record_id(key, &published.id).unwrap();
+        dirs.record(key, &SourceRecord { id: published.id.clone(), account: None }).unwrap();
         published
     }
 
@@ -361,7 +464,7 @@ mod tests {
     fn model_folder_is_published_atomically_and_verified() {
         let root = tempfile::tempdir().unwrap();
         let dirs = ModelDirs::open(root.path().join("models")).unwrap();
-        let key = key("file:///m", None, None);
+        let key = key_of("file:///m");
         let partial = dirs.partial(&key).unwrap();
         std::fs::write(partial.join("config.json"), "{}").unwrap();
         std::fs::write(partial.join("left.over.part"), "x").unwrap();
@@ -380,7 +483,7 @@ mod tests {
     fn sources_with_equal_bytes_share_one_folder() {
         let root = tempfile::tempdir().unwrap();
         let dirs = ModelDirs::open(root.path().join("models")).unwrap();
-        let (one, other) = (key("a", None, None), key("b", None, None));
+        let (one, other) = (key_of("a"), key_of("b"));
         let first = published(&dirs, &one, "{}");
         assert_eq!(published(&dirs, &other, "{}"), first);
         assert_eq!(dirs.bytes(), bytes(&first.path, allocated));
@@ -395,7 +498,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let models = root.path().join("models");
         let dirs = ModelDirs::open(models.clone()).unwrap();
-        let (retained, gone) = (key("a", None, None), key("b", Some("c"), None));
+        let (retained, gone) = (key_of("a"), key_of("b"));
         let [stays, goes] =
             [(&retained, "{}"), (&gone, "[]")].map(|(key, content)| published(&dirs, key, content));
         for published in [&stays, &goes] {

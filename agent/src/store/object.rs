@@ -16,18 +16,20 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
-use russet_model::index::MAX_INDEX_BYTES;
+use russet_model::error::FileError;
 
 use self::bucket::Provider;
-use super::https::{CHECKSUM_FILE, parse_checksums};
+use super::https::{CHECKSUM_FILE, MAX_CHECKSUM_BYTES, parse_checksums};
 use super::verify::Digest;
 use super::{Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
-pub(super) const GOOGLE: Scheme =
-    Scheme { prefix: "gs://", pinned: false, keys: Provider::Google.keys(), list };
-pub(super) const AZURE: Scheme =
-    Scheme { prefix: "az://", pinned: false, keys: Provider::Azure.keys(), list };
+pub(super) const S3: Scheme = scheme("s3://", Provider::S3);
+pub(super) const GOOGLE: Scheme = scheme("gs://", Provider::Google);
+pub(super) const AZURE: Scheme = scheme("az://", Provider::Azure);
+
+const fn scheme(prefix: &'static str, provider: Provider) -> Scheme {
+    Scheme { prefix, pinned: false, keys: provider.keys(), account: provider.account(), list }
+}
 
 /// Models have some hundred files; a prefix with more objects is not a model's, and its listing would not
 /// end.
@@ -189,7 +191,11 @@ async fn with_checksums(uri: &str, files: Vec<SourceFile>) -> Result<SourceListi
     else {
         return Ok(source);
     };
-    let text = source.read(list, 0, list.size.min(MAX_INDEX_BYTES)).await?;
+    if list.size > MAX_CHECKSUM_BYTES {
+        let (file, limit) = (CHECKSUM_FILE.to_owned(), MAX_CHECKSUM_BYTES);
+        return Err(FileError::TooLarge { file, size: list.size, limit }.into());
+    }
+    let text = source.read(list, 0, list.size).await?;
     let mut sums = parse_checksums(&String::from_utf8_lossy(&text));
     sums.retain(|name, _| super::is_allowed_file(name));
     source.files.retain_mut(|file| {

@@ -18,7 +18,8 @@ use super::verify::Digest;
 use super::web::{WebClient, loopback};
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "oci://", pinned: true, keys: login::KEYS, list };
+pub(super) const SCHEME: Scheme =
+    Scheme { prefix: "oci://", pinned: true, keys: login::KEYS, account: &[], list };
 
 /// Accepted manifests: OCI 1.0 and 1.1, the artifact manifests of 1.1's drafts that some registries have, and
 /// Docker's.

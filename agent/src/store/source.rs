@@ -1,17 +1,27 @@
 //! Listing of a source: its files, the location of each, and their headers.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
 use russet_model::error::FileError;
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
-use russet_model::safetensors::{Headers, header_length};
+use russet_model::safetensors::Headers;
 use russet_model::shape::ModelShape;
+use russet_model::tokenizer_files::{JUDGED, TokenizerFiles};
+use tokio::sync::Semaphore;
 
 use super::object::RemoteObject;
 use super::verify::Digest;
 use super::web::WebClient;
 use super::{Manifest, StoreError, builtin, file};
+
+/// Time for a listing, and again for the headers of one model. The largest published ones have 200 files, each a request
+/// of some 200 ms; a source that sends a byte now and then would keep the others waiting for ever.
+pub(super) const MAX_READ_TIME: Duration = Duration::from_secs(120);
+/// Bytes of a weight file that are read at once: with its length, the whole header of most files.
+const FIRST_READ_BYTES: u64 = 64 << 10;
 
 /// A model's files as its source lists them.
 pub struct SourceListing {
@@ -43,11 +53,46 @@ pub(super) enum FileLocation {
     Object(RemoteObject),
 }
 
-/// Reads configuration, index and the headers of the weight files, and drops weight files that the
-/// model does not use.
-pub(super) async fn read_headers(
-    mut source: SourceListing,
-) -> Result<(SourceListing, ModelShape), StoreError> {
+/// Whose turn it is to read headers. Those of one model may take some 100 MB while they are read, so there is one at a
+/// time of what comes from outside and one of what is on the disk: a slow source does not delay a received model.
+#[derive(Clone)]
+pub(super) struct HeaderTurns {
+    outside: Arc<Semaphore>,
+    on_disk: Arc<Semaphore>,
+    limit: Duration,
+}
+
+impl Default for HeaderTurns {
+    fn default() -> Self {
+        let one = || Arc::new(Semaphore::new(1));
+        Self { outside: one(), on_disk: one(), limit: MAX_READ_TIME }
+    }
+}
+
+impl HeaderTurns {
+    /// Reads configuration, index, headers of the weight files and the small files of the tokenizer, and drops weight
+    /// files that the model does not use.
+    pub(super) async fn read(
+        &self,
+        source: SourceListing,
+    ) -> Result<(SourceListing, ModelShape), StoreError> {
+        let on_disk = source.files.iter().all(|file| matches!(file.location, FileLocation::Disk(_)));
+        let turns = if on_disk { &self.on_disk } else { &self.outside };
+        // Never closed: an error would only mean that there is no turn to wait for.
+        let _turn = turns.acquire().await;
+        within(self.limit, read_headers(source)).await
+    }
+}
+
+/// The result of `work`, unless it takes longer than `limit`.
+pub(super) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    tokio::time::timeout(limit, work).await.unwrap_or(Err(StoreError::TooSlow { limit }))
+}
+
+async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, ModelShape), StoreError> {
     let config = source.read_small(CONFIG, MAX_CONFIG_BYTES).await?;
     let index = match source.files.iter().any(|file| file.name == INDEX) {
         true => Some(source.read_small(INDEX, MAX_INDEX_BYTES).await?),
@@ -55,18 +100,34 @@ pub(super) async fn read_headers(
     };
     let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
     let weights = weight_files(index.as_deref(), &names)?;
-    source.files.retain(|file| !file.name.ends_with(".safetensors") || weights.contains(&file.name));
+    drop(index);
+    source.files.retain(|file| !file.name.ends_with(".safetensors") || weights.names.contains(&file.name));
 
     let mut headers = Headers::default();
-    for name in &weights {
-        let file = source.file(name)?;
-        let start = source.read(file, 0, 8.min(file.size)).await?;
-        let length = header_length(name, &start, file.size)?;
-        let json = source.read(file, 8, length).await?;
-        headers.add(name, &json, file.size)?;
+    for name in &weights.names {
+        headers = source.add_header(name, headers).await?;
     }
-    let shape = ModelShape::read(&config, &headers)?;
-    Ok((source, shape))
+    let tokenizer = source.tokenizer_files(&config).await?;
+    let shape = blocking(move || {
+        let mut shape = ModelShape::read(&config, &headers)?;
+        shape.notes.extend(weights.note);
+        if shape.unsupported.is_none() {
+            shape.unsupported = tokenizer.check_tokenizer().err().map(|why| why.to_string());
+        }
+        shape.chat_unsupported = tokenizer.check_chat().err().map(|why| why.to_string());
+        Ok(shape)
+    });
+    Ok((source, shape.await?))
+}
+
+/// Parses on another thread: a long header takes some 100 ms.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Ok(result?),
+        Err(error) => Err(StoreError::Io { path: PathBuf::new(), source: std::io::Error::other(error) }),
+    }
 }
 
 impl SourceListing {
@@ -93,6 +154,35 @@ impl SourceListing {
             .ok_or_else(|| FileError::Missing { file: name.to_owned() }.into())
     }
 
+    /// `headers` with that of one more file.
+    async fn add_header(&self, name: &str, mut headers: Headers) -> Result<Headers, StoreError> {
+        let file = self.file(name)?;
+        let mut start = self.read(file, 0, FIRST_READ_BYTES.min(file.size)).await?;
+        let length = headers.next_length(name, start.get(..8).unwrap_or(&start), file.size)?;
+        let (read, end) = (start.len() as u64, 8 + length);
+        if read < end {
+            start.extend(self.read(file, read, end - read).await?);
+        }
+        let (name, size) = (name.to_owned(), file.size);
+        blocking(move || {
+            let header = start.get(8..end as usize).unwrap_or_default();
+            headers.add(&name, header, size).map(|()| headers)
+        })
+        .await
+    }
+
+    /// The small files of the tokenizer. Those of unknown or no length are left to the engine.
+    async fn tokenizer_files(&self, config: &[u8]) -> Result<TokenizerFiles, StoreError> {
+        let mut judged = Vec::new();
+        for (name, most) in JUDGED {
+            if self.files.iter().any(|file| file.name == name && (1..=most).contains(&file.size)) {
+                judged.push((name, self.read_small(name, most).await?));
+            }
+        }
+        let names = self.files.iter().map(|file| file.name.clone()).collect();
+        Ok(TokenizerFiles { names, config: config.to_vec(), judged })
+    }
+
     /// Reads a small file, such as the configuration.
     async fn read_small(&self, name: &str, limit: u64) -> Result<Vec<u8>, StoreError> {
         let file = self.file(name)?;
@@ -115,12 +205,122 @@ impl SourceListing {
         match (&file.location, &self.web) {
             (FileLocation::Disk(path), _) => file::read(path, offset, length).await,
             (FileLocation::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
-            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length, file.size).await,
             (FileLocation::Object(object), _) => object.read(offset, length).await,
             (FileLocation::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
                 detail: "the listing carries no web client; report this as a bug".into(),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::super::source_client::SourceClient;
+    use super::*;
+
+    /// The smoke model that agents carry, without the files of these names.
+    async fn smoke(without: &[&str]) -> SourceListing {
+        let context = super::super::Context::new("http://127.0.0.1:1", Vec::new()).unwrap();
+        let spec = super::super::SourceSpec { uri: "builtin://smoke".to_owned(), ..Default::default() };
+        let mut source = (builtin::SCHEME.list)(&context, &spec).await.unwrap();
+        source.files.retain(|file| !without.contains(&file.name.as_str()));
+        source
+    }
+
+    fn carried(name: &str, bytes: impl Into<Vec<u8>>) -> SourceFile {
+        let bytes: &'static [u8] = Box::leak(bytes.into().into_boxed_slice());
+        let (name, size) = (name.to_owned(), bytes.len() as u64);
+        SourceFile { name, size, digest: None, location: FileLocation::BuiltIn(bytes) }
+    }
+
+    #[tokio::test]
+    async fn tokenizer_is_judged_with_the_headers() {
+        for (without, added, said) in [
+            (&[][..], vec![], None),
+            (&["tokenizer.json"], vec![], Some("tokenizer.json: it is missing; ")),
+            (
+                &["tokenizer.json"],
+                vec![carried("tokenizer.model", "x")],
+                Some("tokenizer.json: it is missing, and tokenizer.model is not read"),
+            ),
+            (&["tokenizer_config.json"], vec![], Some("there is no chat template")),
+            (&["tokenizer_config.json"], vec![carried("chat_template.jinja", "{{ messages }}")], None),
+            (
+                &["generation_config.json"],
+                vec![carried("generation_config.json", r#"{"eos_token_id": "two"}"#)],
+                Some("generation_config.json is not valid JSON"),
+            ),
+        ] {
+            let mut source = smoke(without).await;
+            source.files.extend(added);
+            let (_, shape) = HeaderTurns::default().read(source).await.unwrap();
+            let why = shape.unsupported.or(shape.chat_unsupported);
+            assert_eq!(why.is_some(), said.is_some(), "{why:?}");
+            assert!(why.as_ref().is_none_or(|why| why.contains(said.unwrap())), "{why:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn index_that_is_passed_over_is_a_note_of_the_model() {
+        let mut source = smoke(&["model.safetensors.index.json"]).await;
+        let index = r#"{"weight_map": {"t": "model-00001-of-00002.safetensors"}}"#;
+        source.files.push(carried(INDEX, index));
+        let (_, shape) = HeaderTurns::default().read(source).await.unwrap();
+        assert_eq!(shape.unsupported, None);
+        assert!(shape.notes[0].contains("names 1 that are not there"), "{:?}", shape.notes);
+    }
+
+    #[tokio::test]
+    async fn long_files_are_refused_before_they_are_read() {
+        for (name, limit) in [(CONFIG, MAX_CONFIG_BYTES), (INDEX, MAX_INDEX_BYTES)] {
+            let mut source = smoke(&[name]).await;
+            source.files.push(SourceFile { size: limit + 1, ..carried(name, "{}") });
+            let error = HeaderTurns::default().read(source).await.err().unwrap();
+            let too_large =
+                matches!(&error, StoreError::Header(FileError::TooLarge { file, .. }) if file == name);
+            assert!(too_large, "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn slow_source_gives_way_and_delays_none_on_the_disk() {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        // It accepts and never answers.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = reqwest::Url::parse(&format!("http://{}/", silent.local_addr().unwrap())).unwrap();
+        let mut slow = smoke(&[]).await;
+        slow.web = Some(WebClient::new(&SourceClient::new(&folder, &[]).unwrap(), None, &folder));
+        for file in &mut slow.files {
+            file.location = FileLocation::Web(folder.join(&file.name).unwrap());
+        }
+        let disk = tempfile::tempdir().unwrap();
+        let mut local = smoke(&[]).await;
+        for file in &mut local.files {
+            let FileLocation::BuiltIn(bytes) = &file.location else { panic!("{file:?}") };
+            let path = disk.path().join(&file.name);
+            std::fs::write(&path, bytes).unwrap();
+            file.location = FileLocation::Disk(path);
+        }
+        let next = smoke(&[]).await;
+        // Long enough that what is on the disk is read meanwhile.
+        let turns = HeaderTurns { limit: Duration::from_secs(2), ..HeaderTurns::default() };
+        let ended = Mutex::new(Vec::new());
+        let read = |name: &'static str, source| {
+            let (turns, ended) = (&turns, &ended);
+            async move {
+                let result = turns.read(source).await.map(|_| ());
+                ended.lock().unwrap().push((name, result.map_err(|error| error.to_string())));
+            }
+        };
+        tokio::join!(read("slow", slow), read("next", next), read("local", local));
+        let ended = ended.into_inner().unwrap();
+        let order: Vec<&str> = ended.iter().map(|(name, _)| *name).collect();
+        assert_eq!(order, ["local", "slow", "next"], "{ended:?}");
+        assert!(ended[1].1.as_ref().unwrap_err().contains("within 2 s"), "{ended:?}");
+        assert!(ended[0].1.is_ok() && ended[2].1.is_ok(), "{ended:?}");
     }
 }

@@ -74,6 +74,21 @@ pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<Verif
     Ok(verified)
 }
 
+/// Whether a verified file has this digest. Its SHA-256 is known; only git's needs its bytes.
+pub(super) async fn has_digest(
+    folder: &Path,
+    file: &VerifiedFile,
+    digest: &Digest,
+) -> Result<bool, StoreError> {
+    match digest {
+        Digest::Sha256(sum) => Ok(*sum == file.sha256),
+        Digest::GitBlob(sum) => {
+            let (path, sum) = (folder.join(&file.name), sum.clone());
+            blocking(folder.to_owned(), move || Ok(hash(&path)?.git_blob == sum)).await
+        }
+    }
+}
+
 /// The first file whose SHA-256 differs from the manifest's, if any.
 pub(super) async fn find_mismatch(
     folder: &Path,

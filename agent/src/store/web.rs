@@ -5,34 +5,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, IF_RANGE, LOCATION, RANGE,
-    RETRY_AFTER,
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue,
+    IF_RANGE, LOCATION, RANGE,
 };
-use reqwest::{Response, StatusCode, Url};
+use reqwest::{Method, Request, Response, StatusCode, Url};
 
 use super::StoreError;
 use super::oci::Registry;
+use super::source_client::{SourceClient, asked_pause, unreachable};
 use super::verify::Digest;
 
-/// Maximum Retry-After that is honoured.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
+/// Bytes that are skipped of a file that is sent whole: enough for headers.
+const MAX_SKIPPED_BYTES: u64 = 1 << 20;
 /// Maximum number of redirects; hubs use one or two.
 const MAX_REDIRECTS: usize = 10;
-
-pub(super) fn client() -> Result<reqwest::Client, reqwest::Error> {
-    reqwest::Client::builder()
-        .user_agent(concat!("russet-agent/", env!("CARGO_PKG_VERSION")))
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(Duration::from_secs(10))
-        // A stalled transfer must end to be resumed; slow ones may run as long as bytes arrive.
-        .read_timeout(Duration::from_secs(30))
-        .build()
-}
 
 /// A client with the credentials for one origin.
 #[derive(Clone)]
 pub(super) struct WebClient {
-    client: reqwest::Client,
+    client: SourceClient,
     home: Url,
     auth: WebAuth,
 }
@@ -71,14 +62,14 @@ pub(super) struct LinkedFile {
 
 impl WebClient {
     /// A client that sends `token` to the origin of `home` only.
-    pub fn new(client: &reqwest::Client, token: Option<&str>, home: &Url) -> Self {
+    pub fn new(client: &SourceClient, token: Option<&str>, home: &Url) -> Self {
         // A token that is not a valid header value is left out, and the origin reports the missing access.
         let auth = WebAuth::Fixed(token.and_then(|token| secret(&format!("Bearer {token}"))));
         Self { client: client.clone(), home: home.clone(), auth }
     }
 
     /// A client with credentials for the registry at `home`.
-    pub fn registry(client: &reqwest::Client, registry: Registry, home: &Url) -> Self {
+    pub fn registry(client: &SourceClient, registry: Registry, home: &Url) -> Self {
         Self { client: client.clone(), home: home.clone(), auth: WebAuth::Registry(Arc::new(registry)) }
     }
 
@@ -109,11 +100,13 @@ impl WebClient {
 
     async fn request(&self, url: &Url, asked: RequestOptions<'_>) -> Result<WebResponse, StoreError> {
         let RequestOptions { range, if_range, accept } = asked;
+        let from_hub = self.client.is_hub(url);
         let mut url = url.clone();
         let mut linked = LinkedFile::default();
         let mut answered = false;
         for _ in 0..MAX_REDIRECTS {
-            let mut request = self.client.get(url.clone());
+            let mut request = get(&url);
+            let headers = request.headers_mut();
             let home = self.home.origin() == url.origin();
             let shown = match &self.auth {
                 _ if !home => None,
@@ -121,19 +114,16 @@ impl WebClient {
                 WebAuth::Registry(registry) => registry.authorization(),
             };
             if let Some(authorization) = shown {
-                request = request.header(AUTHORIZATION, authorization);
+                headers.insert(AUTHORIZATION, authorization);
             }
-            if let Some(accept) = accept {
-                request = request.header(ACCEPT, accept);
+            let to = |to: Option<u64>| to.map(|to| to.to_string()).unwrap_or_default();
+            let range = range.map(|(from, end)| format!("bytes={from}-{}", to(end)));
+            for (name, value) in [(ACCEPT, accept), (RANGE, range.as_deref()), (IF_RANGE, if_range)] {
+                if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
+                    headers.insert(name, value);
+                }
             }
-            if let Some((from, to)) = range {
-                let to = to.map(|to| to.to_string()).unwrap_or_default();
-                request = request.header(RANGE, format!("bytes={from}-{to}"));
-            }
-            if let Some(tag) = if_range {
-                request = request.header(IF_RANGE, tag);
-            }
-            let response = request.send().await.map_err(|error| unreachable(&url, &error))?;
+            let response = self.client.send(request, from_hub).await?;
             linked = linked.or(LinkedFile::from_headers(response.headers()));
             if let WebAuth::Registry(registry) = &self.auth
                 && home
@@ -148,6 +138,7 @@ impl WebClient {
                 continue;
             }
             check(&url, &response)?;
+            check_encoding(&url, response.headers())?;
             return Ok(WebResponse { response, linked });
         }
         Err(StoreError::Unreachable {
@@ -156,11 +147,15 @@ impl WebClient {
         })
     }
 
-    /// `length` bytes from `offset` on.
-    pub async fn read(&self, url: &Url, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
+    /// `length` bytes from `offset` on, of a file that is listed with `size` bytes.
+    pub async fn read(&self, url: &Url, offset: u64, length: u64, size: u64) -> Result<Vec<u8>, StoreError> {
         let range = Some((offset, Some(offset + length - 1)));
         let mut response = self.get(url, range, None).await?.response;
-        // A server without range support sends the whole file: skip to the requested part.
+        check_size(url, &response, size)?;
+        // A server without range support sends the whole file: skip to the requested part, unless that is most of it.
+        if response.status() != StatusCode::PARTIAL_CONTENT && offset > MAX_SKIPPED_BYTES {
+            return Err(StoreError::NoRanges { what: url.to_string() });
+        }
         let mut skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { offset };
         let mut bytes: Vec<u8> = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
@@ -206,13 +201,19 @@ impl LinkedFile {
     }
 }
 
+/// A GET request for the bytes as they are.
+pub(super) fn get(url: &Url) -> Request {
+    let mut request = Request::new(Method::GET, url.clone());
+    request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    request
+}
+
 /// The whole body of a successful response, of at most `limit` bytes.
 pub(super) async fn read_body(
     url: &Url,
     mut response: Response,
     limit: usize,
 ) -> Result<Vec<u8>, StoreError> {
-    check(url, &response)?;
     let mut bytes: Vec<u8> = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
         if bytes.len() + chunk.len() > limit {
@@ -251,6 +252,16 @@ pub(super) fn total(response: &Response) -> Option<u64> {
     response.content_length()
 }
 
+/// Refuses a file of another size than listed.
+pub(super) fn check_size(url: &Url, response: &Response, listed: u64) -> Result<(), StoreError> {
+    match total(response) {
+        Some(actual) if actual != listed => {
+            Err(StoreError::WrongSize { what: url.to_string(), listed, actual })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// First byte of a partial response.
 pub(super) fn start(response: &Response) -> Option<u64> {
     let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
@@ -268,35 +279,41 @@ fn next(url: &Url, response: &Response) -> Result<Url, StoreError> {
     Ok(target)
 }
 
-fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
+/// Refuses an error status.
+pub(super) fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
     match response.status() {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(()),
-        status => Err(status_error(url.to_string(), format!("HTTP {status}"), status, response.headers())),
+        status => {
+            let pause = asked_pause(response);
+            Err(status_error(url.to_string(), format!("HTTP {status}"), status, pause))
+        }
+    }
+}
+
+/// Refuses a body that is not the bytes of the file.
+fn check_encoding(url: &Url, headers: &HeaderMap) -> Result<(), StoreError> {
+    let encoding = headers.get(CONTENT_ENCODING).map(|encoding| String::from_utf8_lossy(encoding.as_bytes()));
+    match encoding.filter(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity")) {
+        None => Ok(()),
+        Some(encoding) => Err(StoreError::Unreachable {
+            what: url.to_string(),
+            detail: format!(
+                "it sends Content-Encoding {encoding:?} though the agent asks for identity; let the server send its files as they are"
+            ),
+        }),
     }
 }
 
 /// Converts an error status about `what`.
-pub(super) fn status_error(
-    what: String,
-    detail: String,
-    status: StatusCode,
-    headers: &HeaderMap,
-) -> StoreError {
+pub(super) fn status_error(what: String, detail: String, status: StatusCode, pause: Duration) -> StoreError {
     match status {
         StatusCode::NOT_FOUND | StatusCode::GONE => StoreError::NotFound { what, detail },
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => StoreError::Forbidden { what, detail },
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
-            // A date counts as absent: clocks differ, and the backoff grows anyway.
-            let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
-            StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(MAX_RETRY_AFTER) }
+            StoreError::busy(what, detail, pause)
         }
         _ => StoreError::Unreachable { what, detail },
     }
-}
-
-pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
-    StoreError::Unreachable { what: url.to_string(), detail: causes(error) }
 }
 
 /// The sources of an error of reqwest, whose own text contains the URL but not the reason.

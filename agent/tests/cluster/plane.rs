@@ -181,6 +181,7 @@ impl TestAgent {
             node_name: name.into(),
             memory: Some(1 << 30),
             allow_file_roots: vec![folder.to_owned()],
+            allow_private_sources: Vec::new(),
             address: Some([127, 0, 0, 1].into()),
             engine_binary: Some(engine()),
             metrics_listen: ([127, 0, 0, 1], 0).into(),
@@ -276,6 +277,9 @@ pub fn model(folder: &Path) -> String {
         "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 128,
     });
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    let tokenizer = r#"{"eos_token": "</s>", "chat_template": "{{ messages[0].content }}"}"#;
+    std::fs::write(folder.join("tokenizer_config.json"), tokenizer).unwrap();
     format!("file://{}", folder.display())
 }
 

@@ -42,8 +42,9 @@ impl SourceLab {
         std::fs::write(model.join("run.py"), "import os").unwrap();
         names.push("run.py".into());
         names.sort();
-        let store =
-            Store::open(folder.path().join("store"), Context::new(endpoint, vec![]).unwrap()).unwrap();
+        let context = Context::new(endpoint, vec![]).unwrap();
+        let context = context.with_private_sources(&["127.0.0.0/8".parse().unwrap()]).unwrap();
+        let store = Store::open(folder.path().join("store"), context).unwrap();
         Self { folder, model, names, store }
     }
 

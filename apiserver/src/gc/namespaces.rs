@@ -13,6 +13,7 @@ use super::edit::{edit, remove};
 use crate::auth::tokens::secret_key;
 use crate::bootstrap;
 use crate::kinds::builtin;
+use crate::kinds::rules::NAMESPACE_CONTENTS;
 use crate::object;
 use crate::state::ServerState;
 use crate::status::Result;
@@ -52,6 +53,16 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     if object::is_terminating(record.object()) {
         return delete_contents(api, name, key).await;
     }
+    // Releases that let an update remove it may have stored a namespace without it.
+    edit(api, key, |namespace| {
+        let lacks = namespace["spec"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+        if lacks && !object::is_terminating(namespace) {
+            namespace["spec"] = json!({"finalizers": [NAMESPACE_CONTENTS]});
+            return true;
+        }
+        false
+    })
+    .await?;
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}});
     bootstrap::ensure(api, name, account).await?;
     let secret = api.store.get(&secret_key("russet-system", "russet-ca"));
@@ -95,10 +106,11 @@ async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Resul
         return Ok(false);
     }
     edit(api, key, |namespace| {
-        let held =
-            namespace["spec"]["finalizers"].as_array().is_some_and(|all| all.contains(&json!("kubernetes")));
+        let held = namespace["spec"]["finalizers"]
+            .as_array()
+            .is_some_and(|all| all.contains(&json!(NAMESPACE_CONTENTS)));
         if let Some(all) = namespace["spec"]["finalizers"].as_array_mut() {
-            all.retain(|finalizer: &Value| finalizer != "kubernetes");
+            all.retain(|finalizer: &Value| finalizer != NAMESPACE_CONTENTS);
         }
         held
     })

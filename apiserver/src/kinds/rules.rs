@@ -20,7 +20,7 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
         return;
     }
     match call.resource.kind.as_str() {
-        "Namespace" => namespace(new, old),
+        "Namespace" => namespace(call, new, old),
         "Secret" => secret(new),
         "CustomResourceDefinition" => {
             definition::default(new);
@@ -43,15 +43,24 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
     }
 }
 
-fn namespace(new: &mut Value, old: Option<&Value>) {
+/// The finalizer in `spec.finalizers` that keeps a namespace until its contents are deleted.
+pub const NAMESPACE_CONTENTS: &str = "kubernetes";
+
+fn namespace(call: &Call, new: &mut Value, old: Option<&Value>) {
     let name = object::name(new).to_string();
     new["metadata"]["labels"]["kubernetes.io/metadata.name"] = json!(name);
     match old {
         None => {
-            new["spec"] = json!({"finalizers": ["kubernetes"]});
+            let mut finalizers: Vec<Value> =
+                new["spec"]["finalizers"].as_array().cloned().unwrap_or_default();
+            if !finalizers.iter().any(|finalizer| finalizer == NAMESPACE_CONTENTS) {
+                finalizers.push(json!(NAMESPACE_CONTENTS));
+            }
+            new["spec"] = json!({"finalizers": finalizers});
             new["status"] = json!({"phase": "Active"});
         }
-        Some(_) if new["spec"].is_null() => new["spec"] = json!({}),
+        // Only /finalize writes them: a manifest has none, and without them a deletion leaves everything behind.
+        Some(old) if call.subresource != "finalize" => object::copy_field(new, old, "spec"),
         Some(_) => {}
     }
 }
@@ -98,6 +107,23 @@ fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>, now: &str)
                 condition[field] = json!(now);
             }
         }
+    }
+}
+
+/// Restores the decisions of a CertificateSigningRequest: only `/approval` may make them.
+pub fn keep_decisions(new: &mut Value, old: &Value) {
+    let decides = |condition: &Value| matches!(condition["type"].as_str(), Some("Approved" | "Denied"));
+    let made = old["status"]["conditions"].as_array().into_iter().flatten().filter(|it| decides(it));
+    let Some(status) = new["status"].as_object_mut() else { return };
+    let given = match status.get("conditions") {
+        None | Some(Value::Null) => &[][..],
+        Some(Value::Array(given)) => given.as_slice(),
+        // Not a list: validation says so.
+        Some(_) => return,
+    };
+    let kept: Vec<Value> = made.chain(given.iter().filter(|it| !decides(it))).cloned().collect();
+    if status.contains_key("conditions") || !kept.is_empty() {
+        status.insert("conditions".into(), Value::Array(kept));
     }
 }
 
@@ -155,6 +181,34 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
     };
     let unchanged = |field: &str| old.is_none_or(|old| old[field] == new[field]);
     match resource.kind.as_str() {
+        "Namespace" => {
+            let held: Vec<&Value> = old.map(finalizers_of_spec).unwrap_or_default();
+            for (index, finalizer) in finalizers_of_spec(new).into_iter().enumerate() {
+                let fits = finalizer.as_str().is_some_and(object::is_finalizer_of_builtin);
+                if !fits && !held.contains(&finalizer) {
+                    blame(
+                        "FieldValueInvalid",
+                        &format!("spec.finalizers[{index}]"),
+                        format!(
+                            "Invalid value: {finalizer}: name is neither a standard finalizer name nor is it fully qualified"
+                        ),
+                    );
+                }
+            }
+            // `edit` and `delete` change both at once.
+            let expected = if object::is_terminating(new) { "Terminating" } else { "Active" };
+            if !unchanged("status") && new["status"]["phase"].as_str().is_some_and(|phase| phase != expected)
+            {
+                blame(
+                    "FieldValueInvalid",
+                    "status.phase",
+                    format!(
+                        "Invalid value: {}: it is {expected} while metadata.deletionTimestamp says so",
+                        new["status"]["phase"]
+                    ),
+                );
+            }
+        }
         "Secret" => {
             for (key, value) in new["data"].as_object().into_iter().flatten() {
                 if value.as_str().is_none_or(|text| STANDARD.decode(text).is_err()) {
@@ -221,6 +275,11 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
         _ => {}
     }
     causes
+}
+
+/// The finalizers in the spec of a namespace.
+fn finalizers_of_spec(namespace: &Value) -> Vec<&Value> {
+    namespace["spec"]["finalizers"].as_array().into_iter().flatten().collect()
 }
 
 fn immutable(new: &Value, old: Option<&Value>, fields: &[&str], blame: &mut impl FnMut(&str, &str, String)) {

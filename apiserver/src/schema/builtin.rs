@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{Schema, read};
+use super::{Schema, read, time};
 
 /// Where a document keeps its components.
 pub const COMPONENTS: &str = "#/components/schemas/";
@@ -102,6 +102,9 @@ const ATOMIC: &[&str] = &[
 
 /// The recursive type of CRD schemas; [`super::structural`] validates it, not a schema of schemas.
 const RECURSIVE: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
+
+/// The type of times with six digits of a second.
+const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
 
 static DEFINITIONS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     let mut settings = SchemaSettings::openapi3();
@@ -218,7 +221,11 @@ fn resolved(schema: &Value) -> Value {
                 if name == RECURSIVE {
                     return json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
                 }
-                return resolved(DEFINITIONS.get(name).unwrap_or(&Value::Null));
+                let mut schema = resolved(DEFINITIONS.get(name).unwrap_or(&Value::Null));
+                if name == MICRO_TIME {
+                    schema["format"] = time::MICRO_TIME.into();
+                }
+                return schema;
             }
             map.iter().map(|(key, value)| (key.clone(), resolved(value))).collect::<Map<_, _>>().into()
         }

@@ -16,6 +16,9 @@ use super::values::cut;
 const MAX_DUPLICATES: usize = 100;
 /// Maximum bytes of a reported path.
 const MAX_PATH_BYTES: usize = 1024;
+/// Maximum events of a YAML text, which are its keys, values and the ends of its maps and lists. The decoder holds some
+/// 210 bytes for each.
+const MAX_YAML_EVENTS: usize = MAX_VALUES;
 /// How many bytes of text a byte of a body may stand for: no escape makes more, only aliases do.
 const MAX_EXPANSION: usize = 2;
 
@@ -45,11 +48,26 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
         return json(body);
     }
     let text = std::str::from_utf8(body).map_err(|error| DecodeError::Malformed(error.to_string()))?;
+    count_events(text)?;
     let mut state = DecodeState::new(body.len());
     let value = root(&mut state)
         .deserialize(serde_norway::Deserializer::from_str(text))
         .map_err(|error| DecodeError::Malformed(format!("error converting YAML to JSON: {error}")))?;
     Ok((value, state.duplicates))
+}
+
+/// Refuses a text of more than [`MAX_YAML_EVENTS`]. The decoder reads all of a document before it gives the first value,
+/// so they are counted by another parser, which reads one after the other and bounds how deep they nest.
+fn count_events(text: &str) -> Result<(), DecodeError> {
+    let mut events = 0;
+    for event in granit_parser::Parser::new_from_str(text) {
+        event.map_err(|error| DecodeError::Malformed(format!("error converting YAML to JSON: {error}")))?;
+        events += 1;
+        if events > MAX_YAML_EVENTS {
+            return Err(DecodeError::Malformed(BoundsError::Values.to_string()));
+        }
+    }
+    Ok(())
 }
 
 /// What is left of the bounds of a body, and the duplicates so far.
@@ -265,7 +283,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::bounds::{MAX_BODY_DEPTH, MAX_VALUES};
-    use super::{json, yaml};
+    use super::{count_events, json, yaml};
 
     #[test]
     fn the_last_of_two_keys_wins_and_is_reported() {
@@ -323,9 +341,25 @@ mod tests {
             let error = decode(nested(MAX_BODY_DEPTH + 1).as_bytes()).expect_err("too deep").to_string();
             assert!(error.contains("96 levels"), "{error}");
         }
+        let deeper = [nested(1_000_000), "[".repeat(1_000_000), "- ".repeat(1_000_000)];
+        for body in deeper {
+            assert!(yaml(body.as_bytes()).is_err(), "{body:.20}");
+        }
         let many = format!("[{}]", vec!["0"; MAX_VALUES].join(","));
         let error = json(many.as_bytes()).expect_err("too many").to_string();
         assert!(error.contains("200000 values"), "{error}");
+        let (lists, empty) = (vec!["[]"; MAX_VALUES / 2].join(","), "a:\n".repeat(MAX_VALUES / 2));
+        for many in [many, format!("[{lists}]"), empty] {
+            let error = count_events(&many).expect_err("too many events").to_string();
+            assert!(error.contains("200000 values"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_long_text_in_yaml_is_one_event() {
+        let line = "  {\"a\": [1, 2, 3]}, - x: y\n";
+        let (value, _) = yaml(format!("a: |\n{}", line.repeat(50_000)).as_bytes()).expect("a block of text");
+        assert_eq!(value["a"].as_str().map(str::len), Some(50_000 * (line.len() - 2)));
     }
 
     #[test]

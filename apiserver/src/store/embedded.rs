@@ -1,13 +1,20 @@
 //! The embedded store of a single server: a redb file with one writer thread. Writers queue; the thread takes
 //! the whole queue, commits it as one batch with one fsync, publishes it to the watch cache, and only then
 //! acknowledges. Reads never touch the disk.
+//!
+//! ```text
+//! open ── commit has no room ──▶ full ── opened again, revision known ──▶ open
+//!   └──── any other error, or another revision in the file ──▶ failed, until the process starts again
+//! ```
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -29,6 +36,9 @@ const MAX_BATCH_TXNS: usize = 512;
 /// Page cache of the file in bytes: all reads are served by the watch cache, so it only serves commits.
 const PAGE_CACHE_BYTES: usize = 1 << 20;
 
+/// Between two attempts to open a full disk's file again: each reads the whole file.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+
 type Reply = oneshot::Sender<Result<TxnOutcome, StoreError>>;
 
 /// The embedded store.
@@ -38,8 +48,21 @@ pub struct Embedded {
     queue: Option<mpsc::Sender<(Txn, Reply)>>,
     writer: Option<JoinHandle<()>>,
     commits: Arc<AtomicU64>,
-    /// Set once by the writer, when a commit failed.
-    failure: Arc<OnceLock<StoreError>>,
+    failure: Failure,
+}
+
+/// Why the store accepts no writes, set by the writer.
+#[derive(Clone, Debug, Default)]
+struct Failure(Arc<Mutex<Option<StoreError>>>);
+
+impl Failure {
+    fn get(&self) -> Option<StoreError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, failure: Option<StoreError>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+    }
 }
 
 impl Embedded {
@@ -50,21 +73,33 @@ impl Embedded {
 
     /// As [`Self::open`], with a history of `ring` events.
     pub fn open_with_ring(path: &Path, ring: usize) -> Result<Self, StoreError> {
+        let file = path.to_owned();
+        let open = move || Ok(Database::builder().set_cache_size(PAGE_CACHE_BYTES).create(&file)?);
+        Self::open_by(Box::new(open), REOPEN_INTERVAL, path, ring)
+    }
+
+    /// Opens the database at `path` by `open`, which is called again after the disk was full.
+    fn open_by(
+        open: OpenDatabase,
+        reopen_interval: Duration,
+        path: &Path,
+        ring: usize,
+    ) -> Result<Self, StoreError> {
         let failed = |why: String| StoreError::Open { path: path.display().to_string(), why };
-        let database = Database::builder()
-            .set_cache_size(PAGE_CACHE_BYTES)
-            .create(path)
-            .map_err(|error| failed(error.to_string()))?;
+        let database = open().map_err(|error| failed(error.to_string()))?;
         let (records, revision) = load(&database).map_err(|error| failed(error.to_string()))?;
+        let revision = first_revision(revision, SystemTime::now());
         let cache = Arc::new(Cache::new(records, revision, ring));
         let commits = Arc::new(AtomicU64::new(0));
-        let failure = Arc::new(OnceLock::new());
+        let failure = Failure::default();
         let (queue, waiting) = mpsc::channel();
         let writer = {
             let (cache, commits, failure) = (cache.clone(), commits.clone(), failure.clone());
+            let database = Some(database);
+            let mut writer = Writer { open, reopen_interval, database, full: None, cache, commits, failure };
             std::thread::Builder::new()
                 .name("store-writer".into())
-                .spawn(move || write(&database, &cache, &waiting, &commits, &failure))
+                .spawn(move || writer.run(&waiting))
                 .map_err(|error| failed(error.to_string()))?
         };
         Ok(Self { cache, queue: Some(queue), writer: Some(writer), commits, failure })
@@ -82,13 +117,48 @@ impl Drop for Embedded {
     }
 }
 
+/// An error if a process has opened the file. One that is damaged is not in use.
+pub(super) fn check_unused(path: &Path) -> Result<(), String> {
+    match Database::builder().open(path) {
+        Err(error @ redb::DatabaseError::DatabaseAlreadyOpen) => Err(error.to_string()),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Creates a store with these objects, durably.
+pub(super) fn create(path: &Path, records: &[StoredObject], revision: u64) -> Result<(), String> {
+    let write = || -> Result<(), redb::Error> {
+        let database = Database::builder().set_cache_size(PAGE_CACHE_BYTES).create(path)?;
+        let writing = database.begin_write()?;
+        {
+            let mut current = writing.open_table(CURRENT)?;
+            for record in records {
+                current.insert(record.key.as_ref(), encode(record).as_slice())?;
+            }
+            writing.open_table(META)?.insert(REVISION, revision)?;
+        }
+        writing.commit()?;
+        Ok(())
+    };
+    write().map_err(|error| error.to_string())
+}
+
+/// The revision at which a start begins: the clock in microseconds, which is later than every revision of
+/// every history of this file, as nothing commits a million times a second; also of one that a restored file
+/// knows nothing of. So every version from before this start has expired, and its watchers list anew. A clock
+/// that went back is no harm: revisions only grow, and those of the future have expired too.
+fn first_revision(stored: u64, now: SystemTime) -> u64 {
+    let clock = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    u64::try_from(clock).unwrap_or(0).max(stored.saturating_add(1))
+}
+
 fn load(database: &Database) -> Result<(Vec<StoredObject>, u64), redb::Error> {
     let opening = database.begin_write()?;
     opening.open_table(CURRENT)?;
     opening.open_table(META)?;
     opening.commit()?;
+    let revision = stored_revision(database)?;
     let reading = database.begin_read()?;
-    let revision = reading.open_table(META)?.get(REVISION)?.map_or(0, |value| value.value());
     let mut records = Vec::new();
     for entry in reading.open_table(CURRENT)?.iter()? {
         let (key, value) = entry?;
@@ -99,6 +169,12 @@ fn load(database: &Database) -> Result<(Vec<StoredObject>, u64), redb::Error> {
         }
     }
     Ok((records, revision))
+}
+
+/// The newest revision in the file.
+fn stored_revision(database: &Database) -> Result<u64, redb::Error> {
+    let reading = database.begin_read()?;
+    Ok(reading.open_table(META)?.get(REVISION)?.map_or(0, |value| value.value()))
 }
 
 fn encode(record: &StoredObject) -> Vec<u8> {
@@ -177,47 +253,124 @@ impl Batch {
     }
 }
 
-fn write(
-    database: &Database,
-    cache: &Cache,
-    waiting: &mpsc::Receiver<(Txn, Reply)>,
-    commits: &AtomicU64,
-    failure: &OnceLock<StoreError>,
-) {
-    while let Ok(first) = waiting.recv() {
-        let mut queued = vec![first];
-        queued.extend(waiting.try_iter().take(MAX_BATCH_TXNS - 1));
-        let mut revision = cache.revision();
-        let mut batch = Batch::default();
-        let mut decided = Vec::with_capacity(queued.len());
-        for (txn, reply) in queued {
-            let outcome = match failure.get() {
-                Some(error) => Err(error.clone()),
-                None => Ok(batch.decide(cache, txn, &mut revision)),
-            };
-            decided.push((outcome, reply));
-        }
-        if !batch.events.is_empty() {
-            match batch.commit(database, revision) {
-                Ok(()) => {
-                    commits.fetch_add(1, Ordering::Relaxed);
-                    cache.publish(batch.events, revision);
-                }
-                Err(error) => {
-                    let error = StoreError::Commit { why: error.to_string() };
-                    tracing::error!(%error, "the store refuses further writes");
-                    for (outcome, _) in &mut decided {
-                        *outcome = Err(error.clone());
-                    }
-                    let _ = failure.set(error);
+/// Opens the database; called again after the disk was full.
+type OpenDatabase = Box<dyn Fn() -> Result<Database, redb::Error> + Send>;
+
+/// The writer thread.
+struct Writer {
+    open: OpenDatabase,
+    reopen_interval: Duration,
+    /// `None` after a failed commit: redb refuses everything after an I/O error.
+    database: Option<Database>,
+    full: Option<FullDisk>,
+    cache: Arc<Cache>,
+    commits: Arc<AtomicU64>,
+    failure: Failure,
+}
+
+/// A batch whose commit had no room. Whether it is in the file is known once that is open again.
+struct FullDisk {
+    events: Vec<StoreEvent>,
+    revision: u64,
+    tried: Instant,
+}
+
+impl Writer {
+    fn run(&mut self, waiting: &mpsc::Receiver<(Txn, Reply)>) {
+        while let Ok(first) = waiting.recv() {
+            self.reopen();
+            let mut queued = vec![first];
+            queued.extend(waiting.try_iter().take(MAX_BATCH_TXNS - 1));
+            let mut revision = self.cache.revision();
+            let mut batch = Batch::default();
+            let mut decided = Vec::with_capacity(queued.len());
+            let failure = self.failure.get();
+            for (txn, reply) in queued {
+                let outcome = match &failure {
+                    Some(error) => Err(error.clone()),
+                    None => Ok(batch.decide(&self.cache, txn, &mut revision)),
+                };
+                decided.push((outcome, reply));
+            }
+            if !batch.events.is_empty()
+                && let Err(error) = self.commit(batch, revision)
+            {
+                for (outcome, _) in &mut decided {
+                    *outcome = Err(error.clone());
                 }
             }
-        }
-        for (outcome, reply) in decided {
-            // The caller may be gone; its change stays committed.
-            let _ = reply.send(outcome);
+            for (outcome, reply) in decided {
+                // The caller may be gone; its change stays committed.
+                let _ = reply.send(outcome);
+            }
         }
     }
+
+    /// Commits and publishes a batch.
+    fn commit(&mut self, batch: Batch, revision: u64) -> Result<(), StoreError> {
+        let Some(database) = &self.database else {
+            return Err(self.failure.get().unwrap_or(StoreError::Closed));
+        };
+        let why = match batch.commit(database, revision) {
+            Ok(()) => {
+                self.commits.fetch_add(1, Ordering::Relaxed);
+                self.cache.publish(batch.events, revision);
+                return Ok(());
+            }
+            Err(why) => why,
+        };
+        self.database = None;
+        let error = if has_no_room(&why) {
+            self.full = Some(FullDisk { events: batch.events, revision, tried: Instant::now() });
+            StoreError::Full { why: why.to_string() }
+        } else {
+            StoreError::Commit { why: why.to_string() }
+        };
+        tracing::error!(%error, "the store refuses further writes");
+        self.failure.set(Some(error.clone()));
+        Err(error)
+    }
+
+    /// Opens the file again after its disk was full. What is durable is decided by the revision in it.
+    fn reopen(&mut self) {
+        let Some(mut full) = self.full.take() else { return };
+        if full.tried.elapsed() < self.reopen_interval {
+            self.full = Some(full);
+            return;
+        }
+        let (database, revision) = match (self.open)().and_then(|database| {
+            let revision = stored_revision(&database)?;
+            Ok((database, revision))
+        }) {
+            Ok(opened) => opened,
+            Err(error) => {
+                tracing::debug!(%error, "the store cannot be opened again yet");
+                full.tried = Instant::now();
+                self.full = Some(full);
+                return;
+            }
+        };
+        if revision == full.revision {
+            // Its callers were told of an error; as with any lost answer, the change may have been made.
+            self.cache.publish(full.events, revision);
+        }
+        let expected = self.cache.revision();
+        if revision != expected {
+            let why = format!("the file is at revision {revision}, not at {expected}");
+            tracing::error!(why, "the store stays closed");
+            self.failure.set(Some(StoreError::Commit { why }));
+            return;
+        }
+        self.database = Some(database);
+        self.failure.set(None);
+        tracing::info!(revision, "the store's disk has room again; it accepts writes");
+    }
+}
+
+/// Whether a commit failed for want of room, which passes without a repair.
+fn has_no_room(error: &redb::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error, redb::Error::Io(error) if matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge))
 }
 
 impl Store for Embedded {
@@ -258,7 +411,7 @@ impl Store for Embedded {
     }
 
     fn failure(&self) -> Option<StoreError> {
-        self.failure.get().cloned()
+        self.failure.get()
     }
 
     fn commits(&self) -> u64 {
@@ -268,6 +421,8 @@ impl Store for Embedded {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     fn put(key: &str, expect: Expect, value: &'static str) -> Txn {
@@ -296,12 +451,55 @@ mod tests {
         let revision = store.revision();
         drop(store);
         let store = Embedded::open(&path).unwrap();
-        assert_eq!(store.revision(), revision);
+        assert!(store.revision() > revision, "a start is a history of its own");
         let record = store.get("/a").unwrap();
         assert_eq!((record.create_revision, record.revision), (first.revision, second.revision));
         assert_eq!(record.object()["x"], 2);
         assert_eq!(record.object()["metadata"]["resourceVersion"], second.revision.to_string());
         assert!(store.get("/b").is_none());
+    }
+
+    #[test]
+    fn revisions_begin_after_every_earlier_history() {
+        let at = |seconds: u64| UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        for (story, stored, now, first) in [
+            ("an old file", 500, at(1_800_000_000), 1_800_000_000_000_000),
+            ("its next start", 1_800_000_000_000_100, at(1_800_000_001), 1_800_000_001_000_000),
+            ("a clock that went back", 1_800_000_000_000_100, at(1), 1_800_000_000_000_101),
+        ] {
+            assert_eq!(first_revision(stored, now), first, "{story}");
+        }
+    }
+
+    /// A file that is put back knows nothing of the writes after it: their versions have expired, before as
+    /// well as after as many writes of the new history.
+    #[tokio::test]
+    async fn versions_of_a_lost_history_have_expired() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, copy) = (folder.path().join("store.redb"), folder.path().join("copy"));
+        let write = async |store: &Embedded, name: &str| {
+            for number in 0..100 {
+                done(store.txn(put(&format!("/{name}/{number}"), Expect::Absent, "{}")).await.unwrap());
+            }
+            store.revision()
+        };
+        let store = Embedded::open(&path).unwrap();
+        let kept = write(&store, "kept").await;
+        drop(store);
+        std::fs::copy(&path, &copy).unwrap();
+        let store = Embedded::open(&path).unwrap();
+        let lost = write(&store, "lost").await;
+        drop(store);
+        std::fs::copy(&copy, &path).unwrap();
+        let store = Embedded::open(&path).unwrap();
+        for _ in 0..2 {
+            for version in [kept, lost - 50, lost] {
+                let watch = store.watch("/", version);
+                assert!(matches!(watch, Err(StoreError::Compacted { .. })), "{version}: {watch:?}");
+            }
+            write(&store, &format!("new-{}", store.revision())).await;
+        }
+        assert!(store.get("/lost/1").is_none() && store.get("/kept/1").is_some());
     }
 
     #[tokio::test]
@@ -314,5 +512,86 @@ mod tests {
         let won = outcomes.iter().filter(|outcome| matches!(outcome, Ok(TxnOutcome::Committed(_)))).count();
         assert_eq!(won, 1);
         assert!(store.commits() < 60, "64 writers shared {} commits", store.commits());
+    }
+
+    /// A file whose disk can be full.
+    #[derive(Debug)]
+    struct SmallDisk {
+        file: redb::backends::FileBackend,
+        full: Arc<AtomicBool>,
+    }
+
+    impl SmallDisk {
+        fn room(&self) -> io::Result<()> {
+            match self.full.load(Ordering::SeqCst) {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => Ok(()),
+            }
+        }
+    }
+
+    impl redb::StorageBackend for SmallDisk {
+        fn len(&self) -> io::Result<u64> {
+            self.file.len()
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.file.read(offset, out)
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.room()?;
+            self.file.set_len(len)
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            self.file.sync_data()
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.room()?;
+            self.file.write(offset, data)
+        }
+
+        fn close(&self) -> io::Result<()> {
+            self.file.close()
+        }
+    }
+
+    #[tokio::test]
+    async fn store_accepts_writes_again_when_its_disk_has_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store.redb");
+        let full = Arc::new(AtomicBool::new(false));
+        let open = {
+            let (path, full) = (path.clone(), full.clone());
+            move || {
+                let mut options = std::fs::OpenOptions::new();
+                let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
+                let file = redb::backends::FileBackend::new(file)?;
+                let disk = SmallDisk { file, full: full.clone() };
+                Ok(Database::builder().create_with_backend(disk)?)
+            }
+        };
+        let store = Embedded::open_by(Box::new(open), Duration::ZERO, &path, RING_EVENTS).unwrap();
+        let first = done(store.txn(put("/a", Expect::Absent, "{}")).await.unwrap());
+        for round in 0..3 {
+            full.store(true, Ordering::SeqCst);
+            for _ in 0..3 {
+                let refused = store.txn(put("/b", Expect::Absent, "{}")).await.unwrap_err();
+                assert!(matches!(refused, StoreError::Full { .. }), "round {round}: {refused}");
+                assert!(store.failure().is_some() && store.get("/a").is_some());
+            }
+            full.store(false, Ordering::SeqCst);
+            let key = format!("/kept-{round}");
+            done(store.txn(put(&key, Expect::Absent, "{}")).await.unwrap());
+            assert!(store.failure().is_none(), "round {round}");
+        }
+        assert!(store.get("/b").is_none());
+        let revision = store.revision();
+        drop(store);
+        let store = Embedded::open(&path).unwrap();
+        assert_eq!((store.revision(), store.get("/a").unwrap().revision), (revision, first.revision));
+        assert!((0..3).all(|round| store.get(&format!("/kept-{round}")).is_some()));
     }
 }

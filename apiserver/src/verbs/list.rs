@@ -138,6 +138,15 @@ pub async fn wait_for_revision(store: &dyn Store, revision: u64) -> Result<()> {
         .map_err(|_| ApiError::revision_too_large(revision, store.revision()))
 }
 
+/// Whether the store's history has reached a revision. One that it has not reached after [`Store::read_barrier`]
+/// belongs to another history: the store was restored, or went back.
+pub async fn has_reached(store: &dyn Store, revision: u64) -> Result<bool> {
+    if store.revision() < revision {
+        store.read_barrier().await.map_err(storage_error)?;
+    }
+    Ok(store.revision() >= revision)
+}
+
 /// A storage error as a Kubernetes error.
 pub fn storage_error(error: StoreError) -> ApiError {
     match error {
@@ -150,6 +159,7 @@ pub fn storage_error(error: StoreError) -> ApiError {
         }
         StoreError::Closed
         | StoreError::Commit { .. }
+        | StoreError::Full { .. }
         | StoreError::Open { .. }
         | StoreError::Settings { .. }
         | StoreError::Refused { .. }
@@ -183,7 +193,8 @@ mod tests {
     async fn waiting_for_a_future_revision_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let store = crate::store::embedded::Embedded::open(&folder.path().join("store.redb")).unwrap();
-        let error = wait_for_revision(&store, 7).await.unwrap_err();
+        let future = store.revision() + 7;
+        let error = wait_for_revision(&store, future).await.unwrap_err();
         assert_eq!((error.code.as_u16(), error.retry_after), (504, Some(1)));
         assert_eq!(error.causes[0].reason, "ResourceVersionTooLarge");
     }

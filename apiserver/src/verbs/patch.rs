@@ -56,6 +56,12 @@ pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body
         strict::json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
+    if matches!(media, MERGE | STRATEGIC) && !body.is_object() {
+        return Err(ApiError::bad_request(format!(
+            "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+            write::json_type(&body)
+        )));
+    }
     let make = |current: &Value| {
         let patched = match media {
             JSON => json_patch::json_patch(current, &body).map_err(|error| patch_error(call, &error))?,
@@ -142,6 +148,7 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
         )));
     }
     warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));
+    write::normalize_times(call, &mut config, None)?;
     reset_fields(call, &mut config);
     if call.resource.custom.is_none() && call.resource.kind == "Secret" {
         rules::fold_string_data(&mut config);

@@ -46,8 +46,14 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
     }
     let selector = Selector::parse(&query.label_selector, &fields, &call.resource)?;
     let revision = query.revision()?;
-    if let Some(revision) = revision {
-        list::wait_for_revision(&*api.store, revision).await?;
+    let mut expired = None;
+    if let Some(revision) = revision
+        && !list::has_reached(&*api.store, revision).await?
+    {
+        // 410 and not the 504 of a list: a client that watches keeps its version on any other refusal, and
+        // would wait until another history reaches it, and then miss what lies between.
+        let error = StoreError::Future { asked: revision, current: api.store.revision() };
+        expired = Some(ApiError::expired(format!("{error}; the store was restored or went back: list anew")));
     }
     let prefix = call.resource.prefix_of(&call.namespace);
     // Without a revision, and for streaming lists, the current state comes first.
@@ -56,7 +62,6 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
         None => revision.is_none(),
     };
     let mut pending = VecDeque::new();
-    let mut expired = None;
     let from = if initial {
         let snapshot = api.store.range(&prefix, None, None).map_err(list::storage_error)?;
         pending.extend(snapshot.records);
@@ -65,6 +70,7 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
         revision.unwrap_or_else(|| api.store.revision())
     };
     let watch = match api.store.watch(&prefix, from) {
+        _ if expired.is_some() => None,
         Ok(watch) => Some(watch),
         Err(error @ StoreError::Compacted { .. }) => {
             expired = Some(ApiError::expired(error.to_string()));

@@ -20,7 +20,7 @@ use crate::object;
 use crate::patch::apply;
 use crate::protobuf::{self, ProtobufError};
 use crate::request::FieldValidation;
-use crate::schema::{bounds, strict};
+use crate::schema::{bounds, builtin as builtin_schemas, strict, time};
 use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
 use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
@@ -70,6 +70,15 @@ pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
 /// Checks that a body has the resource's type; built-in types may omit it.
 pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
     let resource = &call.resource;
+    let metadata = &body["metadata"];
+    if !body.is_object() || !(metadata.is_null() || metadata.is_object()) {
+        let what = if body.is_object() { metadata } else { body };
+        return Err(ApiError::bad_request(format!(
+            "json: cannot unmarshal {} into Go value of type {}: an object and its metadata are maps",
+            json_type(what),
+            resource.kind
+        )));
+    }
     for (field, expected) in [("apiVersion", resource.api_version()), ("kind", resource.kind.clone())] {
         match body[field].as_str() {
             Some(given) if given == expected => {}
@@ -83,6 +92,18 @@ pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The type of a JSON value, in the words of Go's decoder.
+pub fn json_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
 }
 
 /// Checks that a body's name and namespace match the request's, and fills in missing ones.
@@ -259,6 +280,7 @@ pub fn normalize(
         FieldValidation::Ignore => unknown.clear(),
         FieldValidation::Strict | FieldValidation::Warn => {}
     }
+    normalize_times(call, new, old)?;
     if let Some(old) = old {
         preserve_unwritable_fields(call, old, new);
     } else if resource.has_subresource("status") {
@@ -300,18 +322,43 @@ pub fn normalize(
     Ok(())
 }
 
+/// Rewrites the times of Kubernetes' own types, which of a custom resource are those of its metadata.
+pub fn normalize_times(call: &Call, new: &mut Value, old: Option<&Value>) -> Result<()> {
+    let resource = &call.resource;
+    let outcome = match new.get_mut("metadata") {
+        Some(metadata) if resource.custom.is_some() => {
+            time::normalize(builtin_schemas::object_meta(), metadata, old.map(|old| &old["metadata"]))
+        }
+        _ if resource.custom.is_some() => Ok(()),
+        _ => time::normalize(resource.schema(), new, old),
+    };
+    outcome.map_err(|error| {
+        ApiError::bad_request(format!(
+            "{} in version \"{}\" cannot be handled as a {}: {error}",
+            resource.kind, resource.version, resource.kind
+        ))
+    })
+}
+
 /// Restores fields that no update may change, and those that this kind of update may not.
 fn preserve_unwritable_fields(call: &Call, old: &Value, new: &mut Value) {
     let resource = &call.resource;
     if !call.subresource.is_empty() {
         let given = std::mem::replace(new, old.clone());
         match call.subresource.as_str() {
-            "status" => object::copy_field(new, &given, "status"),
+            "status" => {
+                object::copy_field(new, &given, "status");
+                if resource.kind == "CertificateSigningRequest" && resource.custom.is_none() {
+                    rules::keep_decisions(new, old);
+                }
+            }
             "approval" => {
                 let conditions = given["status"].get("conditions").cloned().unwrap_or_else(|| json!([]));
                 new["status"]["conditions"] = conditions;
             }
-            "finalize" => new["spec"]["finalizers"] = given["spec"]["finalizers"].clone(),
+            "finalize" if given["spec"].is_object() || given["spec"].is_null() => {
+                new["spec"]["finalizers"] = given["spec"]["finalizers"].clone();
+            }
             _ => {}
         }
         if resource.custom.is_some() || resource.prefix == crate::kinds::DEFINITIONS {

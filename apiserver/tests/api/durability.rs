@@ -64,6 +64,80 @@ async fn a_controller_follows_a_server_through_its_restart() {
     }
 }
 
+/// Writes after the backup are lost, and every client lists anew: before, and after as many new writes.
+#[tokio::test]
+async fn clients_follow_a_store_restored_under_them() {
+    let cluster = TestServer::start_in(DataLocation::embedded()).await;
+    let address = cluster.running().addr();
+    let client = cluster.client();
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    let named = |name: String| -> ConfigMap {
+        serde_json::from_value(json!({"metadata": {"name": name, "labels": {"test": "yes"}}})).unwrap()
+    };
+    maps.create(&PostParams::default(), &named("kept".into())).await.unwrap();
+    let (mut readers, mut following) = (Vec::new(), Vec::new());
+    for streaming in [false, true] {
+        let config = watcher::Config::default().labels("test=yes");
+        let config = if streaming { config.streaming_lists() } else { config };
+        let (reader, writer) = reflector::store();
+        let stream = reflector::reflector(writer, watcher::watcher(maps.clone(), config).default_backoff());
+        following.push(tokio::spawn(stream.for_each(|_| std::future::ready(()))));
+        readers.push(reader);
+    }
+    let seen = |count: usize| readers.iter().all(|reader| reader.len() == count);
+    let request = http::Request::get("/backup").body(Vec::new()).unwrap();
+    let backup = client.request_text(request).await.unwrap();
+    for number in 0..100 {
+        maps.create(&PostParams::default(), &named(format!("lost-{number}"))).await.unwrap();
+    }
+    cluster.eventually("all are seen", || async { seen(101) }).await;
+    let place = cluster.stop().await;
+    let store = place.config().data_dir.join("store.redb");
+    let restored = russet_apiserver::store::backup::restore(backup.as_bytes(), &store).unwrap();
+    assert!(restored.replaced.is_some());
+    let cluster = TestServer::start_at(place, address).await;
+    cluster.eventually("the lost are gone", || async { seen(1) }).await;
+    for number in 0..100 {
+        maps.create(&PostParams::default(), &named(format!("new-{number}"))).await.unwrap();
+    }
+    cluster.eventually("the new are seen", || async { seen(101) }).await;
+    let lost = |map: &std::sync::Arc<ConfigMap>| map.metadata.name.as_deref().unwrap().starts_with("lost");
+    assert!(!readers.iter().any(|reader| reader.state().iter().any(lost)));
+    following.iter().for_each(tokio::task::JoinHandle::abort);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_from_the_future_has_expired() {
+    let cluster = TestServer::start().await;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+    let future = "9000000000000000000";
+    let mut events = maps.watch(&WatchParams::default(), future).await.unwrap().boxed();
+    match events.try_next().await.unwrap().unwrap() {
+        WatchEvent::Error(status) => {
+            assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
+            assert!(status.message.contains("list anew"), "{status:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_backup_is_the_administrators_alone() {
+    let cluster = TestServer::start().await;
+    for (user, allowed) in [(None, true), (Some("somebody"), false)] {
+        let client = match user {
+            None => cluster.client(),
+            Some(user) => cluster.client_as(user, &[]).await,
+        };
+        let request = http::Request::get("/backup").body(Vec::new()).unwrap();
+        let backup = client.request_text(request).await;
+        assert_eq!(backup.is_ok(), allowed, "{user:?}: {backup:?}");
+    }
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_file_is_released_when_a_server_stops_during_writes() {
     let mut place = DataLocation::create();

@@ -122,6 +122,68 @@ async fn no_body_makes_the_server_fail() {
     cluster.stop().await;
 }
 
+/// Patches that are no object, and JSON patches that make the object something else.
+#[tokio::test]
+async fn patch_that_leaves_no_object_is_refused() {
+    let cluster = TestServer::start().await;
+    let client = cluster.client();
+    let definition = serde_json::to_value(super::things()).unwrap();
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    send(&client, &Method::POST, definitions, "application/json", &definition).await;
+    let made = [
+        ("/api/v1/namespaces/default/configmaps", json!({"metadata": {"name": "x"}})),
+        ("/api/v1/namespaces", json!({"metadata": {"name": "x"}})),
+        (
+            "/apis/certificates.k8s.io/v1/certificatesigningrequests",
+            json!({"metadata": {"name": "x"}, "spec": {"request": "eA==", "signerName": "a.b/c", "usages": ["client auth"]}}),
+        ),
+        (
+            "/apis/example.com/v1/namespaces/default/things",
+            json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "x"}, "spec": {"size": 1}}),
+        ),
+    ];
+    for (resource, object) in made {
+        let (code, answer) = send(&client, &Method::POST, resource, "application/json", &object).await;
+        assert_eq!(code, 201, "{resource}: {answer}");
+        for value in
+            [json!("notjson"), json!(5), json!(true), json!(null), json!([]), json!([{"op": "remove"}])]
+        {
+            let root = |op: &str| json!([{"op": op, "path": "", "value": value}]);
+            let metadata = json!([{"op": "add", "path": "/metadata", "value": value}]);
+            for (media, patch) in [
+                ("application/merge-patch+json", value.clone()),
+                ("application/strategic-merge-patch+json", value.clone()),
+                ("application/json-patch+json", value.clone()),
+                ("application/json-patch+json", root("replace")),
+                ("application/json-patch+json", root("add")),
+                ("application/json-patch+json", metadata.clone()),
+                ("application/merge-patch+json", json!({"metadata": value})),
+                ("application/apply-patch+yaml", value.clone()),
+            ] {
+                for subresource in ["", "/status", "/scale", "/approval"] {
+                    let path = format!("{resource}/x{subresource}?fieldManager=t");
+                    let path = if media.contains("apply") { path + "&force=true" } else { path };
+                    let (code, answer) = send(&client, &Method::PATCH, &path, media, &patch).await;
+                    // Null metadata is none, and the empty JSON patch does nothing.
+                    let harmless =
+                        value.is_null() && patch != value && patch != root("replace") && patch != root("add")
+                            || (patch == json!([]) && media.contains("json-patch"));
+                    let refused = (400..500).contains(&code);
+                    assert!(
+                        refused || (harmless && code < 300),
+                        "{path} of {patch} as {media}: {code} {answer}"
+                    );
+                    if media.contains("merge") && patch == json!([]) && subresource.is_empty() && code == 400
+                    {
+                        assert!(answer.contains("cannot unmarshal array into Go value"), "{answer}");
+                    }
+                }
+            }
+        }
+    }
+    cluster.stop().await;
+}
+
 /// Bodies of a megabyte whose work would grow with their square, or beyond memory, if it were not bounded.
 #[tokio::test]
 async fn bodies_that_mean_endless_work_are_answered() {

@@ -7,6 +7,7 @@ mod admission;
 mod apply;
 mod durability;
 mod fairness;
+mod fields;
 mod hostile;
 mod protocol;
 pub mod support;

@@ -15,6 +15,7 @@ use russet_crds::{
 use tokio::time::Instant;
 
 use super::{Finding, Mark};
+use crate::stdout::out;
 
 /// Timeout to copy, place, load and prompt a model of a megabyte.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(180);
@@ -79,7 +80,7 @@ impl ProofObjects {
             let (mark, words) = self.prove_team(&team).await?;
             let words = format!("{words} ({:.1} s)", began.elapsed().as_secs_f64());
             let finding = Finding::new(mark, team.join(" + "), words);
-            print!("{}", finding.show());
+            out!("{}", finding.show())?;
             findings.push(finding);
             self.clean_up().await?;
         }

@@ -3,7 +3,7 @@
 //! Not here: any change to a network.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::{BufRead as _, IsTerminal as _};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::client::Connection;
 use crate::get::format_table;
+use crate::stdout::{out, outln};
 
 /// Field manager of `spec.network`.
 const MANAGER: &str = "russet-fabric";
@@ -63,9 +64,9 @@ pub async fn apply(
     let known: BTreeMap<String, NodeNetworkState> = nodes.iter().filter_map(known_node).collect();
     let asked = network_specs(&known, range, keep)?;
     if asked.is_empty() {
-        println!(
+        outln!(
             "nothing to change: no cable lacks only an address; `russet fabric show` lists what each one lacks"
-        );
+        )?;
         return Ok(());
     }
     let is_new = |name: &String| known.get(name).and_then(|node| node.network.as_ref()) != asked.get(name);
@@ -73,9 +74,9 @@ pub async fn apply(
     let mut awaited: Awaited = asked.keys().map(|name| (name.clone(), None)).collect();
     let client = asking.connection.client().await?;
     if new.is_empty() {
-        println!("unchanged: spec.network of every node has this already");
+        outln!("unchanged: spec.network of every node has this already")?;
     } else {
-        print!("{}", describe_changes(&known, &new, range)?);
+        out!("{}", describe_changes(&known, &new, range)?)?;
         confirm("Apply this to the machines?", asking.yes)?;
         for node in nodes {
             let Some(network) = new.get(&node.name_any()) else { continue };
@@ -84,7 +85,7 @@ pub async fn apply(
         }
     }
     let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Applied).await?;
-    print!("{}", table(&asked, &ended));
+    out!("{}", table(&asked, &ended))?;
     require_success(&ended, "`russet fabric revert` undoes everything")
 }
 
@@ -93,11 +94,11 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Resu
     let asked: BTreeMap<String, NodeNetwork> =
         nodes.iter().filter_map(|node| Some((node.name_any(), node.spec.network.clone()?))).collect();
     if asked.is_empty() {
-        println!("nothing to revert: spec.network is empty on every node");
+        outln!("nothing to revert: spec.network is empty on every node")?;
         return Ok(());
     }
     let names: Vec<&str> = asked.keys().map(String::as_str).collect();
-    println!("The network of {} returns to its state without Russet.", names.join(", "));
+    outln!("The network of {} returns to its state without Russet.", names.join(", "))?;
     confirm("Revert it?", asking.yes)?;
     let client = asking.connection.client().await?;
     let mut awaited = Awaited::new();
@@ -120,7 +121,7 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Resu
     };
     let reported = nodes.iter().filter(has_reported).map(|node| node.name_any()).collect();
     let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Restored { reported }).await?;
-    print!("{}", table(&asked, &ended));
+    out!("{}", table(&asked, &ended))?;
     require_success(&ended, "the machine's owner can revert it there: `sudo russet helper --revert`")
 }
 
@@ -181,8 +182,7 @@ fn confirm(question: &str, yes: bool) -> Result<()> {
         input.is_terminal(),
         "standard input is not a terminal, so there is no confirmation; confirm with --yes"
     );
-    print!("{question} [y/N] ");
-    std::io::stdout().flush()?;
+    out!("{question} [y/N] ")?;
     let mut line = String::new();
     input.lock().read_line(&mut line)?;
     ensure!(matches!(line.trim(), "y" | "Y" | "yes"), "nothing was changed");

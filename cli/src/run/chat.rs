@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use reqwest::{Client, StatusCode};
+use russet_telemetry::say;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use crate::stdout::{self, outln};
 
 /// The input prompt.
 const PROMPT_MARK: &str = ">>> ";
@@ -49,7 +52,9 @@ impl ChatParameters {
 impl Chat {
     /// A conversation with a model of the gateway.
     pub fn new(gateway: &str, key: Option<String>, asked: ChatParameters) -> Result<Self> {
+        // The gateway belongs to the cluster; the environment's proxies are for other networks.
         let client = Client::builder()
+            .no_proxy()
             .connect_timeout(CONNECT_TIMEOUT)
             .build()
             .context("cannot set up an HTTP client")?;
@@ -68,7 +73,8 @@ impl Chat {
         let mut messages = Vec::new();
         loop {
             if person {
-                eprint!("{PROMPT_MARK}");
+                // A prompt that cannot be shown is not needed.
+                let _ = std::io::stderr().write_all(PROMPT_MARK.as_bytes());
             }
             let Some(line) = lines.next_line().await.context("standard input cannot be read")? else { break };
             if line.trim().is_empty() {
@@ -80,13 +86,13 @@ impl Chat {
                 // A person may try another prompt; a script must see the failure.
                 Err(error) if person => {
                     messages.pop();
-                    eprintln!("error: {error:#}");
+                    say!("error: {error:#}");
                 }
                 Err(error) => return Err(error),
             }
         }
         if person {
-            eprintln!();
+            say!("");
         }
         Ok(())
     }
@@ -109,24 +115,21 @@ impl Chat {
                 match event {
                     ChatEvent::Text(text) => {
                         // A closed pipe means that the reader needs no more output.
-                        let mut out = std::io::stdout();
-                        out.write_all(text.as_bytes())
-                            .and_then(|()| out.flush())
-                            .context("the answer cannot be printed")?;
+                        stdout::write(&text)?;
                         answer.push_str(&text);
                     }
                     ChatEvent::Failed(words) => {
-                        println!();
+                        outln!("")?;
                         bail!("the answer ended early: {words}");
                     }
                     ChatEvent::Done => {
-                        println!();
+                        outln!("")?;
                         return Ok(answer);
                     }
                 }
             }
         }
-        println!();
+        outln!("")?;
         bail!("the gateway closed the connection before the answer's end; ask again")
     }
 }

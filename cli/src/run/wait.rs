@@ -10,6 +10,7 @@ use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::{Api, Client};
 use russet_crds::{Model, ModelCopy, ModelDeployment, names};
+use russet_telemetry::say;
 use tokio::time::Instant;
 
 use super::status::{DeploymentProgress, ProgressTracker};
@@ -92,7 +93,7 @@ impl StatusLine {
     fn update(&mut self, words: &str, bytes: Option<(u64, u64)>) {
         let Some(bar) = &self.bar else {
             if words != self.last {
-                eprintln!("waiting: {words}");
+                say!("waiting: {words}");
                 words.clone_into(&mut self.last);
             }
             return;

@@ -37,7 +37,8 @@ pub fn log_folder(data_dir: &Path) -> PathBuf {
 /// The property list.
 pub fn property_list(service: &ServiceSpec) -> Result<String> {
     let log = log_path(service).display().to_string();
-    let ServiceSpec { verb, argv, user, data_dir: _, environment, homes: _, low_port: _ } = service;
+    let ServiceSpec { verb, argv, user, data_dir: _, environment, homes: _, low_port: _, programs: _ } =
+        service;
     let mut variables = Dictionary::new();
     for (name, value) in environment {
         variables.insert(name.clone(), value.clone().into());

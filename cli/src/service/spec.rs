@@ -2,7 +2,7 @@
 //! directory and an environment. The options come from the command-line definition, so a new one needs no
 //! change here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory as _};
 
 use super::manager::Manager;
+use super::secrets;
 
 /// Verbs that can be a service.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +79,25 @@ pub struct ServiceRequest {
 }
 
 /// Variables without a flag that a service needs.
-const CARRIED: [&str; 2] = [russet_telemetry::logs::FILTER_VARIABLE, "HF_ENDPOINT"];
+const CARRIED: [&str; 8] = [
+    russet_telemetry::logs::FILTER_VARIABLE,
+    "HF_ENDPOINT",
+    // For downloads; the control plane is reached directly.
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+];
+
+/// Why a secret may not be in a service's file.
+const READABLE: &str = "which every user could read in the service's file";
+
+/// Whether a flag or variable names a program, or a folder of programs.
+fn is_program(flag: &str) -> bool {
+    matches!(flag, "--engine-binary" | "RUSSET_ENGINE" | "--fabric-tools" | "RUSSET_FABRIC_TOOLS" | "--tools")
+}
 
 /// Access to home folders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +117,8 @@ pub struct ServiceSpec {
     pub verb: Verb,
     /// The program and all its arguments.
     pub argv: Vec<String>,
+    /// The programs among them.
+    pub programs: Vec<PathBuf>,
     /// User that runs it.
     pub user: String,
     /// Folder of its state.
@@ -166,12 +187,24 @@ impl ServiceSpec {
         environment.extend(parsed.environment);
         environment.extend(named);
         for (name, value) in &environment {
+            ensure!(
+                !secrets::in_name(name) && !parsed.secret_variables.contains(name),
+                "the variable {name} holds a secret, {READABLE}; set it in a file of mode 600 that a drop-in names (systemd: EnvironmentFile=), or give a Model's source a Secret (`russet credentials`)"
+            );
+            if let Some(words) = secrets::in_value(value) {
+                bail!(
+                    "the variable {name}: {words}, {READABLE}; leave the login out, or set the variable in a file of mode 600 that a drop-in names (systemd: EnvironmentFile=)"
+                );
+            }
             ensure!(!value.contains(char::is_control), "the variable {name} holds a control character");
         }
+        let mut programs = vec![program.clone()];
+        programs
+            .extend(parsed.paths.iter().filter(|(flag, _)| is_program(flag)).map(|(_, path)| path.clone()));
         let read = parsed.paths.iter().map(|(_, path)| path).chain([&program]);
         let mut homes =
             read.map(|path| if is_in_home(path) { HomeAccess::Read } else { HomeAccess::Hidden }).max();
-        // Its agent may read whatever its user may, as when a person starts it.
+        // Its agent reads the models of its user, as when a person starts it.
         if verb == Verb::Up || parsed.paths.iter().any(|(_, path)| path == Path::new("/")) {
             homes = homes.max(Some(HomeAccess::Read));
         }
@@ -179,7 +212,7 @@ impl ServiceSpec {
             homes = Some(HomeAccess::Written);
         }
         let homes = homes.unwrap_or(HomeAccess::Hidden);
-        Ok(Self { verb, argv, user, data_dir, environment, homes, low_port: parsed.low_port })
+        Ok(Self { verb, argv, programs, user, data_dir, environment, homes, low_port: parsed.low_port })
     }
 }
 
@@ -191,6 +224,8 @@ struct ParsedOptions {
     paths: Vec<(String, PathBuf)>,
     /// Values from environment variables, by name.
     environment: BTreeMap<String, String>,
+    /// Variables of flags whose values the help hides.
+    secret_variables: BTreeSet<String>,
     low_port: bool,
 }
 
@@ -218,6 +253,7 @@ impl ParsedOptions {
             data_dir: matches.try_get_one::<PathBuf>("data_dir").ok().flatten().cloned(),
             paths: Vec::new(),
             environment: BTreeMap::new(),
+            secret_variables: BTreeSet::new(),
             low_port: false,
         };
         for arg in known.get_arguments() {
@@ -227,9 +263,12 @@ impl ParsedOptions {
             let is_path = kind == ValueParser::path_buf().type_id();
             let variable = arg.get_env().and_then(OsStr::to_str);
             let from_variable = variable.and_then(|name| Some((name, here.get(name)?)));
-            if matches.value_source(id) != Some(ValueSource::CommandLine)
-                && let Some((name, value)) = from_variable
-            {
+            let given = matches.value_source(id) == Some(ValueSource::CommandLine);
+            if arg.is_hide_env_values_set() {
+                ensure!(!given, "{flag} is a secret, {READABLE}");
+                read.secret_variables.extend(variable.map(str::to_owned));
+            }
+            if !given && let Some((name, value)) = from_variable {
                 read.environment.insert(name.to_owned(), value.clone());
                 if is_path {
                     read.paths.push((name.to_owned(), value.into()));
@@ -285,13 +324,8 @@ fn check<'a>(
     }
     for argument in argv {
         ensure!(!argument.contains(char::is_control), "{argument:?} holds a control character");
-        if let Some((_, rest)) = argument.split_once("://")
-            && let Some((login, _)) = rest.split('/').next().unwrap_or_default().rsplit_once('@')
-        {
-            ensure!(
-                !login.contains(':'),
-                "an address holds a password, which every user could read in the service's file; name a file with the password instead"
-            );
+        if let Some(words) = secrets::in_value(argument) {
+            bail!("{words}, {READABLE}; name a file with the password instead");
         }
     }
     Ok(())
@@ -327,7 +361,8 @@ mod tests {
             ("agent --data-dir state", "write /"),
             ("agent --allow-file-root models", "--allow-file-root models is a relative path"),
             ("gateway --kubeconfig k", "--kubeconfig k is a relative path"),
-            ("agent --mqtt mqtt://me:secret@host", "holds a password"),
+            ("agent --mqtt mqtt://me:secret@host", "holds a login"),
+            ("agent --mqtt mqtt://me:se/secret@host", "holds a login"),
             ("up --exit-with-parent", "no standard input"),
         ] {
             let error = format!("{:#}", made(command).unwrap_err());
@@ -393,6 +428,39 @@ mod tests {
         assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", HomeAccess::Hidden));
         let error = made("agent", "target/engine").unwrap_err().to_string();
         assert!(error.starts_with("RUSSET_ENGINE target/engine is a relative path"), "{error}");
+    }
+
+    #[test]
+    fn no_secret_gets_into_a_service_s_file() {
+        let made = |name: &str, value: &str, by_flag: bool| {
+            let variable = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            let (environment, caller_environment) =
+                if by_flag { (variable, BTreeMap::new()) } else { (BTreeMap::new(), variable) };
+            ServiceSpec::new(ServiceRequest {
+                manager: Manager::Systemd,
+                user: "russet".into(),
+                program: "/usr/local/bin/russet".into(),
+                environment,
+                caller_environment,
+                command: vec!["agent".into()],
+            })
+        };
+        for (name, value, by_flag) in [
+            ("HF_ENDPOINT", "https://me:secret@mirror", false),
+            ("HF_ENDPOINT", "https://secret@mirror", false),
+            ("HTTPS_PROXY", "http://me:secret@proxy:8080", false),
+            ("HF_ENDPOINT", "https://me:secret@mirror", true),
+            ("HF_TOKEN", "secret", true),
+            ("ANY", "a,b=https://mirror/?token=secret", true),
+        ] {
+            let error = format!("{:#}", made(name, value, by_flag).unwrap_err());
+            assert!(error.contains(name) && error.contains("every user could read"), "{error}");
+            assert!(!error.contains("=secret") && !error.contains("secret@"), "{error}");
+        }
+        // Of the caller's environment only what a service needs is looked at.
+        assert!(made("HF_TOKEN", "secret", false).unwrap().environment.is_empty());
+        let proxy = made("HTTPS_PROXY", "http://proxy:8080", false).unwrap();
+        assert_eq!(proxy.environment["HTTPS_PROXY"], "http://proxy:8080");
     }
 
     #[test]

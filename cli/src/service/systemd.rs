@@ -21,7 +21,7 @@ pub fn sysusers(user: &str) -> String {
 
 /// The unit.
 pub fn unit(service: &ServiceSpec) -> String {
-    let ServiceSpec { verb, argv, user, data_dir, environment, homes, low_port } = service;
+    let ServiceSpec { verb, argv, programs: _, user, data_dir, environment, homes, low_port } = service;
     let mut text = format!(
         "{MARK}; overwritten by the next install. Keep your own changes in a drop-in: systemctl edit {}\n",
         name(*verb)

@@ -91,7 +91,8 @@ impl Follower {
             // Rank 0 gets the reason of any failure, if it is still connected.
             let now = self.life.status();
             if now.phase == Phase::Failed {
-                let failed = pb::Failed { kind: pb::FailureKind::Unavailable as i32, message: now.message };
+                let kind = pb::FailureKind::Unavailable as i32;
+                let failed = pb::Failed { kind, message: now.message, ..Default::default() };
                 let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Failed(failed)) }));
             }
         });

@@ -204,6 +204,7 @@ fn say(content: &str) -> GenerationRequest {
         emitted: Vec::new(),
         priority: 0,
         deadline_milliseconds: None,
+        cache_salt: String::new(),
     }
 }
 

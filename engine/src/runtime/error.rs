@@ -137,15 +137,36 @@ impl RuntimeError {
     }
 }
 
+impl RuntimeError {
+    /// Whether the same files and the same split are refused again whenever they are tried.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::TensorSize { .. } | Self::KvFormat { .. } | Self::Partition(_) => true,
+            Self::Model(error) => match error {
+                DecoderError::Weights(error) => error.is_refusal(),
+                DecoderError::Rope(_) | DecoderError::NoLayer { .. } => true,
+                DecoderError::Mlx(_) | DecoderError::NotOnThisRank(_) => false,
+            },
+            _ => false,
+        }
+    }
+}
+
 impl From<RuntimeError> for ExecutorError {
     fn from(error: RuntimeError) -> Self {
         let reason = error.to_string();
-        if error.is_group_failure() { Self::Group(reason) } else { Self::Local(reason) }
+        match (error.is_group_failure(), error.is_refusal()) {
+            (true, _) => Self::Group(reason),
+            (false, true) => Self::Refused(reason),
+            (false, false) => Self::Local(reason),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use russet_model::error::{FileError, Unsupported};
+
     use super::*;
 
     #[test]
@@ -168,7 +189,24 @@ mod tests {
         ] {
             assert_eq!(error.to_string(), expected);
             // Another rank is no part of it: the group need not be formed again.
-            assert!(matches!(ExecutorError::from(error), ExecutorError::Local(_)));
+            assert!(matches!(ExecutorError::from(error), ExecutorError::Refused(_)));
+        }
+    }
+
+    #[test]
+    fn only_what_fails_again_is_a_refusal() {
+        let weights = |error: WeightsError| RuntimeError::from(error);
+        let missing = FileError::Missing { file: "model.safetensors".into() };
+        let io = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        for (error, refused) in [
+            (weights(WeightsError::File { folder: "/m".into(), source: missing }), true),
+            (weights(Unsupported::field("hidden_act", "gelu", "use another").into()), true),
+            (weights(WeightsError::Io { path: "/m".into(), source: io }), false),
+            (weights(WeightsError::Mlx { tensor: "t".into(), reason: "no memory".into() }), false),
+            (RuntimeError::Mlx { rank: 0, size: 1, reason: "no memory".into() }, false),
+        ] {
+            let text = error.to_string();
+            assert_eq!(matches!(ExecutorError::from(error), ExecutorError::Refused(_)), refused, "{text}");
         }
     }
 }

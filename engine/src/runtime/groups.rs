@@ -8,7 +8,7 @@ use russet_model::partition::RankPart;
 
 use super::environment;
 use crate::{
-    executor::Addresses, jaccl::Devices, layers::tensor_parallel::TpGroup, step_profiler::StepProfiler,
+    executor::Addresses, jaccl, jaccl::Devices, layers::tensor_parallel::TpGroup, step_profiler::StepProfiler,
 };
 
 /// The last member of a ring connects to the first one before it listens itself, and after a refusal MLX
@@ -68,7 +68,7 @@ fn join_jaccl(own: u32, size: u32, devices: &Devices) -> Result<ProcessGroup, St
 fn join_backend(backend: &str, own: u32, size: u32, file: (&str, &OsStr)) -> Result<ProcessGroup, String> {
     let rank = own.to_string();
     let group = ProcessGroup::join(backend, &[(environment::RANK, OsStr::new(&rank)), file])
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| jaccl::with_remedy(error.to_string()))?;
     if group.rank() != own as usize || group.size() != size as usize {
         return Err(format!(
             "MLX made it rank {} of {} instead of {own} of {size}",

@@ -9,6 +9,7 @@ use jiff::Zoned;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::kv_budget;
@@ -45,8 +46,23 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// Submits a request; its events arrive on the receiver. Dropping the receiver cancels the request.
-    pub fn submit(&self, request: GenerationRequest) -> UnboundedReceiver<GenerationEvent> {
+    /// Submits a request and waits until its prompt is prepared, or refused: a gateway that loses this engine before
+    /// the response begins knows what the engine was doing.
+    pub async fn prepare(&self, request: GenerationRequest) -> UnboundedReceiver<GenerationEvent> {
+        let (preparing, prepared) = oneshot::channel();
+        let receiver = self.submit(request, preparing);
+        // It is dropped, not sent: there is no other news.
+        let _ = prepared.await;
+        receiver
+    }
+
+    /// Submits a request; its events arrive on the receiver. Dropping the receiver cancels the request. `preparing` is
+    /// dropped when the prompt is prepared.
+    pub(super) fn submit(
+        &self,
+        request: GenerationRequest,
+        preparing: oneshot::Sender<()>,
+    ) -> UnboundedReceiver<GenerationEvent> {
         let (events, receiver) = mpsc::unbounded_channel();
         let sink = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
         if let Err(failure) = sequence::validate(&request) {
@@ -71,6 +87,7 @@ impl Intake {
         };
         let intake = self.clone();
         self.tokenizer_pool.spawn(move || {
+            let _preparing = preparing;
             let (sequence, finished) = match intake.tokenize(&request) {
                 Ok(prepared) => prepared,
                 Err(failure) => return sink.fail(failure),

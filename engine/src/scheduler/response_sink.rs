@@ -73,7 +73,7 @@ impl Drop for ResponseSink {
 
 fn kind_label(kind: FailureKind) -> &'static str {
     match kind {
-        FailureKind::InvalidRequest => "invalid_request",
+        FailureKind::InvalidRequest | FailureKind::ContextLengthExceeded => "invalid_request",
         FailureKind::Overloaded => "overloaded",
         FailureKind::Unavailable => "unavailable",
         FailureKind::DeadlineExceeded => "deadline_exceeded",

@@ -59,6 +59,7 @@ fn request() -> GenerationRequest {
         emitted: Vec::new(),
         priority: 0,
         deadline_milliseconds: None,
+        cache_salt: String::new(),
     }
 }
 

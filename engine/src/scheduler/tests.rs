@@ -72,7 +72,7 @@ impl SchedulerHarness {
     /// Submits a request; on return the loop has received it or it is refused. The loop runs on this thread
     /// too and has done nothing in between.
     fn ask(&self, request: GenerationRequest) -> ResponseReader {
-        let events = self.intake.submit(request);
+        let events = self.intake.submit(request, tokio::sync::oneshot::channel().0);
         // A request in the intake holds a sender.
         while self.intake.requests.strong_count() > 1 {
             std::thread::yield_now();
@@ -144,6 +144,7 @@ fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
         emitted: Vec::new(),
         priority,
         deadline_milliseconds: None,
+        cache_salt: String::new(),
     }
 }
 

@@ -350,6 +350,7 @@ pub fn say(content: &str) -> GenerationRequest {
         emitted: Vec::new(),
         priority: 0,
         deadline_milliseconds: None,
+        cache_salt: String::new(),
     }
 }
 

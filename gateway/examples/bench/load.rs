@@ -108,6 +108,7 @@ impl LoadConnection {
                     emitted: vec![],
                     priority: 0,
                     deadline_milliseconds: None,
+                    cache_salt: String::new(),
                 };
                 let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();
                 let mut events = answer.into_inner();

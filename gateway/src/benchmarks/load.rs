@@ -103,6 +103,7 @@ impl LoadPlan {
             emitted: Vec::new(),
             priority: 0,
             deadline_milliseconds: None,
+            cache_salt: String::new(),
         };
         let (mut client, _in_flight) = self
             .backends

@@ -17,14 +17,15 @@ use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::attempts::{Attempts, interrupted, overloaded, resume_mismatch};
+use super::attempts::{Attempts, ends_engines, interrupted, overloaded, resume_mismatch};
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
-use super::engine_stream::{AttemptError, EngineStream, shutdown_error, table_changed};
+use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
+use super::suspects::{Isolation, PromptDigest, Suspicion};
 use crate::body_budget::BodyPermit;
 use crate::demand::HeldRequest;
-use crate::error::GatewayError;
+use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
 use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
@@ -33,6 +34,7 @@ use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
 pub(crate) struct PendingRequest {
     model: String,
     request: GenerationRequest,
+    prompt: PromptDigest,
     deadline: Option<Deadline>,
     caller: Caller,
     /// When it began to wait for an engine.
@@ -50,6 +52,7 @@ impl PendingRequest {
     pub(crate) fn new(
         model: String,
         mut request: GenerationRequest,
+        prompt: PromptDigest,
         deadline: Option<Deadline>,
         body_permit: BodyPermit,
         caller: Caller,
@@ -59,6 +62,7 @@ impl PendingRequest {
         Self {
             model,
             request,
+            prompt,
             deadline,
             caller,
             waiting_since: Instant::now(),
@@ -103,6 +107,18 @@ impl Dispatcher {
         AttemptLoop::new(self, request, tracker).run().await
     }
 
+    /// What earlier tries of this request have shown; an error if it is not to be sent to another engine.
+    pub(super) fn recall(&self, request: &mut PendingRequest) -> Result<(), GatewayError> {
+        match self.suspects.recall(&request.prompt, Instant::now()) {
+            None => Ok(()),
+            Some(Suspicion::Suspect) => {
+                request.attempts = Attempts::of_suspect();
+                Ok(())
+            }
+            Some(Suspicion::Convicted) => Err(ends_engines("it was sent before, a few minutes ago")),
+        }
+    }
+
     /// Resumes on another engine a response that was partly sent when its engine was lost.
     pub(super) async fn resume(
         &self,
@@ -122,7 +138,8 @@ impl Dispatcher {
         );
         request.waiting_since = Instant::now();
         request.last_lost = Some(endpoint);
-        let opened = match request.attempts.record_lost(true, message.clone(), self.limits.max_losses) {
+        let (work, lost) = (LostWork::Tokens, message.clone());
+        let opened = match request.attempts.record_lost(work, false, lost, self.limits.max_losses) {
             Ok(()) => self.run_attempts(request, tracker).await,
             Err(error) => Err(error),
         };
@@ -230,14 +247,21 @@ impl<'a> AttemptLoop<'a> {
     ) -> Result<Option<OpenedStream>, GatewayError> {
         self.held = None;
         let limits = &self.dispatcher.limits;
-        match self.open_stream(deployment, endpoint).await {
-            Ok(opened) => return Ok(Some(opened)),
+        let mut isolation = self.isolate(endpoint).await?;
+        match self.open_stream(deployment, endpoint, &mut isolation).await {
+            Ok(opened) => {
+                if self.request.attempts.is_suspect() {
+                    self.dispatcher.suspects.forget(&self.request.prompt);
+                }
+                return Ok(Some(opened));
+            }
             Err(AttemptError::Rejected(error)) => return Err(error),
             Err(AttemptError::Busy(message)) => self.request.attempts.last_busy = Some(message),
-            Err(AttemptError::Lost { accepted, message }) => {
+            Err(AttemptError::Lost { work, message }) => {
                 let model = &self.request.model;
                 tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
-                self.request.attempts.record_lost(accepted, message, limits.max_losses)?;
+                let exclusive = isolation.as_ref().is_some_and(Isolation::is_exclusive);
+                self.record_lost(work, exclusive, message)?;
             }
         }
         self.backoffs.insert(endpoint.clone(), Instant::now() + limits.endpoint_backoff);
@@ -245,23 +269,58 @@ impl<'a> AttemptLoop<'a> {
         Ok(None)
     }
 
+    /// For a suspect: waits until it is the only one at this engine.
+    async fn isolate(&self, endpoint: &Endpoint) -> Result<Option<Isolation>, GatewayError> {
+        if !self.request.attempts.is_suspect() {
+            return Ok(None);
+        }
+        let deadline = self.request.deadline;
+        tokio::select! {
+            isolation = self.dispatcher.suspects.isolate(&endpoint.address) => Ok(Some(isolation)),
+            () = async { sleep_until(deadline.map_or_else(Instant::now, |deadline| deadline.until)).await },
+                if deadline.is_some() => Ok(None),
+            () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
+        }
+    }
+
+    /// Counts a lost engine, and remembers a request that may be the cause: its client may send it again.
+    fn record_lost(&mut self, work: LostWork, exclusive: bool, message: String) -> Result<(), GatewayError> {
+        let max_losses = self.dispatcher.limits.max_losses;
+        let recorded = self.request.attempts.record_lost(work, exclusive, message, max_losses);
+        let suspicion = match &recorded {
+            Err(error) if error.kind == ErrorKind::PoisonRequest => Suspicion::Convicted,
+            _ => Suspicion::Suspect,
+        };
+        if work == LostWork::Prompt {
+            self.dispatcher.suspects.remember(self.request.prompt, suspicion, Instant::now());
+        }
+        recorded
+    }
+
     /// Opens a stream to the endpoint and reads it up to the first event that the client sees.
     async fn open_stream(
         &mut self,
         deployment: &Deployment,
         endpoint: &Endpoint,
+        isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
         let PendingRequest { request, deadline, resume_point, .. } = &mut *self.request;
-        let mut stream =
-            EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline).await?;
+        let opening = EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline);
+        let mut stream = within(isolation, opening).await?;
+        if let Some(isolation) = isolation {
+            isolation.queued();
+        }
         let mut prompt = 0;
         loop {
-            let event = stream.event().await;
+            let event = within(isolation, stream.event()).await;
             if stream.accepted {
                 self.tracker.dispatched();
             }
             match event? {
                 GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
+                    if let Some(isolation) = isolation {
+                        isolation.running();
+                    }
                     prompt = prompt_tokens;
                     let here = (prompt_tokens, emitted_tokens as usize);
                     if let Some(resume_point) = resume_point
@@ -331,4 +390,17 @@ impl<'a> AttemptLoop<'a> {
             () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
         }
     }
+}
+
+/// Awaits `work`, which may take longer than the request is isolated.
+async fn within<T>(isolation: &mut Option<Isolation>, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    if let Some(isolation) = isolation {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = isolation.expire() => {}
+        }
+    }
+    work.await
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::engine_stream::LostWork;
 use super::route_decision::ResumePoint;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::routes::Endpoint;
@@ -17,14 +18,30 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Records a lost engine; an error once the limit is reached.
+    /// Attempts of a request that lost an engine in an earlier one of its client's tries.
+    pub(super) fn of_suspect() -> Self {
+        Self { losses: 1, ..Self::default() }
+    }
+
+    /// Whether an engine was lost while it worked on the request: it may be the cause.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.losses > 0
+    }
+
+    /// Records an engine that was lost while it did this `work`; an error once the request is not to be sent again.
+    /// `exclusive` when it was the only suspect at that engine: a second loss then convicts it. Without that it may
+    /// have been beside the cause twice, and `max_losses` counts.
     pub(super) fn record_lost(
         &mut self,
-        accepted: bool,
+        work: LostWork,
+        exclusive: bool,
         message: String,
         max_losses: u32,
     ) -> Result<(), GatewayError> {
-        self.losses += u32::from(accepted);
+        self.losses += u32::from(work != LostWork::None);
+        if work == LostWork::Prompt && exclusive && self.losses >= 2 {
+            return Err(ends_engines(&message));
+        }
         if self.losses >= max_losses {
             let losses = self.losses;
             return Err(GatewayError::new(
@@ -65,6 +82,15 @@ impl Attempts {
     }
 }
 
+/// The error for a request that ends engines.
+pub(super) fn ends_engines(last: &str) -> GatewayError {
+    let message = format!(
+        "engines are lost while they prepare this request, so the gateway does not send it again for some minutes; \
+         shorten or change its messages; the last loss: {last}"
+    );
+    GatewayError::new(ErrorKind::PoisonRequest, message)
+}
+
 /// The error for a request for which every engine is full.
 pub(super) fn overloaded(message: String) -> GatewayError {
     GatewayError::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
@@ -74,6 +100,7 @@ pub(super) fn overloaded(message: String) -> GatewayError {
 pub(super) fn interrupted(lost: &str, error: GatewayError) -> GatewayError {
     match error.kind {
         ErrorKind::EngineLost
+        | ErrorKind::PoisonRequest
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded
         | ErrorKind::Internal

@@ -33,7 +33,7 @@ impl Deadline {
     }
 
     /// The deadline plus the grace in which a working engine may report that it passed.
-    pub(super) fn with_grace(&self) -> Instant {
+    pub(crate) fn with_grace(&self) -> Instant {
         self.until + ENGINE_GRACE
     }
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::route_decision::unknown;
+use super::suspects::Suspects;
 use crate::backends::Backends;
 use crate::demand::{DemandTracker, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
@@ -29,12 +30,15 @@ pub struct DispatchLimits {
     pub headers_timeout: Duration,
     /// Time between keep-alives of an idle stream.
     pub heartbeat: Duration,
+    /// How long a client may leave a streamed response unread: a laptop that wakes up reads at once, and each such
+    /// client keeps an engine's slot busy.
+    pub read_timeout: Duration,
     /// How long a connected engine may send no event. Prefill of a long prompt can take minutes.
     pub engine_timeout: Duration,
     /// Backoff before an endpoint that failed is tried again.
     pub endpoint_backoff: Duration,
-    /// Engines that one request, including its response, may lose before the request itself is suspected as
-    /// the cause.
+    /// Engines that one request, including its response, may lose, whatever the cause. A request that ends engines
+    /// while it is prepared or prefilled is stopped after two.
     pub max_losses: u32,
     /// How long running responses may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
@@ -52,6 +56,7 @@ impl Default for DispatchLimits {
             hold_timeout: Duration::from_secs(300),
             headers_timeout: Duration::from_secs(10),
             heartbeat: Duration::from_secs(15),
+            read_timeout: Duration::from_secs(60),
             engine_timeout: Duration::from_secs(600),
             endpoint_backoff: Duration::from_secs(1),
             max_losses: 3,
@@ -70,6 +75,7 @@ pub struct Dispatcher {
     pub(super) metrics: Arc<Metrics>,
     pub(super) limits: DispatchLimits,
     pub(super) closing: CancellationToken,
+    pub(super) suspects: Suspects,
 }
 
 impl Dispatcher {
@@ -83,7 +89,7 @@ impl Dispatcher {
         limits: DispatchLimits,
         closing: CancellationToken,
     ) -> Self {
-        Self { table, backends, demand, metrics, limits, closing }
+        Self { table, backends, demand, metrics, limits, closing, suspects: Suspects::default() }
     }
 
     /// The latest routing table.

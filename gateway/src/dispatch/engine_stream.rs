@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_rpc::engine::{GenerateEvent, GenerateRequest};
+use russet_rpc::tls::CONNECT_TIMEOUT;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
@@ -25,8 +26,19 @@ pub(super) enum AttemptError {
     Rejected(GatewayError),
     /// The engine is full.
     Busy(String),
-    /// The engine is unreachable or was lost; `accepted` when it had started work.
-    Lost { accepted: bool, message: String },
+    /// The engine is unreachable or was lost.
+    Lost { work: LostWork, message: String },
+}
+
+/// What a lost engine was doing with the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LostWork {
+    /// Nothing: it never got the request, or kept it in its queue.
+    None,
+    /// It prepared the prompt or prefilled it.
+    Prompt,
+    /// It had emitted tokens.
+    Tokens,
 }
 
 /// A stream from an engine that was sent a request.
@@ -56,7 +68,7 @@ impl EngineStream {
         request: &GenerationRequest,
         deadline: Option<Deadline>,
     ) -> Result<Self, AttemptError> {
-        let Dispatcher { table, backends, demand, limits, closing, metrics: _ } = dispatcher;
+        let Dispatcher { table, backends, demand, limits, closing, metrics: _, suspects: _ } = dispatcher;
         let event_timeout = limits.engine_timeout;
         let (mut client, in_flight) = backends.acquire(endpoint).map_err(|error| {
             tracing::error!("{}", russet_telemetry::errors::chain(&error));
@@ -67,7 +79,8 @@ impl EngineStream {
         })?;
         let active = demand.start(deployment);
         let mut changes = table.clone();
-        let until = event_deadline(Instant::now(), event_timeout, deadline);
+        let began = Instant::now();
+        let until = event_deadline(began, event_timeout, deadline);
         let opened = tokio::select! {
             opened = timeout_at(until, client.generate(GenerateRequest::from(request.clone()))) => opened,
             // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
@@ -75,13 +88,19 @@ impl EngineStream {
             () = endpoint_removed(&mut changes, endpoint) => {
                 let Endpoint { address, node, .. } = endpoint;
                 let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
-                return Err(AttemptError::Lost { accepted: false, message });
+                let connected = began.elapsed() > CONNECT_TIMEOUT;
+                let work = if connected { LostWork::Prompt } else { LostWork::None };
+                return Err(AttemptError::Lost { work, message });
             }
             () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
         };
         let events = match opened {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, false)),
+            // The response begins once the prompt is prepared.
+            Ok(Err(status)) if broke_connection(&status) => {
+                return Err(attempt_error(endpoint, &status, LostWork::Prompt));
+            }
+            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, LostWork::None)),
             Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, event_timeout, deadline))),
         };
         Ok(Self {
@@ -117,7 +136,7 @@ impl EngineStream {
         let event = match event {
             Ok(Ok(Some(event))) => GenerationEvent::from(event),
             Ok(Ok(None)) => return Err(self.lost(truncated_message(&self.endpoint))),
-            Ok(Err(status)) => return Err(attempt_error(&self.endpoint, &status, self.accepted)),
+            Ok(Err(status)) => return Err(attempt_error(&self.endpoint, &status, self.work())),
             Err(_) => {
                 return Err(AttemptError::Rejected(silence_error(
                     &self.endpoint,
@@ -167,6 +186,10 @@ impl EngineStream {
             FailureKind::InvalidRequest => {
                 AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message))
             }
+            FailureKind::ContextLengthExceeded => AttemptError::Rejected(GatewayError {
+                param: Some("messages".into()),
+                ..GatewayError::new(ErrorKind::ContextLengthExceeded, message)
+            }),
             FailureKind::Overloaded => AttemptError::Busy(message),
             FailureKind::Unavailable => self.lost(message),
             FailureKind::DeadlineExceeded => {
@@ -187,7 +210,15 @@ impl EngineStream {
     }
 
     fn lost(&self, message: String) -> AttemptError {
-        AttemptError::Lost { accepted: self.accepted, message }
+        AttemptError::Lost { work: self.work(), message }
+    }
+
+    fn work(&self) -> LostWork {
+        match (self.accepted, self.emitted.is_empty()) {
+            (false, _) => LostWork::None,
+            (true, true) => LostWork::Prompt,
+            (true, false) => LostWork::Tokens,
+        }
     }
 }
 
@@ -229,8 +260,21 @@ async fn drain(mut events: Streaming<GenerateEvent>) {
     let _ = timeout(DRAIN_TIMEOUT, async { while let Ok(Some(_)) = events.message().await {} }).await;
 }
 
-/// Maps a gRPC status of the engine; `accepted` when it had started work.
-pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, accepted: bool) -> AttemptError {
+/// Whether an open connection broke: the engine was there when it got the request.
+fn broke_connection(status: &tonic::Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    let is_local = cause.is_some();
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return false;
+        }
+        cause = error.source();
+    }
+    is_local
+}
+
+/// Maps a gRPC status of the engine, which was doing this `work`.
+pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, work: LostWork) -> AttemptError {
     use tonic::Code;
     // A status that did not travel over the wire has a local source: the connection broke.
     let disconnected = std::error::Error::source(status).is_some();
@@ -245,8 +289,8 @@ pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, accepte
         | Code::Aborted
         | Code::DeadlineExceeded
         | Code::FailedPrecondition
-        | Code::DataLoss => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
-        _ if disconnected => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
+        | Code::DataLoss => AttemptError::Lost { work, message: lost_message(endpoint, status) },
+        _ if disconnected => AttemptError::Lost { work, message: lost_message(endpoint, status) },
         code => {
             tracing::error!(node = endpoint.node, address = endpoint.address, ?code, "{}", status.message());
             AttemptError::Rejected(GatewayError::new(

@@ -1,13 +1,14 @@
 //! Builds a [`Keyring`] from AccessKeys. Pure; the usage counted for each secret is carried over.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use russet_crds::{AccessKey, KeyState};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{AccessKey, KeyState, names};
 
-use super::{ApiKey, Digest, KeyUsage, Keyring};
+use super::{ApiKey, Digest, KeyUsage, Keyring, SecretRejection};
 use crate::request_limits::{MAX_PRIORITY, RequestLimits};
 use crate::routes::ModelScope;
 
@@ -21,6 +22,7 @@ impl Keyring {
             let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (created, object.namespace(), object.name_any())
         });
+        let owners = self.owners(&objects);
         let mut by_digest: HashMap<Digest, Arc<ApiKey>> = HashMap::new();
         let mut keys = Vec::new();
         for object in objects {
@@ -28,17 +30,65 @@ impl Keyring {
             let first = digest.and_then(|digest| by_digest.get(&digest));
             let previous = digest.and_then(|digest| self.by_digest.get(&digest));
             let usage = previous.map_or_else(|| Arc::new(KeyUsage::default()), |key| key.usage.clone());
-            let key = Arc::new(ApiKey {
-                duplicate_of: first.map(|key| key.full_name()),
-                ..read_key(object, usage)
-            });
-            if let (Some(digest), None) = (digest, first) {
+            let owner = digest.and_then(|digest| owners.get(&digest));
+            let rejection = match (digest, owner, first) {
+                (None, ..) => None,
+                (Some(_), owner, _) if owner != object.metadata.namespace.as_ref() => {
+                    Some(SecretRejection::Foreign(owner.cloned()))
+                }
+                (_, _, first) => first.map(|key| SecretRejection::Duplicate(key.full_name())),
+            };
+            let is_owner = rejection.is_none();
+            let key = Arc::new(ApiKey { rejection, ..read_key(object, usage) });
+            if let (Some(digest), true) = (digest, is_owner) {
                 by_digest.insert(digest, key.clone());
             }
             keys.push(key);
         }
-        Self { synced: true, object_count, keys, by_digest }
+        Self { synced: true, object_count, keys, by_digest, owners }
     }
+
+    /// The namespace that each secret belongs to: the first one in which it was seen, until an AccessKey there says
+    /// that it moves. Whoever knows a hash, which may stand in Git, could otherwise wait until its key is made anew.
+    /// A restarted gateway knows by the status which keys are of another namespace.
+    fn owners(&self, oldest_first: &[&AccessKey]) -> HashMap<Digest, String> {
+        let mut owners = self.owners.clone();
+        let mut present = HashSet::new();
+        let parsed =
+            |object: &AccessKey| Some((Digest::parse(&object.spec.secret_sha256)?, object.namespace()?));
+        for object in oldest_first {
+            let Some((digest, namespace)) = parsed(object) else { continue };
+            present.insert(digest);
+            if !is_foreign(object) {
+                owners.entry(digest).or_insert(namespace);
+            }
+        }
+        for object in oldest_first {
+            let Some((digest, namespace)) = parsed(object) else { continue };
+            let target = object.annotations().get(names::SECRET_MOVES_TO);
+            if let (Some(target), true) = (target, owners.get(&digest) == Some(&namespace)) {
+                owners.insert(digest, target.clone());
+            }
+        }
+        let mut gone = owners.len() - owners.keys().filter(|digest| present.contains(digest)).count();
+        owners.retain(|digest, _| {
+            let keep = present.contains(digest) || gone <= MAX_GONE_SECRETS;
+            gone -= usize::from(!keep);
+            keep
+        });
+        owners
+    }
+}
+
+/// Secrets without an AccessKey whose namespace is remembered, 60 bytes each: more than anybody deletes while a gateway
+/// runs. Of more some are forgotten.
+const MAX_GONE_SECRETS: usize = 10_000;
+
+/// Whether a gateway found that the secret belongs to another namespace.
+fn is_foreign(object: &AccessKey) -> bool {
+    let conditions = object.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    conditions::get(conditions, Type::Ready)
+        .is_some_and(|ready| ready.reason == format!("{:?}", Reason::ForeignSecret))
 }
 
 fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
@@ -58,7 +108,7 @@ fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
         per_minute: spec.requests_per_minute,
         expires: spec.expires_at.as_ref().map(|time| time.0),
         enabled: spec.state == KeyState::Enabled && object.metadata.deletion_timestamp.is_none(),
-        duplicate_of: None,
+        rejection: None,
         usage,
     }
 }
@@ -119,10 +169,90 @@ pub(super) mod tests {
         copy.metadata.creation_timestamp = Some(at(2));
         let keyring = Keyring::default().updated([&copy, &original], 2);
         assert!(caller(&keyring, "s").is_none(), "the copy must not revive a disabled key");
-        let duplicates: Vec<Option<&str>> =
-            keyring.keys.iter().map(|key| key.duplicate_of.as_deref()).collect();
-        assert_eq!(duplicates, [None, Some("default/original")]);
-        assert!(caller(&keyring.updated([&copy], 1), "s").is_some());
+        let rejections: Vec<Option<&SecretRejection>> =
+            keyring.keys.iter().map(|key| key.rejection.as_ref()).collect();
+        assert_eq!(rejections, [None, Some(&SecretRejection::Foreign(Some("default".into())))]);
+        let mut second = access_key("second", "s", |_| {});
+        second.metadata.creation_timestamp = Some(at(3));
+        let keyring = Keyring::default().updated([&second, &original], 2);
+        assert_eq!(keyring.keys[1].rejection, Some(SecretRejection::Duplicate("default/original".into())));
+        assert!(
+            caller(&keyring.updated([&second], 1), "s").is_some(),
+            "within a namespace the next one counts"
+        );
+    }
+
+    /// The AccessKey `name` of a namespace, made at this second.
+    fn key_in(namespace: &str, name: &str, second: i64) -> AccessKey {
+        let mut key = access_key(name, "s", |_| {});
+        key.metadata.namespace = Some(namespace.into());
+        key.metadata.creation_timestamp = Some(at(second));
+        key
+    }
+
+    fn opened(keyring: &Keyring) -> Option<String> {
+        match caller(keyring, "s")? {
+            Caller::Key(key) => Some(key.full_name()),
+            Caller::Anonymous => None,
+        }
+    }
+
+    #[test]
+    fn a_secret_stays_with_its_first_namespace() {
+        let (original, copy) = (key_in("team", "original", 1), key_in("thief", "copy", 2));
+        let both = Keyring::default().updated([&original, &copy], 2);
+        assert_eq!(opened(&both).as_deref(), Some("team/original"));
+        let gone = both.updated([&copy], 1);
+        assert_eq!(opened(&gone), None, "the copy waits in vain");
+        let again = gone.updated([&copy, &key_in("team", "anew", 9)], 2);
+        assert_eq!(opened(&again).as_deref(), Some("team/anew"), "though it is younger");
+        // The copy is made while there is no key at all.
+        let empty = Keyring::default().updated([&original], 1).updated([], 0);
+        assert_eq!(opened(&empty.updated([&copy], 1)), None);
+    }
+
+    #[test]
+    fn a_restarted_gateway_knows_foreign_secrets_by_their_status() {
+        let mut copy = key_in("thief", "copy", 2);
+        let mut status = russet_crds::AccessKeyStatus::default();
+        conditions::set(
+            &mut status.conditions,
+            Type::Ready,
+            false,
+            Reason::ForeignSecret,
+            "m",
+            None,
+            at(3).0,
+        );
+        copy.status = Some(status);
+        let restarted = Keyring::default().updated([&copy], 1);
+        assert_eq!(opened(&restarted), None);
+        assert_eq!(restarted.keys[0].rejection, Some(SecretRejection::Foreign(None)));
+        let again = restarted.updated([&copy, &key_in("team", "anew", 9)], 2);
+        assert_eq!(opened(&again).as_deref(), Some("team/anew"));
+    }
+
+    #[test]
+    fn a_secret_moves_where_its_own_namespace_says() {
+        let annotated = |mut key: AccessKey, target: &str| {
+            key.annotations_mut().insert(names::SECRET_MOVES_TO.into(), target.into());
+            key
+        };
+        let (original, moved) = (key_in("team", "original", 1), key_in("lab", "moved", 2));
+        let both = Keyring::default().updated([&original, &moved], 2);
+        let claimed = both.updated([&original, &annotated(moved.clone(), "lab")], 2);
+        assert_eq!(opened(&claimed).as_deref(), Some("team/original"), "the copy cannot say it of itself");
+        let said = both.updated([&annotated(original, "lab"), &moved], 2);
+        assert_eq!(opened(&said).as_deref(), Some("lab/moved"));
+        assert_eq!(opened(&said.updated([&moved], 1)).as_deref(), Some("lab/moved"));
+    }
+
+    #[test]
+    fn secrets_that_are_gone_are_remembered_within_a_bound() {
+        let keys: Vec<AccessKey> =
+            (0..MAX_GONE_SECRETS + 3).map(|number| access_key("k", &format!("s{number}"), |_| {})).collect();
+        let keyring = Keyring::default().updated(&keys, keys.len());
+        assert_eq!(keyring.updated([], 0).owners.len(), MAX_GONE_SECRETS);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use russet_crds::{AccessKey, AccessKeyStatus, names};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::{ApiKey, Keyring};
+use super::{ApiKey, Keyring, SecretRejection};
 use crate::api_timeout::{WriteError, with_timeout};
 
 /// Time between two checks for statuses to write: a new key is confirmed within seconds.
@@ -67,11 +67,25 @@ fn decide(key: &ApiKey, now: Timestamp) -> Option<AccessKeyStatus> {
 }
 
 fn readiness(key: &ApiKey, now: Timestamp) -> (bool, Reason, String) {
-    if let Some(first) = &key.duplicate_of {
-        let message = format!(
-            "AccessKey {first} is older, has the same secret and takes precedence; create a separate key with `russet key create`"
-        );
-        return (false, Reason::DuplicateSecret, message);
+    match &key.rejection {
+        Some(SecretRejection::Duplicate(first)) => {
+            let message = format!(
+                "AccessKey {first} is older, has the same secret and takes precedence; create a separate key with `russet key create`"
+            );
+            return (false, Reason::DuplicateSecret, message);
+        }
+        Some(SecretRejection::Foreign(owner)) => {
+            let owner =
+                owner.as_ref().map_or("another namespace".into(), |owner| format!("namespace {owner}"));
+            let message = format!(
+                "the secret was first that of an AccessKey in {owner}; create a separate key with `russet key create`, \
+                 or annotate the AccessKey there with {}={}",
+                names::SECRET_MOVES_TO,
+                key.namespace
+            );
+            return (false, Reason::ForeignSecret, message);
+        }
+        None => {}
     }
     if !key.enabled {
         return (false, Reason::KeyDisabled, "the gateway rejects the key: spec.state is Disabled".into());

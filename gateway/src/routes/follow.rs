@@ -5,20 +5,21 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use kube::Client;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
+use russet_rpc::cache_status::CacheStatus;
+use russet_rpc::list_item::ListItem;
 use tokio::sync::watch;
 
 use super::RoutingTable;
 use crate::watch::{Reflected, changes};
 
 /// Publishes tables to `publish` until the future is dropped.
-pub async fn follow(client: Client, publish: watch::Sender<Arc<RoutingTable>>) {
+pub async fn follow(client: Client, caches: CacheStatus, publish: watch::Sender<Arc<RoutingTable>>) {
     let mut changes = futures::stream::select_all([
-        changes::<ModelDeployment, _>(&client, |event| RouteEvent::Deployment(Box::new(event))),
-        changes::<ShardGroup, _>(&client, |event| RouteEvent::Group(Box::new(event))),
-        changes::<ModelRoute, _>(&client, |event| RouteEvent::Route(Box::new(event))),
+        changes::<ModelDeployment, _>(&client, &caches, |event| RouteEvent::Deployment(Box::new(event))),
+        changes::<ShardGroup, _>(&client, &caches, |event| RouteEvent::Group(Box::new(event))),
+        changes::<ModelRoute, _>(&client, &caches, |event| RouteEvent::Route(Box::new(event))),
     ]);
     let (mut deployments, mut groups, mut routes) =
         (Reflected::default(), Reflected::default(), Reflected::default());
@@ -44,7 +45,7 @@ pub async fn follow(client: Client, publish: watch::Sender<Arc<RoutingTable>>) {
 }
 
 enum RouteEvent {
-    Deployment(Box<Event<DeserializeGuard<ModelDeployment>>>),
-    Group(Box<Event<DeserializeGuard<ShardGroup>>>),
-    Route(Box<Event<DeserializeGuard<ModelRoute>>>),
+    Deployment(Box<Event<ListItem<ModelDeployment>>>),
+    Group(Box<Event<ListItem<ShardGroup>>>),
+    Route(Box<Event<ListItem<ModelRoute>>>),
 }

@@ -34,6 +34,8 @@ pub(super) struct StreamTimeouts {
     pub(super) headers: Duration,
     /// Time between keep-alives.
     pub(super) keep_alive: Duration,
+    /// How long a client may leave what it was sent unread.
+    pub(super) read: Duration,
 }
 
 impl ApiState {
@@ -43,7 +45,11 @@ impl ApiState {
             dispatcher,
             bodies: BodyBudget::new(limits.max_total_body_bytes),
             metrics,
-            stream_timeouts: StreamTimeouts { headers: limits.headers_timeout, keep_alive: limits.heartbeat },
+            stream_timeouts: StreamTimeouts {
+                headers: limits.headers_timeout,
+                keep_alive: limits.heartbeat,
+                read: limits.read_timeout,
+            },
             started: Instant::now(),
         }
     }

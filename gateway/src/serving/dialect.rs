@@ -8,6 +8,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use russet_wire::event::{FinishReason, Usage};
 use russet_wire::request::GenerationRequest;
+use serde_json::Value;
 
 use super::api_state::ApiState;
 use crate::error::GatewayError;
@@ -48,9 +49,9 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) limits: RequestLimits,
 }
 
-/// Parses a request body within the caller's limits.
+/// Parses a decoded body within the caller's limits.
 pub(crate) type ParseRequest<W> =
-    fn(body: &[u8], context: &RequestContext<'_>) -> Result<ParsedRequest<W>, GatewayError>;
+    fn(body: Value, context: &RequestContext<'_>) -> Result<ParsedRequest<W>, GatewayError>;
 
 /// A parsed request.
 #[derive(Debug)]

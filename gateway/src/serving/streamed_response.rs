@@ -1,6 +1,5 @@
 //! A response that is sent as it is generated, with keep-alives while there is no new text.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -11,6 +10,7 @@ use tokio::time::{Instant, interval_at, timeout};
 
 use super::api_state::StreamTimeouts;
 use super::dialect::ResponseWriter;
+use super::stalled_reader::{ReadBody, ReadLimits};
 use crate::dispatch::{Dispatcher, PendingRequest};
 use crate::error::GatewayError;
 
@@ -20,6 +20,7 @@ pub(super) async fn respond<W: ResponseWriter>(
     request: PendingRequest,
     mut writer: W,
     timeouts: StreamTimeouts,
+    limits: ReadLimits,
 ) -> Result<Response, GatewayError> {
     let mut opening = Box::pin(async move { dispatcher.respond(request).await });
     let opened = match timeout(timeouts.headers, &mut opening).await {
@@ -28,7 +29,7 @@ pub(super) async fn respond<W: ResponseWriter>(
     };
     let body = async_stream::stream! {
         let mut keep_alive = interval_at(Instant::now() + timeouts.keep_alive, timeouts.keep_alive);
-        yield Ok::<_, Infallible>(writer.start());
+        yield writer.start();
         let mut events = match opened {
             Some(events) => events,
             None => loop {
@@ -39,10 +40,10 @@ pub(super) async fn respond<W: ResponseWriter>(
                 match opened {
                     Some(Ok(events)) => break events,
                     Some(Err(error)) => {
-                        yield Ok(writer.error(&error));
+                        yield writer.error(&error);
                         return;
                     }
-                    None => yield Ok(writer.keep_alive()),
+                    None => yield writer.keep_alive(),
                 }
             },
         };
@@ -60,7 +61,7 @@ pub(super) async fn respond<W: ResponseWriter>(
                 _ = keep_alive.tick() => writer.keep_alive(),
             };
             keep_alive.reset();
-            yield Ok(bytes);
+            yield bytes;
         }
     };
     let headers = [
@@ -69,5 +70,5 @@ pub(super) async fn respond<W: ResponseWriter>(
         // Proxies that buffer a stream would defeat it.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    Ok((headers, Body::from_stream(body)).into_response())
+    Ok((headers, Body::from_stream(ReadBody::new(body, limits))).into_response())
 }

@@ -23,7 +23,7 @@ use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, 
 #[derive(Clone)]
 struct StoredObjects {
     stored: Arc<Mutex<BTreeMap<(String, String), Value>>>,
-    events: broadcast::Sender<(String, Value)>,
+    events: broadcast::Sender<(String, String)>,
     /// Applied statuses, each with its field manager, and patches of lists.
     applied: Arc<Mutex<Vec<(String, Value)>>>,
 }
@@ -38,8 +38,13 @@ impl StoredObjects {
     fn apply(&self, plural: &str, object: Value) {
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         self.stored.lock().unwrap().insert((plural.into(), name), object.clone());
-        let _ = self.events.send((plural.into(), json!({"type": "MODIFIED", "object": object})));
+        let _ = self.events.send((plural.into(), watch_event(&object)));
     }
+}
+
+/// A line of a watch. Every API server sends the type first.
+fn watch_event(object: &Value) -> String {
+    format!("{{\"type\":\"MODIFIED\",\"object\":{object}}}\n")
 }
 
 /// An API server on `address` until the guard is dropped: then every connection breaks.
@@ -102,11 +107,11 @@ async fn list_or_watch(
     };
     Body::from_stream(async_stream::stream! {
         for object in existing {
-            yield Ok(format!("{}\n", json!({"type": "MODIFIED", "object": object})));
+            yield Ok(watch_event(&object));
         }
         while let Ok((of, event)) = events.recv().await {
             if of == plural {
-                yield Ok::<_, std::convert::Infallible>(format!("{event}\n"));
+                yield Ok::<_, std::convert::Infallible>(event);
             }
         }
     })

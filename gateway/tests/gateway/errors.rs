@@ -104,7 +104,8 @@ async fn a_body_beyond_the_limit_is_refused_announced_or_not() {
 
 #[tokio::test]
 async fn unanswered_requests_hold_a_bounded_number_of_bytes() {
-    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 1024 * 1024, ..limits() }).await;
+    let lab =
+        GatewayLab::start(DispatchLimits { max_total_body_bytes: 3 * 1024 * 1024 / 2, ..limits() }).await;
     let go = CancellationToken::new();
     // Another engine may have to resume a started response, so its body stays in memory.
     let engine =
@@ -133,12 +134,13 @@ async fn unanswered_requests_hold_a_bounded_number_of_bytes() {
 
 #[tokio::test]
 async fn one_key_cannot_use_the_byte_budget_of_others() {
-    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 8 * 1024 * 1024, ..limits() }).await;
+    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 12 * 1024 * 1024, ..limits() }).await;
     lab.keys(&[access_key("one", "s-one", |_| {}), access_key("two", "s-two", |_| {})]);
     let go = CancellationToken::new();
     let engine = lab.only_engine([vec![started(), ScriptStep::Until(go.clone())], hello()].concat());
     let ask = |key: &'static str| {
-        let content = "x".repeat(1_900_000);
+        // While it is decoded, a body counts twice.
+        let content = "x".repeat(if key == "s-two" { 1_500_000 } else { 1_900_000 });
         lab.chat(json!({"messages": [{"role": "user", "content": content}]})).bearer_auth(key).send()
     };
     let mut waiting = Vec::new();
@@ -155,7 +157,7 @@ async fn one_key_cannot_use_the_byte_budget_of_others() {
     let message = error["message"].as_str().unwrap();
     assert_eq!(error["code"], "gateway_full");
     assert!(
-        message.contains("of 8 MiB, and this one does not fit; this key uses 5 MiB, and the last 2 MiB are reserved for other keys"),
+        message.contains("of 12 MiB, and this one does not fit; this key uses 7 MiB, and the last 3 MiB are reserved for other keys"),
         "{message}"
     );
     waiting.push(tokio::spawn(ask("s-two")));
@@ -191,18 +193,86 @@ async fn raw_tolerant(lab: &GatewayLab, request: &[u8]) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_gets_nothing() {
+async fn page_of_another_site_gets_a_refusal_it_can_read() {
     let lab = GatewayLab::start(limits()).await;
     let engine = lab.only_engine(hello());
-    let response = lab.chat(json!({})).header("origin", "https://evil.example").send().await.unwrap();
-    assert_eq!(response.status(), 403);
-    assert!(!response.headers().contains_key("access-control-allow-origin"));
-    let preflight = lab
-        .client
-        .request(reqwest::Method::OPTIONS, lab.url("/v1/chat/completions"))
-        .header("origin", "https://evil.example");
-    assert_eq!(preflight.send().await.unwrap().status(), 403);
+    let evil = "https://evil.example";
+    // Any key is as good as none while none exists.
+    for request in [lab.chat(json!({})), lab.chat(json!({})).bearer_auth("sk-any")] {
+        let response = request.header("origin", evil).send().await.unwrap();
+        assert_eq!(response.status(), 403);
+        assert_eq!(response.headers()["access-control-allow-origin"], evil);
+        let error: Value = response.json::<Value>().await.unwrap()["error"].take();
+        assert!(
+            error["message"].as_str().unwrap().contains("--allow-origin https://evil.example"),
+            "{error}"
+        );
+    }
+    let preflight =
+        lab.client.request(reqwest::Method::OPTIONS, lab.url("/v1/chat/completions")).header("origin", evil);
+    assert_eq!(preflight.send().await.unwrap().status(), 204, "what follows a preflight is checked");
+    let metrics = lab.client.get(lab.url("/metrics")).header("origin", evil).bearer_auth("sk-any");
+    assert_eq!(metrics.send().await.unwrap().status(), 403);
     assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn an_accepted_key_needs_no_origin_or_host() {
+    let lab = GatewayLab::start(limits()).await;
+    let _engine = lab.only_engine(hello());
+    lab.keys(&[access_key("one", "s-one", |_| {})]);
+    for (name, value) in [("origin", "https://chat.example"), ("origin", "null"), ("host", "studio.example")]
+    {
+        for (secret, status) in [(Some("s-one"), 200), (Some("s-wrong"), 401), (None, 403)] {
+            let request = lab.chat(json!({})).header(name, value);
+            let request = match secret {
+                Some(secret) => request.bearer_auth(secret),
+                None => request,
+            };
+            assert_eq!(request.send().await.unwrap().status(), status, "{name} {value} {secret:?}");
+        }
+    }
+    for host in ["host.docker.internal:52415", "studio.local"] {
+        let request = lab.chat(json!({})).header("host", host).bearer_auth("s-one");
+        assert_eq!(request.send().await.unwrap().status(), 200, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn encodings_that_are_not_read_are_named() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let post = |body: Vec<u8>| lab.client.post(lab.url("/v1/chat/completions")).body(body);
+    let chat = r#"{"model":"m","messages":[{"role":"user","content":"hi \ud83d"}]}"#;
+    let utf16: Vec<u8> = chat.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (request, word) in [
+        (post(b"\x1f\x8b".to_vec()).header("content-encoding", "gzip"), "gzip"),
+        (post(b"\x1f\x8b".to_vec()), "gzip"),
+        (post(utf16.clone()), "UTF-16"),
+        (post(utf16).header("content-type", "application/json; charset=utf-16"), "utf-16"),
+    ] {
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 415);
+        let error: Value = response.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!(error["code"], "unsupported_media_type");
+        assert!(error["message"].as_str().unwrap().contains(word), "{error}");
+    }
+    assert_eq!(engine.requests(), 0);
+    let marked = ["\u{feff}".as_bytes(), chat.as_bytes()].concat();
+    let read = post(marked).header("content-encoding", "identity");
+    assert_eq!(read.send().await.unwrap().status(), 200, "a byte order mark is no encoding");
+    engine.received("hi \u{fffd}").await;
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused_with_its_size() {
+    let lab = GatewayLab::start(limits()).await;
+    let request = lab.client.get(lab.url("/v1/models")).header("cookie", "x".repeat(70_000));
+    let response = request.send().await.unwrap();
+    assert_eq!(response.status(), 431);
+    let error: Value = response.json::<Value>().await.unwrap()["error"].take();
+    assert_eq!(error["code"], "headers_too_large");
+    assert!(error["message"].as_str().unwrap().contains("at most 65536"), "{error}");
 }
 
 #[tokio::test]

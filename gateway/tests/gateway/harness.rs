@@ -42,6 +42,8 @@ pub fn limits() -> DispatchLimits {
 #[derive(Clone)]
 pub enum ScriptStep {
     Say(GenerationEvent),
+    /// Prepares the prompt until the request is cancelled: the response does not begin. Only as the first step.
+    Prepare,
     /// Sends nothing until the request is cancelled.
     Hang,
     /// Sends nothing until the token is cancelled.
@@ -158,6 +160,17 @@ impl ScriptedEngine {
         );
     }
 
+    /// Waits until a request with this content arrives.
+    pub async fn received(&self, content: &str) {
+        let arrived = tokio::time::timeout(TEST_TIMEOUT, async {
+            let is_it = |request: &pb::GenerateRequest| request.messages[0].content == content;
+            while !self.received.lock().unwrap().iter().any(is_it) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        assert!(arrived.await.is_ok(), "{content} never arrived");
+    }
+
     pub fn requests(&self) -> usize {
         self.received.lock().unwrap().len()
     }
@@ -224,12 +237,15 @@ impl Service for ScriptedService {
         self.received.lock().unwrap().push(request.into_inner());
         self.running.send_modify(|running| *running += 1);
         let slot = RunningSlot(self.running.clone());
+        if let Some(ScriptStep::Prepare) = steps.first() {
+            std::future::pending::<()>().await;
+        }
         Ok(Response::new(Box::pin(async_stream::stream! {
             let _slot = slot;
             for step in steps {
                 match step {
                     ScriptStep::Say(event) => yield Ok(event.into()),
-                    ScriptStep::Hang => std::future::pending().await,
+                    ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
                     ScriptStep::Until(token) => token.cancelled().await,
                     ScriptStep::Break(code, message) => {
                         yield Err(Status::new(code, message));

@@ -217,3 +217,40 @@ async fn a_key_is_counted_by_name_and_its_secret_is_shown_nowhere() {
         assert_eq!(metrics.send().await.unwrap().status(), 404);
     }
 }
+
+#[tokio::test]
+async fn prefixes_are_shared_within_a_namespace_alone() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let salt_of = |secret: Option<&'static str>, more: Value| {
+        let request = lab.chat(more);
+        let request = match secret {
+            Some(secret) => request.bearer_auth(secret),
+            None => request,
+        };
+        let received = engine.received.clone();
+        async move {
+            assert_eq!(request.send().await.unwrap().status(), 200);
+            received.lock().unwrap().pop().unwrap().cache_salt
+        }
+    };
+    assert_eq!(salt_of(None, json!({})).await, "", "keyless callers are one");
+    assert_eq!(salt_of(None, json!({"cache_salt": "mine"})).await, "/mine");
+    let mut elsewhere = access_key("elsewhere", "s-lab", |_| {});
+    elsewhere.metadata.namespace = Some("lab".into());
+    lab.keys(&[access_key("one", "s-one", |_| {}), access_key("two", "s-two", |_| {}), elsewhere]);
+    lab.change(|table| {
+        let twin = table.deployments[0].clone();
+        table.deployments.push(russet_gateway::routes::Deployment { namespace: "lab".into(), ..twin });
+    });
+    let own = salt_of(Some("s-one"), json!({})).await;
+    assert_eq!(salt_of(Some("s-two"), json!({})).await, own, "keys of a namespace are one");
+    let others = [
+        salt_of(Some("s-lab"), json!({})).await,
+        salt_of(Some("s-one"), json!({"cache_salt": "mine"})).await,
+        salt_of(Some("s-lab"), json!({"cache_salt": "mine"})).await,
+        String::new(),
+    ];
+    let distinct: std::collections::BTreeSet<&String> = others.iter().chain([&own]).collect();
+    assert_eq!(distinct.len(), others.len() + 1, "{own} {others:?}");
+}

@@ -12,6 +12,8 @@ mod holding;
 mod keys;
 mod limits;
 mod network;
+mod poison;
 mod responses;
 mod resume;
 mod sdk;
+mod slow_readers;

@@ -3,7 +3,7 @@
 
 use super::{Family, bound_to_window, dense};
 use crate::{
-    config::Config,
+    config::{Config, whole},
     description::{Description, Mixer},
     error::{Error, Unsupported},
     tensors,
@@ -34,7 +34,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         }
     }
     // The layers from max_window_layers on have the window, where there is one at all.
-    let full = match config.document.value("max_window_layers").map(|value| value.as_u64()) {
+    let full = match config.document.value("max_window_layers").map(whole) {
         None => 0,
         Some(full) => full.ok_or_else(|| config.document.unusable("max_window_layers"))?,
     };

@@ -171,3 +171,52 @@ fn scalings_are_read_from_either_place() {
         assert_eq!(model.description.attention().unwrap().rope.scaling, scaling, "{fields}");
     }
 }
+
+#[test]
+fn field_that_may_change_the_numbers_is_refused_by_name() {
+    for (fields, place, value) in [
+        (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping", "50.0"),
+        (json!({"residual_multiplier": 0.22}), "residual_multiplier", "0.22"),
+        (json!({"no_rope_layers": [1, 1, 1, 0]}), "no_rope_layers", "a list of 4"),
+        (json!({"rope_interleaved": true}), "rope_interleaved", "true"),
+        (json!({"norm_type": "layernorm"}), "norm_type", "\"layernorm\""),
+        (json!({"moe": {"experts": {"count": 8}}}), "moe", "an object of 1"),
+        (
+            json!({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}),
+            "rope_scaling.mrope_section",
+            "a list of 1",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "linear", "factor": 2, "attention_factor": 1.2}}),
+            "rope_parameters.attention_factor",
+            "1.2",
+        ),
+    ] {
+        let text = refusal(&with(llama(2), fields));
+        let said = format!("config.json {place}: this release does not know the field");
+        assert!(text.starts_with(&said) && text.contains(&format!("(it is {value})")), "{text}");
+    }
+}
+
+#[test]
+fn fields_of_published_files_that_change_nothing_pass() {
+    for fields in [
+        // As Transformers 4 and 5 write Llama, Mistral and Qwen3, and mlx-lm and others on top of them.
+        json!({"_name_or_path": "x", "architectures": ["LlamaForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 128_000,
+               "eos_token_id": [128_001, 128_009], "initializer_range": 0.02, "pretraining_tp": 2, "torch_dtype": "bfloat16",
+               "transformers_version": "4.43.0", "use_cache": true, "hidden_act": "silu", "mlp_bias": false}),
+        json!({"dtype": "bfloat16", "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "chunk_size_feed_forward": 0,
+               "is_encoder_decoder": false, "output_attentions": false, "problem_type": null, "return_dict": true,
+               "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
+        json!({"max_window_layers": 2, "use_sliding_window": false, "sliding_window": null, "layer_types": ["full_attention", "full_attention"]}),
+        json!({"is_llama_config": true, "rope_interleaved": false, "transformers.js_config": {"dtype": "q4"}}),
+        json!({"quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp.up_proj": {"group_size": 32, "bits": 8}, "lm_head": false},
+               "quantization_config": {"group_size": 64, "bits": 4}, "unsloth_fixed": true, "_attn_implementation_autoset": true}),
+        json!({"tokenizer_class": "LlamaTokenizerFast", "pad_token_id": 0, "max_length": 4096, "temperature": 0.9, "top_p": 0.6,
+               "num_experts": 0, "mamba_config": {}, "notes": "", "clip_qkv": null}),
+    ] {
+        let config = with(with(llama(2), json!({"head_dim": 32, "rope_theta": 10_000.0})), fields);
+        let model = read(&config);
+        assert!(model.is_ok(), "{config}: {}", model.unwrap_err());
+    }
+}

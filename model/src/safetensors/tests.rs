@@ -57,7 +57,7 @@ fn damaged_headers_are_refused_with_file_and_remedy() {
 
 #[test]
 fn length_is_checked_against_file_and_limit() {
-    let length = |bytes: &[u8], size| header_length("x", bytes, size);
+    let length = |bytes: &[u8], size| Headers::default().next_length("x", bytes, size);
     assert_eq!(length(&16_u64.to_le_bytes(), 24), Ok(16));
     assert!(matches!(
         length(&17_u64.to_le_bytes(), 24),
@@ -69,6 +69,48 @@ fn length_is_checked_against_file_and_limit() {
         Err(FileError::TooLong { .. })
     ));
     assert!(matches!(length(&[1, 2], 2), Err(FileError::BeyondFile { length: 8, size: 2, .. })));
+    // A header may be as long as the limit, and those of a model together as long as theirs.
+    let mut headers = Headers::default();
+    for (so_far, length, fits) in [
+        (0, MAX_HEADER_BYTES, true),
+        (MAX_MODEL_HEADER_BYTES - 8, 8, true),
+        (MAX_MODEL_HEADER_BYTES - 8, 9, false),
+    ] {
+        headers.bytes = so_far;
+        let found = headers.next_length("x", &length.to_le_bytes(), u64::MAX);
+        assert_eq!(found.is_ok(), fits, "{so_far} + {length}: {found:?}");
+        assert!(fits || matches!(found, Err(FileError::HeadersTooLong { .. })));
+    }
+}
+
+#[test]
+fn bytes_of_all_headers_are_counted() {
+    let mut headers = Headers::default();
+    for (file, tensor) in [("a", "t"), ("b", "u")] {
+        let header = one("[0,8]").replace("\"t\"", &format!("\"{tensor}\""));
+        headers.add(file, header.as_bytes(), 16 + header.len() as u64).unwrap();
+    }
+    assert_eq!(headers.bytes, 2 * one("[0,8]").len() as u64);
+}
+
+#[test]
+fn pointer_of_git_lfs_is_called_one() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+    let error = Headers::default().next_length("model.safetensors", &pointer[..8], pointer.len() as u64);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("model.safetensors is a pointer of git-lfs") && error.contains("git lfs pull"));
+    assert!(
+        !lfs::is_pointer(b"versions of this file")
+            && !lfs::is_pointer(b"version")
+            && lfs::is_pointer(pointer)
+    );
+}
+
+#[test]
+fn gap_between_tensors_is_passed_over() {
+    let header = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[68,72]}}"#;
+    let headers = read(header, 72).unwrap();
+    assert_eq!((headers.get("a").unwrap().end, headers.get("b").unwrap().begin), (4, 68));
 }
 
 #[test]
@@ -95,12 +137,21 @@ fn tensor_in_two_files_is_refused() {
 
 #[test]
 fn too_many_tensors_are_refused_and_not_kept() {
-    let mut tensors = Vec::new();
-    let reader = HeaderReader { limit: 2, tensors: &mut tensors };
+    let (mut tensors, mut spans, mut failure) = (BTreeMap::new(), Vec::new(), None);
+    let reader = HeaderReader {
+        file: "x",
+        files: &[],
+        data: 0,
+        limit: 2,
+        tensors: &mut tensors,
+        spans: &mut spans,
+        failure: &mut failure,
+    };
+    // Tensors of no bytes count like others.
     let entry = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
     let header = format!(r#"{{"a":{entry},"b":{entry},"c":{entry},"d":{entry}}}"#);
-    let complete = reader.deserialize(&mut serde_json::Deserializer::from_str(&header)).unwrap();
-    assert_eq!((complete, tensors.len()), (false, 2));
+    reader.deserialize(&mut serde_json::Deserializer::from_str(&header)).unwrap_err();
+    assert_eq!((failure, tensors.len()), (Some(FileError::TooMany { file: "x".to_owned(), limit: 2 }), 2));
 }
 
 #[test]

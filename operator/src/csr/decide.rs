@@ -146,6 +146,8 @@ enum RequestStage {
 pub enum NodeMembership {
     /// No node of this name has joined, or it has left.
     Unknown,
+    /// It was created for a machine that has not joined yet.
+    Announced,
     /// It has joined and is unreachable.
     Unreachable,
     /// It has joined and its agent is reachable.
@@ -413,7 +415,12 @@ fn join_refusal(
             "node {node} is joined and alive; choose another --node-name, or stop the other machine first"
         )),
         NodeMembership::Leaving => Some(format!("node {node} is still leaving; join again in a few minutes")),
-        NodeMembership::Unreachable | NodeMembership::Unknown => None,
+        // With the name come its Shards, its files and the Secrets granted to it. The machine itself has its
+        // key, or an administrator says that the name is free.
+        NodeMembership::Unreachable if known != Some(key) => Some(format!(
+            "node {node} has joined and is silent; choose another --node-name, or free the name with `kubectl delete inferencenode {node}` and join again with a new token of `russet token create`"
+        )),
+        NodeMembership::Unreachable | NodeMembership::Announced | NodeMembership::Unknown => None,
     }
 }
 

@@ -60,6 +60,17 @@ pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDepl
     Resources { deployment, stage }
 }
 
+/// The nodes whose memory or files a plan takes or frees for itself. Groups that end only free theirs.
+pub fn changed_nodes(resources: &Resources<PlannedDeployment>) -> BTreeSet<String> {
+    let PlannedDeployment { observed, placement, .. } = &resources.stage;
+    let created = placement.create.iter().flat_map(|new| &new.plan.members);
+    let created = created.map(|member| member.node_name.clone());
+    let prefetched = placement.prefetch.iter().map(|(_, node)| node.clone());
+    let victims = placement.preempt.iter().filter_map(|victim| observed.view.groups.get(victim));
+    let victims = victims.flat_map(|group| group.nodes().map(str::to_owned));
+    created.chain(prefetched).chain(victims).collect()
+}
+
 /// Time until the decision may change without an event: when a protected replica has run for its minimum
 /// residency.
 pub fn until_next_decision(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {

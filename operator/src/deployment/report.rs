@@ -69,6 +69,7 @@ pub async fn report(
                     | Reason::CableLost
                     | Reason::UnsupportedArchitecture
                     | Reason::UnsupportedModel
+                    | Reason::ModelRefused
                     | Reason::Serving
                     | Reason::Stopped
                     | Reason::OutsideSchedule

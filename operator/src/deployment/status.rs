@@ -8,6 +8,7 @@ use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{GroupPlan, MeasuredThroughput, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
 use russet_plan::auto_revert::{MAX_ATTEMPTS, record_outcome};
 use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
+use russet_plan::snapshot::Availability;
 use russet_plan::validate::IdleReason;
 use russet_plan::{Note, note};
 
@@ -184,15 +185,24 @@ fn ready_summary(resources: &Resources<AppliedDeployment>, current: &[&ShardGrou
             ),
         };
     }
-    ReadySummary {
-        ready: true,
-        stalled: false,
-        reason: Reason::Serving,
-        message: match current.len() {
-            1 => "one replica answers".to_owned(),
-            count => format!("all {count} replicas answer"),
-        },
-    }
+    let answers = match current.len() {
+        1 => "one replica answers".to_owned(),
+        count => format!("all {count} replicas answer"),
+    };
+    // Its engines go on for a minute without their agent, so Ready stays True until the node is lost.
+    let view = &planned.observed.view.nodes;
+    let is_silent =
+        |node: &&str| view.get(*node).is_some_and(|it| it.availability == Availability::Unreachable);
+    let members = current.iter().flat_map(|group| &group.spec.plan.members);
+    let silent: BTreeSet<&str> = members.map(|member| member.node_name.as_str()).filter(is_silent).collect();
+    let silent = silent.into_iter().collect::<Vec<_>>().join(", ");
+    let message = match silent.as_str() {
+        "" => answers,
+        silent => format!(
+            "{answers} as far as is known: node {silent} is unreachable, and lost if that lasts a minute"
+        ),
+    };
+    ReadySummary { ready: true, stalled: false, reason: Reason::Serving, message }
 }
 
 /// The reason why a replica waits, and whether only a person can fix it.
@@ -419,6 +429,40 @@ mod tests {
             let condition = get(&status.conditions, kind).unwrap();
             assert_eq!(condition.reason, reason);
             assert!(condition.message.contains("a and b have no RDMA link"), "{condition:?}");
+        }
+    }
+
+    #[test]
+    fn ready_says_which_node_cannot_be_reached() {
+        let made = groups(&plan(1, Some(model()), 8, vec![]), true, Reason::Serving, "");
+        for (reachable, says) in [
+            (true, "one replica answers"),
+            (
+                false,
+                "one replica answers as far as is known: node a is unreachable, and lost if that lasts a minute",
+            ),
+        ] {
+            let mut silent = InferenceNode::clone(&node(8));
+            let conditions = &mut silent.status.as_mut().unwrap().conditions;
+            conditions::set(conditions, Type::Reachable, reachable, Reason::Settled, "", None, NOW);
+            let cluster = ClusterObjects {
+                nodes: vec![Arc::new(silent)],
+                models: vec![model()],
+                groups: made.clone(),
+                ..ClusterObjects::default()
+            };
+            let view = Arc::new(cluster.snapshot(NOW));
+            let stage = ObservedDeployment {
+                now: NOW,
+                models: vec![model()],
+                view,
+                competitors: Vec::new(),
+                groups: made.clone(),
+            };
+            let planned = decide(Resources { deployment: deployment(1), stage });
+            let status = shown(planned, made.clone(), 0);
+            let ready = get(&status.conditions, Type::Ready).unwrap();
+            assert_eq!((ready.status.as_str(), ready.message.as_str()), ("True", says));
         }
     }
 

@@ -29,6 +29,9 @@ pub const RESTART_WINDOW: Duration = Duration::from_secs(600);
 const INITIAL_BACKOFF: Duration = Duration::from_secs(15);
 /// Maximum backoff. Retries never stop.
 const MAX_BACKOFF: Duration = Duration::from_secs(240);
+/// Backoff after an engine has refused the model or its split: nothing but another engine or other files changes that,
+/// and each try loads what others could use.
+pub(super) const REFUSAL_BACKOFF: Duration = Duration::from_secs(1800);
 
 /// The writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +110,10 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
     let known = group.spec.plan.backend != Backend::Unknown;
     let loss = find_failure(&states, written.as_ref().map(|peer_table| peer_table.peers.as_slice()))
         .filter(|_| known);
-    let pause = loss.as_ref().and_then(|_| backoff(&observed.epoch_starts, now));
+    let pause = loss.as_ref().and_then(|loss| match loss.reason {
+        Reason::ModelRefused => refusal_pause(observed, now),
+        _ => backoff(&observed.epoch_starts, now),
+    });
     let bump = if pause.is_some() { None } else { loss.clone() };
 
     let (epoch, peer_table) = match (&bump, written) {
@@ -158,6 +164,7 @@ fn find_failure(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Rank
                             | Reason::EngineSilent
                             | Reason::EngineHung
                             | Reason::SmokeFailed
+                            | Reason::ModelRefused
                             | Reason::AddressLost
                             | Reason::MemoryExceeded
                             | Reason::MemoryShort
@@ -226,6 +233,20 @@ fn backoff(epoch_starts: &[Timestamp], now: Timestamp) -> Option<Duration> {
     let over = recent.len().checked_sub(RESTARTS_BEFORE_BACKOFF)?;
     let pause = INITIAL_BACKOFF.saturating_mul(1 << over.min(8)).min(MAX_BACKOFF);
     let remaining = pause.saturating_sub(recent.into_iter().min()?);
+    (!remaining.is_zero()).then_some(remaining)
+}
+
+/// The rest of the backoff after a refusal, which began when the group stalled: that stands in its status, so an
+/// operator that restarts goes on with it.
+fn refusal_pause(observed: &ObservedGroup, now: Timestamp) -> Option<Duration> {
+    let status = observed.group.status.as_ref();
+    let stalled = status.and_then(|status| get(&status.conditions, Type::Stalled));
+    let since = stalled.filter(|stalled| {
+        stalled.status == "True" && conditions::reason(stalled) == Some(Reason::ModelRefused)
+    });
+    let waited =
+        since.map_or(Duration::ZERO, |since| now.duration_since(since.last_transition_time.0).unsigned_abs());
+    let remaining = REFUSAL_BACKOFF.saturating_sub(waited);
     (!remaining.is_zero()).then_some(remaining)
 }
 

@@ -45,6 +45,7 @@ pub async fn report(
         (Reason::MemoryRefused, false),
         (Reason::HeldAfterPanics, false),
         (Reason::TooManyRestarts, false),
+        (Reason::ModelRefused, false),
     ] {
         if ready.reason == format!("{reason:?}") {
             context.record(group.as_ref(), good, reason, "Form", &ready.message).await;

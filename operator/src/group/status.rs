@@ -7,7 +7,7 @@ use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{Backend, Endpoint, ShardGroupStatus};
 use russet_plan::quantity::show;
 
-use super::decide::{RankFailure, RankState};
+use super::decide::{REFUSAL_BACKOFF, RankFailure, RankState};
 use super::observe::ObservedGroup;
 
 struct GroupProgress {
@@ -36,6 +36,14 @@ pub fn status(
         status.last_loss = Some(loss.message.clone());
     }
     let stage = match (loss, pause) {
+        (Some(loss), Some(_)) if loss.reason == Reason::ModelRefused => failed(
+            loss.reason,
+            format!(
+                "{}; it would be refused again, so change the Model or the deployment; the next attempt is {} minutes after this one",
+                loss.message,
+                REFUSAL_BACKOFF.as_secs() / 60
+            ),
+        ),
         (Some(loss), Some(pause)) => failed(
             Reason::TooManyRestarts,
             format!(
@@ -98,7 +106,13 @@ fn progress(observed: &ObservedGroup, states: &[RankState<'_>]) -> GroupProgress
             formed,
             ready: true,
             reason: Reason::Serving,
-            message: "every rank serves".to_owned(),
+            message: match observed.unreachable.is_empty() {
+                true => "every rank serves".to_owned(),
+                false => format!(
+                    "every rank serves as far as is known: node {} is unreachable, and lost if that lasts a minute",
+                    names(&observed.unreachable)
+                ),
+            },
         };
     }
     for (rank, state) in states.iter().enumerate() {

@@ -19,6 +19,9 @@ use russet_model::shape::ModelShape;
 use russet_plan::quantity;
 use russet_plan::validate::shape_notes;
 
+/// Agents that may go silent while they read the headers of a Model, until no other is asked: one may be a coincidence.
+const MAX_SILENT_READERS: usize = 2;
+
 /// A node that may read headers.
 #[derive(Clone, Debug)]
 pub struct HeaderReader {
@@ -133,12 +136,22 @@ fn find_reader(
     now: Timestamp,
     decision: &mut ModelDecision,
 ) {
-    let refusals: Vec<(&str, &Condition)> =
+    let mut refusals: Vec<(&str, &Condition)> =
         copies.iter().filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?))).collect();
+    // The reason that says most comes first, whichever node wrote its status last.
+    refusals.sort_by_key(|(node, condition)| (precedence(reason_of(condition)), *node));
     let requested = |node: &HeaderReader| copies.iter().any(|copy| copy.spec.node_name == node.name);
     let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
     let busy = nodes.iter().find(|node| node.reachable && requested(node) && !refused(&node.name));
-    if busy.is_none() {
+    // Asked, never answered, and gone: what they were asked to read may be why.
+    let silent: Vec<&str> = copies
+        .iter()
+        .filter(|copy| !has_answered(copy))
+        .map(|copy| copy.spec.node_name.as_str())
+        .filter(|name| !nodes.iter().any(|node| node.name == *name && node.reachable))
+        .collect();
+    let is_suspect = busy.is_none() && silent.len() >= MAX_SILENT_READERS;
+    if busy.is_none() && !is_suspect {
         let free = |node: &&HeaderReader| node.reachable && !requested(node);
         // Nodes that take new work first: they may keep what they read.
         let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
@@ -149,6 +162,13 @@ fn find_reader(
     let failures = failures.join("; ");
     let with = |text: String| if failures.is_empty() { text } else { format!("{text}; {failures}") };
     let (stalled, reason, message) = match (busy, &decision.header_node, refusals.first()) {
+        _ if is_suspect => {
+            let text = format!(
+                "nodes {} went silent while they read the headers, so no other is asked; start their agents again, or delete their ModelCopies of this Model if its files were not why",
+                silent.join(", ")
+            );
+            (false, Reason::WaitingForAgent, with(text))
+        }
         (Some(node), _, _) => {
             (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name)))
         }
@@ -157,9 +177,11 @@ fn find_reader(
         }
         // Agents retry an unreachable source themselves; the spec needs no change.
         (None, None, Some((_, condition))) => {
+            let reason = reason_of(condition);
             let retried =
                 refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
-            (!retried, reason_of(condition), failures.clone())
+            // No agent can read what is written wrongly.
+            (!retried || reason == Reason::InvalidSpec, reason, failures.clone())
         }
         (None, None, None) => (
             false,
@@ -179,6 +201,12 @@ fn find_reader(
     }
 }
 
+/// Whether a copy's agent has said anything of the headers.
+fn has_answered(copy: &ModelCopy) -> bool {
+    let status = copy.status.as_ref();
+    status.is_some_and(|status| conditions::get(&status.conditions, Type::Resolved).is_some())
+}
+
 /// Why a copy's agent cannot read the source; that agent retries by itself.
 fn refusal(copy: &ModelCopy) -> Option<&Condition> {
     let condition = conditions::get(&copy.status.as_ref()?.conditions, Type::Resolved)?;
@@ -192,6 +220,18 @@ fn refusal(copy: &ModelCopy) -> Option<&Condition> {
     ];
     (condition.status == "False" && final_.iter().any(|reason| condition.reason == format!("{reason:?}")))
         .then_some(condition)
+}
+
+/// Order of the reasons where nodes differ: what the user has to change, then what a node lacks, then what passes.
+fn precedence(reason: Reason) -> u8 {
+    match reason {
+        Reason::InvalidSpec => 0,
+        Reason::CorruptModel => 1,
+        Reason::SourceForbidden => 2,
+        Reason::SourceNotFound => 3,
+        Reason::SourceNotAllowed => 4,
+        _ => 5,
+    }
 }
 
 fn reason_of(condition: &Condition) -> Reason {
@@ -312,6 +352,22 @@ mod tests {
                 "WaitingForAgent",
             ),
             (
+                "two went away",
+                vec![copy("a", None, ""), copy("b", None, "")],
+                readers(&[("a", false, false), ("b", false, false), ("c", true, true)]),
+                None,
+                false,
+                "WaitingForAgent",
+            ),
+            (
+                "one of two came back",
+                vec![copy("a", None, ""), copy("b", refused, "")],
+                readers(&[("a", false, false), ("b", true, true), ("c", true, true)]),
+                Some("c"),
+                false,
+                "WaitingForAgent",
+            ),
+            (
                 "all refused",
                 vec![copy("a", refused, ""), copy("b", refused, "")],
                 both.clone(),
@@ -326,6 +382,51 @@ mod tests {
             assert_eq!(is_true(conditions, Type::Stalled), stalled, "{story}");
             assert_eq!(conditions::get(conditions, Type::Ready).unwrap().reason, reason, "{story}");
         }
+    }
+
+    #[test]
+    fn reason_is_the_same_whichever_node_reports_last() {
+        let nodes = readers(&[("a", true, true), ("b", true, true), ("c", true, true)]);
+        let refused = |node: &str, reason| copy(node, Some((false, reason, "no")), "");
+        for (reasons, stalled, shown) in [
+            ([Reason::SourceUnreachable, Reason::InvalidSpec, Reason::SourceNotAllowed], true, "InvalidSpec"),
+            (
+                [Reason::SourceNotAllowed, Reason::SourceForbidden, Reason::SourceNotFound],
+                true,
+                "SourceForbidden",
+            ),
+            (
+                [Reason::SourceUnreachable, Reason::SourceNotFound, Reason::SourceUnreachable],
+                false,
+                "SourceNotFound",
+            ),
+        ] {
+            let mut copies: Vec<_> =
+                nodes.iter().zip(reasons).map(|(node, reason)| refused(&node.name, reason)).collect();
+            let first = decide(&model(), &copies, &nodes, &[], NOW).status;
+            let ready = conditions::get(&first.conditions, Type::Ready).unwrap();
+            assert_eq!((ready.reason.as_str(), is_true(&first.conditions, Type::Stalled)), (shown, stalled));
+            for _ in 0..2 {
+                copies.rotate_left(1);
+                assert_eq!(decide(&model(), &copies, &nodes, &[], NOW).status, first, "{shown}");
+            }
+        }
+    }
+
+    #[test]
+    fn model_is_never_given_to_who_may_not_read_its_source() {
+        // A's copies are on every node, Ready; B names the same source and has no Secret.
+        let nodes = readers(&[("a", true, true), ("b", true, true)]);
+        let mut copies = Vec::new();
+        for _ in 0..4 {
+            let decision = decide(&model(), &copies, &nodes, &[], NOW);
+            let Some(node) = decision.header_node else { break };
+            copies.push(copy(&node, Some((false, Reason::SourceForbidden, "HTTP 401")), ""));
+        }
+        let status = decide(&model(), &copies, &nodes, &[], NOW).status;
+        let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+        assert_eq!((copies.len(), ready.reason.as_str()), (2, "SourceForbidden"));
+        assert!(is_true(&status.conditions, Type::Stalled) && status.shape.is_none());
     }
 
     #[test]

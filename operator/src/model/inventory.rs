@@ -94,7 +94,8 @@ pub fn key(model: &Model) -> ObjectKey {
 pub fn priority(model: &ObjectKey, deployments: &[Arc<ModelDeployment>], tiers: &[Arc<Tier>]) -> i32 {
     let of = |deployment: &Arc<ModelDeployment>| {
         let tier = deployment.spec.tier_ref.as_ref()?;
-        tiers.iter().find(|it| it.name_any() == tier.name).map(|tier| tier.spec.priority)
+        let tier = tiers.iter().find(|it| it.name_any() == tier.name)?;
+        tier.spec.allows(&model.0).then_some(tier.spec.priority)
     };
     deployments_of(model, deployments).filter_map(of).max().unwrap_or(0)
 }

@@ -2,7 +2,6 @@
 //! too little stalls, so the rules are generous.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -32,8 +31,6 @@ pub struct Triggers {
     pub groups: QueueSender<ShardGroup>,
     pub routes: QueueSender<ModelRoute>,
     pub requests: QueueSender<CertificateSigningRequest>,
-    /// Whether the initial sync is done; anything enqueued before would be enqueued again then.
-    pub synced: AtomicBool,
 }
 
 /// A change of an object.
@@ -62,7 +59,7 @@ impl<K> ObjectChange<K> {
 }
 
 /// Enqueues the objects of a store for which `whom` is true.
-fn enqueue<K>(store: &Store<K>, queue: &QueueSender<K>, filter: impl Fn(&K) -> bool)
+pub fn enqueue<K>(store: &Store<K>, queue: &QueueSender<K>, filter: impl Fn(&K) -> bool)
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {

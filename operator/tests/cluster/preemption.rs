@@ -1,7 +1,9 @@
 //! Priorities against the embedded API server: approval first, then preemption, and OnDemand deployments.
 
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
@@ -38,6 +40,53 @@ async fn decide(
     let api: Api<Approval> = Api::default_namespaced(cluster.admin.clone());
     let patch = json!({"spec": {"decision": decision, "decidedBy": by}});
     api.patch(approval, &PatchParams::default(), &Patch::Merge(patch)).await
+}
+
+/// Lets a user decide on Approvals of a namespace.
+async fn let_decide(cluster: &ClusterHarness, user: &str, namespace: &str) {
+    let role: Role = serde_json::from_value(json!({
+        "metadata": {"name": "decides"},
+        "rules": [{"apiGroups": ["russet.dev"], "resources": ["approvals"], "verbs": ["get", "update", "patch"]}],
+    }))
+    .unwrap();
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": "decides"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "decides"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }))
+    .unwrap();
+    let admin = &cluster.admin;
+    Api::namespaced(admin.clone(), namespace).create(&Default::default(), &role).await.unwrap();
+    Api::namespaced(admin.clone(), namespace).create(&Default::default(), &binding).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopping_others_is_decided_by_who_may_decide_there() {
+    let cluster = ClusterHarness::start(&[]).await;
+    let other: Namespace = serde_json::from_value(json!({"metadata": {"name": "other"}})).unwrap();
+    Api::all(cluster.admin.clone()).create(&Default::default(), &other).await.unwrap();
+    let jane = cluster.client("jane", "people").await;
+    let decide = async |name: &str| {
+        let api: Api<Approval> = Api::default_namespaced(jane.clone());
+        let patch = json!({"spec": {"decision": "Approved", "decidedBy": "jane"}});
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(|error| error.to_string())
+    };
+    for (name, affects) in [("own", "default/low"), ("others", "other/low")] {
+        let mut approval = Approval::new(name, Default::default());
+        approval.spec.deployment_ref = LocalReference::new("high");
+        approval.spec.plan_hash = "0123456789abcdef".to_owned();
+        approval.spec.affects = vec![affects.to_owned()];
+        cluster.create(approval).await;
+    }
+    let_decide(&cluster, "jane", "default").await;
+    decide("own").await.unwrap();
+    let refused = decide("others").await.unwrap_err();
+    assert!(refused.contains("it stops replicas of other namespaces, other/low"), "{refused}");
+    let_decide(&cluster, "jane", "other").await;
+    decide("others").await.unwrap();
+    cluster.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

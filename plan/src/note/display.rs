@@ -8,6 +8,7 @@ use super::{DrainReason, Note, draft_share};
 use crate::fabric::show_bits;
 use crate::pool::LinkDemand;
 use crate::quantity::show;
+use crate::search_budget::MAX_SEARCH_STEPS;
 use crate::shard::backend_label;
 use crate::snapshot::Availability;
 
@@ -46,6 +47,10 @@ impl fmt::Display for Note {
             Note::TierUnknown { tier, known } => {
                 write!(out, "Tier {tier:?} does not exist; {}", alternatives("Tiers", known))
             }
+            Note::TierNotAllowed { tier, namespace } => write!(
+                out,
+                "Tier {tier} is not for namespace {namespace}; name another tier, or have an administrator add the namespace to its spec.namespaces"
+            ),
             Note::NoDedicatedNodes { tier, group } => write!(
                 out,
                 "workload group {group} of Tier {tier} has no node that takes work; `kubectl describe tier {tier}` says why"
@@ -154,6 +159,10 @@ impl fmt::Display for Note {
                 show(*needed),
                 show(*free)
             ),
+            Note::SearchGivenUp { layers, stages, steps } => write!(
+                out,
+                "the search for the best split of {layers} layers over {stages} stages was given up after {steps} steps, the limit is {MAX_SEARCH_STEPS}; ask for a number of ranks or for the layers of each (spec.sharding), or for fewer replicas"
+            ),
             Note::TooFewNodes { ranks, nodes } => write!(
                 out,
                 "{ranks} ranks need {ranks} nodes with the same engine build, one each, and {nodes} can take work; join more nodes or ask for fewer ranks"
@@ -214,13 +223,19 @@ impl fmt::Display for Note {
                     "replica {replica} would fit if {who} of lower priority made room ({bytes}); {how}"
                 )
             }
-            Note::AwaitsApproval { replica, hash, deployments, frees: _ } if deployments.is_empty() => {
+            Note::AwaitsApproval { replica, hash, deployments, .. } if deployments.is_empty() => {
                 write!(
                     out,
                     "replica {replica} is to be replaced because its spec was edited; `russet approve` or spec.approvedPlan {hash} allows it"
                 )
             }
-            Note::AwaitsApproval { replica, hash, deployments, frees } => write!(
+            Note::AwaitsApproval { replica, hash, deployments, frees, foreign: true } => write!(
+                out,
+                "replica {replica} fits if {} stop ({}); they are of other namespaces, so `russet approve` allows plan {hash}, by a user who may approve in those",
+                replicas_of(deployments),
+                show(*frees)
+            ),
+            Note::AwaitsApproval { replica, hash, deployments, frees, foreign: false } => write!(
                 out,
                 "replica {replica} fits if {} stop ({}); `russet approve` or spec.approvedPlan {hash} allows it",
                 replicas_of(deployments),

@@ -95,18 +95,33 @@ pub fn preempt(
     let asks = |tier: &String| {
         view.tiers.get(tier).is_some_and(|tier| tier.approvals.contains(&ApprovalAction::Preempt))
     };
-    if !tiers.chain(&desired.tier).any(asks) {
+    let own = format!("{}/", desired.namespace);
+    let foreign = deployments.iter().any(|deployment| !deployment.starts_with(&own));
+    // A tier that everybody may name gives nobody the right to stop replicas of others.
+    let asks_for_others = foreign && !desired.preempts_everywhere;
+    if !asks_for_others && !tiers.chain(&desired.tier).any(asks) {
         return Some(PreemptOutcome::Preempt(victims));
     }
     let hash = approval_hash(desired, ApprovalAction::Preempt, deployments);
     if desired.denied.contains(&hash) {
         return Some(PreemptOutcome::Wait(Note::Denied { replica, hash }));
     }
-    if desired.approved.contains(&hash) {
+    // An Approval speaks for the deployments that it names; the API server asks whether its author may.
+    let named = |affects: &BTreeSet<String>| {
+        !foreign || deployments.iter().all(|deployment| affects.contains(deployment))
+    };
+    if desired.approved.get(&hash).is_some_and(named)
+        || (!foreign && desired.approved_plan.as_ref() == Some(&hash))
+    {
         return Some(PreemptOutcome::Preempt(victims));
     }
-    let note =
-        Note::AwaitsApproval { replica, hash: hash.clone(), deployments: deployments.clone(), frees: *frees };
+    let note = Note::AwaitsApproval {
+        replica,
+        hash: hash.clone(),
+        deployments: deployments.clone(),
+        frees: *frees,
+        foreign,
+    };
     let (affects, message) = (deployments.clone(), note.to_string());
     Some(PreemptOutcome::RequestApproval(
         ApprovalRequest { action: ApprovalAction::Preempt, hash, affects, message },

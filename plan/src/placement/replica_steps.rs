@@ -346,13 +346,14 @@ impl<'a> ReplicaSteps<'a> {
             return None;
         }
         let hash = preempt::approval_hash(desired, ApprovalAction::Rollout, &[]);
-        if desired.approved.contains(&hash) {
+        if desired.approved.contains_key(&hash) || desired.approved_plan.as_ref() == Some(&hash) {
             return None;
         }
         if desired.denied.contains(&hash) {
             return Some(Note::Denied { replica, hash });
         }
-        let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments: Vec::new(), frees: 0 };
+        let (deployments, frees, foreign) = (Vec::new(), 0, false);
+        let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments, frees, foreign };
         let message = note.to_string();
         self.placement.approval_requests.push(ApprovalRequest {
             action: ApprovalAction::Rollout,

@@ -162,10 +162,23 @@ fn automatic_reason(
     match (fastest(true), fastest(false)) {
         (Some(single), several) if nodes(best) == 1 => {
             let slower = of(true).any(|scored| scored.rate < ENOUGH_SPEED * single.rate);
+            let tighter = |other: &&ScoredCandidate| {
+                other.candidate.min_free_after() < best.candidate.min_free_after()
+                    && other.fetch_cost > best.fetch_cost
+            };
+            let tightest = of(true).filter(tighter).min_by_key(|other| other.candidate.min_free_after());
             let which = match &desired.dedicated_group {
                 Some((_, group)) => format!("a node of workload group {group}'s own"),
-                None if slower => "of those that answer about as soon as any, the tightest fit".to_owned(),
-                None => "the tightest fit keeps larger nodes free".to_owned(),
+                None => match tightest {
+                    Some(tightest) => format!(
+                        "the files decide: {} would fit more tightly and has more of them to fetch",
+                        tightest.candidate.show()
+                    ),
+                    None if slower => {
+                        "of those that answer about as soon as any, the tightest fit".to_owned()
+                    }
+                    None => "the tightest fit keeps larger nodes free".to_owned(),
+                },
             };
             let spare = show(best.candidate.min_free_after());
             let mut why = format!("one node holds the model's {size} with {spare} to spare; {which}");

@@ -13,6 +13,7 @@ mod draft_model;
 mod failure_domains;
 mod files;
 mod kv_capacity;
+mod namespaces;
 mod pools;
 mod splits;
 

@@ -33,7 +33,7 @@ impl HybridSplit<'_> {
         match (self.layers, self.stages) {
             (Some(layers), _) => stages::explicit(fit, teams, layers),
             (None, 1) => stages::explicit(fit, teams, &[fit.layers()]),
-            (None, _) => stages::balanced(fit, teams).ok_or_else(|| stages::too_small_note(fit, teams)),
+            (None, _) => stages::balanced(fit, teams),
         }
     }
 }

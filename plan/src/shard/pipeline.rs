@@ -13,9 +13,7 @@ pub fn balanced(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], ranks: u32) -> Re
     if ranks == 0 || ranks > fit.layers() {
         return Err(Note::TooFewNodes { ranks, nodes: slots.len() });
     }
-    choose(slots, ranks, |teams| {
-        stages::balanced(fit, teams).ok_or_else(|| stages::too_small_note(fit, teams))
-    })
+    choose(slots, ranks, |teams| stages::balanced(fit, teams))
 }
 
 /// A split with exactly these layers on each rank.

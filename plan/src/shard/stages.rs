@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::balance::Balancer;
 use super::{NodeSlot, RankAssignment};
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
@@ -46,7 +47,7 @@ impl<'a> TpTeam<'a> {
     }
 
     /// Picoseconds per token of these layers on its slowest member; for unknown machines their bytes.
-    fn time(&self, fit: &MemoryModel<'_>, layers: Range<u32>, head: bool) -> u64 {
+    pub(super) fn time(&self, fit: &MemoryModel<'_>, layers: Range<u32>, head: bool) -> u64 {
         let count = layers.end - layers.start;
         let bytes = fit.bytes_read_per_token(layers, head, self.size()) as f64;
         let seconds = |slot: &NodeSlot<'_>| match slot.gpu {
@@ -94,30 +95,27 @@ impl<'a> TpTeam<'a> {
 }
 
 /// The ranks of the most balanced split over these teams, in the best order of the teams; ties go to the
-/// given order. `None` if no split fits.
-pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<Vec<RankAssignment>> {
+/// given order. An error says why no split fits, or that the search for one was given up.
+pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Result<Vec<RankAssignment>, Note> {
+    let budget = fit.search_budget();
     // Without limits the order of equal machines does not matter; no order beats this bound.
-    let boundless: Vec<TpTeam<'_>> = teams
-        .iter()
-        .map(|team| TpTeam {
-            slots: team.slots.iter().map(|slot| NodeSlot { free: u64::MAX, ..slot.clone() }).collect(),
-        })
-        .collect();
     let mut machines = teams.iter().flat_map(|team| &team.slots).map(|slot| slot.gpu);
     let first = machines.next();
     let equal = machines.all(|machine| Some(machine) == first);
-    let floor =
-        balance_layers(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
-    let mut best: Option<(u128, Vec<&TpTeam<'_>>, Vec<u32>)> = None;
+    let floor = equal.then(|| boundless_cost(fit, teams)).flatten();
+    let mut best: Option<(u128, Vec<usize>, Vec<u32>)> = None;
     let kinds = equivalent_teams(teams);
     let mut seen = BTreeSet::new();
-    for order in orders(teams) {
+    let mut balancer = Balancer::new(fit, teams);
+    for (turn, order) in orders(teams).into_iter().enumerate() {
+        if budget.is_spent() || (turn > 0 && !budget.is_full()) {
+            break;
+        }
         // Swapping equal teams changes no time.
         if !seen.insert(order.iter().map(|place| kinds[*place]).collect::<Vec<_>>()) {
             continue;
         }
-        let order: Vec<&TpTeam<'_>> = order.iter().map(|place| &teams[*place]).collect();
-        let Some((cost, layers)) = balance_layers(fit, &order) else { continue };
+        let Some((cost, layers)) = balancer.split(&order) else { continue };
         if best.as_ref().is_none_or(|(least, _, _)| cost < *least) {
             best = Some((cost, order, layers));
         }
@@ -125,13 +123,27 @@ pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<Vec<RankA
             break;
         }
     }
-    let (_, order, layers) = best?;
+    let refusal = || match budget.is_full() {
+        true => too_small_note(fit, teams),
+        false => Note::SearchGivenUp { layers: fit.layers(), stages: teams.len(), steps: budget.steps() },
+    };
+    let (_, order, layers) = best.ok_or_else(refusal)?;
     let parts = parts(fit, &layers);
     let ranks = order
         .iter()
         .zip(parts)
-        .map(|(team, (range, embedding, head))| team.ranks(fit, range, embedding, head));
-    Some(ranks.collect::<Option<Vec<_>>>()?.concat())
+        .map(|(place, (range, embedding, head))| teams[*place].ranks(fit, range, embedding, head));
+    Ok(ranks.collect::<Option<Vec<_>>>().ok_or_else(refusal)?.concat())
+}
+
+/// The least sum of squared times if no node were short of memory.
+fn boundless_cost(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<u128> {
+    let mut teams = teams.to_vec();
+    for slot in teams.iter_mut().flat_map(|team| &mut team.slots) {
+        slot.free = u64::MAX;
+    }
+    let order: Vec<usize> = (0..teams.len()).collect();
+    Balancer::new(fit, &teams).split(&order).map(|(cost, _)| cost)
 }
 
 /// The ranks of a split with exactly these layers per stage. The stage with the largest need gets the team
@@ -181,7 +193,7 @@ pub fn explicit(
 
 /// Why no split over these teams fits: every split of the same size needs at least this much, as each rank
 /// has its own engine.
-pub fn too_small_note(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Note {
+fn too_small_note(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Note {
     let size = teams.first().map_or(1, TpTeam::size);
     let all = 0..fit.layers();
     let others =
@@ -285,56 +297,4 @@ fn permute(rest: &[usize], head: &mut Vec<usize>, out: &mut Vec<Vec<usize>>) {
         permute(&others, head, out);
         head.pop();
     }
-}
-
-/// Layers per stage for teams in this order, within each node's memory, with the least sum of squared times;
-/// `None` if none fits. Squares make the slowest stage as fast as possible and keep the others even.
-///
-/// Dynamic programming by stage: `least[end]` is the least cost of the first `end` layers on the stages so
-/// far; every stage has at least one layer.
-fn balance_layers(fit: &MemoryModel<'_>, order: &[&TpTeam<'_>]) -> Option<(u128, Vec<u32>)> {
-    let layers = fit.layers() as usize;
-    let size = order.len();
-    if size == 0 || size > layers {
-        return None;
-    }
-    let mut least: Vec<Option<u128>> = vec![None; layers + 1];
-    least[0] = Some(0);
-    let mut starts: Vec<Vec<usize>> = Vec::new();
-    for (stage, team) in order.iter().rev().enumerate() {
-        let (embedding, head) = (stage == 0, stage + 1 == size);
-        let mut next: Vec<Option<u128>> = vec![None; layers + 1];
-        let mut from = vec![0; layers + 1];
-        // Every later stage still needs a layer.
-        let last_end = layers - (size - 1 - stage);
-        for end in stage + 1..=last_end {
-            if head && end != layers {
-                continue;
-            }
-            // More layers only need more memory: stop at the first start that does not fit.
-            for start in (stage..end).rev() {
-                let range = start as u32..end as u32;
-                if !team.fits(fit, range.clone(), embedding, head) {
-                    break;
-                }
-                let Some(before) = least[start] else { continue };
-                let time = u128::from(team.time(fit, range, head));
-                let cost = before.saturating_add(time.saturating_mul(time));
-                if next[end].is_none_or(|known| cost < known) {
-                    next[end] = Some(cost);
-                    from[end] = start;
-                }
-            }
-        }
-        least = next;
-        starts.push(from);
-    }
-    let cost = least[layers]?;
-    let mut end = layers;
-    let mut counts = Vec::new();
-    for from in starts.iter().rev() {
-        counts.push((end - from[end]) as u32);
-        end = from[end];
-    }
-    Some((cost, counts))
 }

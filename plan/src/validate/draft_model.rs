@@ -4,7 +4,7 @@
 use russet_crds::{EngineOptions, Speculation};
 use russet_model::shape::ModelShape;
 
-use super::{invalid, shape_notes};
+use super::{draft_notes, invalid};
 use crate::memory_model::DraftModelShape;
 use crate::note::Note;
 use crate::snapshot::Snapshot;
@@ -47,7 +47,7 @@ pub(super) fn read(
             "Model {draft} has {theirs} tokens and Model {model} {ours}, so what one means by a token the other does not; use a draft model of the same family, or none"
         ));
     }
-    notes.extend(shape_notes(draft, known));
+    notes.extend(draft_notes(draft, known));
     Some(DraftModelShape { name: draft.to_owned(), shape: known.clone() })
 }
 
@@ -69,6 +69,9 @@ mod tests {
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();
+        let chat_unsupported = Some("there is no chat template".to_owned());
+        view.models
+            .insert(("ns".to_owned(), "base".to_owned()), ModelShape { chat_unsupported, ..shape(152_064) });
         let strange = ModelShape { architecture: "mamba".to_owned(), ..shape(151_936) };
         for (name, shape) in [
             ("m", shape(152_064)),
@@ -83,6 +86,7 @@ mod tests {
         for (draft, speculation, expected) in [
             ("padded", PromptLookup, Ok(())),
             ("untold", PromptLookup, Ok(())),
+            ("base", PromptLookup, Ok(())),
             (
                 "other",
                 PromptLookup,
@@ -114,5 +118,10 @@ mod tests {
                 (got, _) => panic!("{draft}, {speculation:?}: {got:?}"),
             }
         }
+        // By itself it answers nobody.
+        let spec =
+            ModelDeploymentSpec { model_ref: LocalReference::new("base"), ..ModelDeploymentSpec::default() };
+        let notes = join(&validate(&view, "ns", "chat", &spec).unwrap_err());
+        assert!(notes.contains("there is no chat template"), "{notes}");
     }
 }

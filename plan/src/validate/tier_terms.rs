@@ -22,6 +22,7 @@ impl<'a> TierTerms<'a> {
     /// Looks the tier up; the notes say what is wrong with the names.
     pub fn for_deployment(
         view: &'a Snapshot,
+        namespace: &str,
         tier_ref: Option<&'a LocalReference>,
         group: Option<&'a str>,
     ) -> Result<Self, Vec<Note>> {
@@ -35,6 +36,10 @@ impl<'a> TierTerms<'a> {
             let known = view.tiers.keys().cloned().collect();
             return Err(vec![Note::TierUnknown { tier: name.clone(), known }]);
         };
+        if !tier.namespaces.is_empty() && !tier.namespaces.iter().any(|allowed| allowed == namespace) {
+            let (tier, namespace) = (name.clone(), namespace.to_owned());
+            return Err(vec![Note::TierNotAllowed { tier, namespace }]);
+        }
         if let Some(wrong) = &tier.schedule_error {
             return Err(vec![wrong.clone()]);
         }
@@ -86,6 +91,11 @@ impl<'a> TierTerms<'a> {
     /// Whether its replicas may preempt those of lower priority.
     pub fn preempts(&self) -> bool {
         self.tier.is_some_and(|(_, tier)| tier.preempts)
+    }
+
+    /// Whether its tier names the namespaces that may use it, and so may preempt replicas of others.
+    pub fn preempts_everywhere(&self) -> bool {
+        self.tier.is_some_and(|(_, tier)| !tier.namespaces.is_empty())
     }
 
     /// Why no replica should run now.

@@ -57,7 +57,7 @@ impl Embedded {
     }
 
     /// Process id of a child of `russet up`.
-    pub(super) fn pid(&self, role: PlaneProcess) -> Result<i32> {
+    pub fn pid(&self, role: PlaneProcess) -> Result<i32> {
         let verb = match role {
             PlaneProcess::Serve => "serve",
             PlaneProcess::Gateway => "gateway",
@@ -74,7 +74,7 @@ impl Embedded {
     }
 
     /// Stops it as Ctrl-C would.
-    pub(super) async fn stop(mut self) -> Result<()> {
+    pub async fn stop(mut self) -> Result<()> {
         // Held open until the end: a closed pipe means something else than Ctrl-C.
         let _input = self.up.stdin.take();
         if let Some(pid) = self.up.id().and_then(|pid| Pid::from_raw(pid as i32)) {

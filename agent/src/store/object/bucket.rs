@@ -52,6 +52,15 @@ impl Provider {
         }
     }
 
+    /// Those of the keys that say whose bucket is meant.
+    pub const fn account(self) -> &'static [&'static str] {
+        match self {
+            Self::S3 => &["AWS_ENDPOINT_URL"],
+            Self::Google => &["STORAGE_EMULATOR_HOST"],
+            Self::Azure => &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT"],
+        }
+    }
+
     /// Whether to retry in another region: none was configured and none was tried.
     pub fn may_change_region(self, credentials: &Credentials, tried: Option<&str>) -> bool {
         self == Self::S3 && tried.is_none() && credentials.get("AWS_REGION").is_none()

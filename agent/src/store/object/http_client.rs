@@ -4,6 +4,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use http_body_util::{BodyExt as _, Limited};
@@ -15,6 +16,7 @@ use object_store::client::{
 use reqwest::header::{HeaderMap, RANGE};
 use reqwest::{Method, StatusCode, Url};
 
+use crate::store::source_client::{SourceClient, asked_pause};
 use crate::store::web::loopback;
 use crate::store::{Context, StoreError, web};
 
@@ -27,7 +29,7 @@ const MAX_PAGE_BYTES: usize = 16 << 20;
 /// A client for one bucket.
 #[derive(Clone, Debug)]
 pub(super) struct ObjectHttpClient {
-    client: reqwest::Client,
+    client: SourceClient,
     /// Whether the user chose plain HTTP.
     allow_plain_http: bool,
 }
@@ -37,6 +39,8 @@ pub(super) struct ObjectHttpClient {
 struct HttpStatusError {
     status: StatusCode,
     headers: HeaderMap,
+    /// Time for which the store wants no requests.
+    pause: Duration,
     /// The store's error code, such as `NoSuchBucket`.
     code: Option<String>,
     /// Whether a token request failed, not a request for bytes.
@@ -89,8 +93,9 @@ impl HttpService for ObjectHttpClient {
         let mut asked = reqwest::Request::new(parts.method, url);
         *asked.headers_mut() = parts.headers;
         *asked.body_mut() = body.as_bytes().cloned().map(reqwest::Body::from);
-        let mut answer = self.client.execute(asked).await.map_err(|error| unreached(web::causes(&error)))?;
-        let status = answer.status();
+        let sent = self.client.send(asked, false).await;
+        let mut answer = sent.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let (status, pause) = (answer.status(), asked_pause(&answer));
         if !status.is_success() {
             let mut text = Vec::new();
             while let Ok(Some(chunk)) = answer.chunk().await {
@@ -102,7 +107,7 @@ impl HttpService for ObjectHttpClient {
             let (headers, code) = (answer.headers().clone(), code(&String::from_utf8_lossy(&text)));
             return Err(HttpError::new(
                 HttpErrorKind::Unknown,
-                HttpStatusError { status, headers, code, token },
+                HttpStatusError { status, headers, pause, code, token },
             ));
         }
         let (parts, body) = http::Response::<reqwest::Body>::from(answer).into_parts();
@@ -162,6 +167,19 @@ pub(super) fn store_error(what: &str, error: &object_store::Error) -> StoreError
         let problem = format!("a name in its listing is no path ({name}); remove that object");
         return StoreError::BadUri { uri: what, problem };
     }
+    match find_source::<StoreError>(error) {
+        Some(StoreError::PrivateAddress { what }) => {
+            return StoreError::PrivateAddress { what: what.clone() };
+        }
+        Some(StoreError::Busy { detail, after, .. }) => {
+            return StoreError::busy(what, detail.clone(), *after);
+        }
+        // Its URL is left out: it may be signed.
+        Some(StoreError::Unreachable { detail, .. }) => {
+            return StoreError::Unreachable { what, detail: detail.clone() };
+        }
+        _ => {}
+    }
     let Some(refusal) = find_source::<HttpStatusError>(error) else {
         return StoreError::Unreachable { what, detail: error_text(error) };
     };
@@ -175,7 +193,7 @@ pub(super) fn store_error(what: &str, error: &object_store::Error) -> StoreError
     match refusal.status {
         _ if forbidden => StoreError::Forbidden { what, detail },
         StatusCode::PRECONDITION_FAILED => StoreError::Replaced { what },
-        status => web::status_error(what, detail, status, &refusal.headers),
+        status => web::status_error(what, detail, status, refusal.pause),
     }
 }
 

@@ -13,7 +13,7 @@ use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
 use super::*;
-use crate::store::{Store, TransferProgress};
+use crate::store::{SourceScope, Store, TransferProgress};
 
 /// A bucket, and its misbehaviour.
 #[derive(Default)]
@@ -176,7 +176,8 @@ async fn open(served: BucketServer, secret: &[(&str, &str)]) -> BucketFixture {
     let secret = secret.iter().copied().chain([("AWS_ENDPOINT_URL", endpoint.as_str())]);
     let credentials = Credentials::new(secret.map(|(key, value)| (key.to_owned(), value.into())));
     let folder = tempfile::tempdir().unwrap();
-    let mut context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
+    let context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
+    let mut context = context.with_private_sources(&["127.0.0.0/8".parse().unwrap()]).unwrap();
     context.retry = std::time::Duration::from_millis(10);
     let store = Store::open(folder.path().join("models"), context).unwrap();
     BucketFixture {
@@ -236,6 +237,42 @@ async fn object_replaced_mid_download_is_relisted_never_mixed() {
 }
 
 #[tokio::test]
+async fn one_uri_of_two_accounts_is_two_models() {
+    let (one, other) = (open(bucket(10), SIGNED).await, open(bucket(20), SIGNED).await);
+    let of = |bucket: &BucketFixture, namespace: &str, content: Option<&str>| SourceSpec {
+        scope: SourceScope { namespace: namespace.into(), secret: Some("bucket".into()) },
+        content: content.map(str::to_owned),
+        ..bucket.spec.clone()
+    };
+    // One node.
+    let store = &one.store;
+    let fetch = async |spec: &SourceSpec| {
+        let published = store.fetch(spec, &watch::Sender::new(TransferProgress::default())).await.unwrap();
+        (published.id, std::fs::read(published.path.join("model.safetensors")).unwrap())
+    };
+    let (first, second) = (of(&one, "a", None), of(&other, "b", None));
+    assert_eq!(store.key(&first).zip(store.key(&second)).map(|(first, second)| first == second), Some(false));
+    let (id_a, bytes_a) = fetch(&first).await;
+    let (id_b, bytes_b) = fetch(&second).await;
+    assert!(bytes_a == one.bytes("model.safetensors") && bytes_b == other.bytes("model.safetensors"));
+    assert_ne!(id_a, id_b);
+    for (spec, id) in [(&first, &id_a), (&second, &id_b)] {
+        assert_eq!(store.published(spec).map(|it| it.id).as_ref(), Some(id), "without a request");
+        // As an agent looks after a restart, before it reads any Secret.
+        let offline = SourceSpec { credentials: Credentials::default(), ..spec.clone() };
+        assert_eq!(store.published(&offline), None);
+        let known = SourceSpec { content: Some(id.clone()), ..offline };
+        assert_eq!(store.published(&known).map(|it| it.id).as_ref(), Some(id));
+    }
+    // The Secret of `a` names the other server now.
+    let moved = of(&other, "a", None);
+    assert_eq!(store.published(&moved), None);
+    let (id, bytes) = fetch(&moved).await;
+    assert!(id == id_b && bytes == bytes_b);
+    assert_eq!(fetch(&second).await.0, id_b);
+}
+
+#[tokio::test]
 async fn requests_without_credentials_are_unsigned() {
     let open = open(bucket(10), &[]).await;
     open.fetch().await.unwrap();
@@ -278,8 +315,9 @@ async fn every_refusal_is_a_reason_and_shows_no_key() {
         (StatusCode::INTERNAL_SERVER_ERROR, "InternalError", Reason::SourceUnreachable, 0),
         (StatusCode::TEMPORARY_REDIRECT, "TemporaryRedirect", Reason::SourceUnreachable, 0),
     ];
-    let open = open(bucket(10), SIGNED).await;
     for (status, code, reason, after) in cases {
+        // Another server each: one that asks for a pause is not asked again.
+        let open = open(bucket(10), SIGNED).await;
         *open.served.refusal.lock().unwrap() = Some((status, code));
         let error = open.store.headers(&open.spec).await.unwrap_err();
         assert_eq!((error.reason(), error.retry_after().as_secs()), (reason, after), "{error}");

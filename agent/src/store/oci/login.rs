@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
-use reqwest::{Client, Url};
 use serde::Deserialize;
 
+use crate::store::source_client::SourceClient;
 use crate::store::web::{self, loopback, secret};
 use crate::store::{Credentials, StoreError};
 
@@ -72,7 +73,7 @@ impl Registry {
     /// Answers a challenge of the registry at `home`; false without a usable answer.
     pub async fn answer_challenge(
         &self,
-        client: &Client,
+        client: &SourceClient,
         home: &Url,
         headers: &HeaderMap,
     ) -> Result<bool, StoreError> {
@@ -95,7 +96,7 @@ impl Registry {
 
     async fn token(
         &self,
-        client: &Client,
+        client: &SourceClient,
         home: &Url,
         challenge: &Challenge,
     ) -> Result<HeaderValue, StoreError> {
@@ -112,11 +113,12 @@ impl Registry {
             url.query_pairs_mut().append_pair("service", service);
         }
         url.query_pairs_mut().append_pair("scope", &self.scope);
-        let mut request = client.get(url.clone());
+        let mut request = web::get(&url);
         if let Some(login) = &self.login {
-            request = request.header(AUTHORIZATION, login);
+            request.headers_mut().insert(AUTHORIZATION, login.clone());
         }
-        let response = request.send().await.map_err(|error| web::unreachable(&url, &error))?;
+        let response = client.send(request, false).await?;
+        web::check(&url, &response)?;
         let body = web::read_body(&url, response, MAX_TOKEN_BYTES).await?;
         let granted: TokenResponse = serde_json::from_slice(&body)
             .map_err(|error| unusable(format!("its realm {realm} answers with no token: {error}")))?;

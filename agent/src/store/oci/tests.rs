@@ -168,7 +168,8 @@ async fn open(served: RegistryServer) -> RegistryFixture {
     }
     *served.elsewhere.lock().unwrap() = format!("http://{}", hosts[2]);
     let folder = tempfile::tempdir().unwrap();
-    let mut context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
+    let context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
+    let mut context = context.with_private_sources(&["127.0.0.0/8".parse().unwrap()]).unwrap();
     context.retry = std::time::Duration::from_millis(10);
     let store = Store::open(folder.path().join("models"), context).unwrap();
     RegistryFixture { served, store, host: hosts[0].clone(), _folder: folder }

@@ -94,6 +94,12 @@ impl Members {
         if config.endpoints.is_empty() {
             return Err(wrong("no endpoint is given; pass --etcd-endpoints https://HOST:2379".into()));
         }
+        // Messages of a store that does not answer name its endpoints.
+        if config.endpoints.iter().any(|url| url.contains('@')) {
+            return Err(wrong(
+                "an endpoint holds a login, which etcd does not take; name a client certificate with --etcd-certfile and --etcd-keyfile".into(),
+            ));
+        }
         let (interval, timeout) = KEEP_ALIVE;
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
@@ -296,6 +302,13 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+
+    #[tokio::test]
+    async fn login_in_an_endpoint_is_refused_without_being_shown() {
+        let config = EtcdConfig::new(["http://me:secret@127.0.0.1:1".to_owned()]);
+        let error = Members::new(&config).await.err().unwrap().to_string();
+        assert!(error.contains("--etcd-certfile") && !error.contains("secret"), "{error}");
+    }
 
     #[tokio::test]
     async fn no_request_is_sent_to_etcd_after_the_deadline() {

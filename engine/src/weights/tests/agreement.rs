@@ -92,6 +92,32 @@ fn cases() -> Vec<Case> {
             vec![(one, safetensors(&first)), (two, safetensors(&second))],
             |shape| shape.layers == 1,
         ),
+        runs(
+            "shards without an index, and other files besides",
+            config(),
+            vec![
+                (one, safetensors(&first)),
+                (two, safetensors(&second)),
+                ("consolidated.safetensors", whole.clone()),
+                ("adapters.safetensors", whole.clone()),
+            ],
+            |shape| shape.layers == 1,
+        ),
+        runs(
+            "an index of one of the shards",
+            config(),
+            vec![(one, safetensors(&first)), (two, safetensors(&second)), (INDEX, stale.clone())],
+            |shape| shape.layers == 1,
+        ),
+        runs("an empty index", config(), vec![(SINGLE, whole.clone()), (INDEX, Vec::new())], |shape| {
+            shape.notes[0].contains("is passed over")
+        }),
+        unsupported(
+            "a field that nobody knows",
+            with(&[("attn_logit_softcapping", json!(50.0))]),
+            single(),
+            "attn_logit_softcapping: this release does not know the field",
+        ),
         runs("a stale index", config(), vec![(SINGLE, whole.clone()), (INDEX, stale)], |shape| {
             shape.layers == 1
         }),
@@ -147,8 +173,8 @@ fn cases() -> Vec<Case> {
         fails(
             "a header beyond the limit",
             config(),
-            vec![(SINGLE, long_header((32 << 20) + 1))],
-            "limit of 33554432",
+            vec![(SINGLE, long_header((16 << 20) + 1))],
+            "limit of 16777216",
         ),
     ]
 }
@@ -161,12 +187,18 @@ async fn agent_and_engine_agree_on_every_folder() {
         for (name, bytes) in &files {
             std::fs::write(dir.path().join(name), bytes).unwrap();
         }
+        std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        let tokenizer = r#"{"eos_token": "</s>", "chat_template": "{{ messages }}"}"#;
+        std::fs::write(dir.path().join("tokenizer_config.json"), tokenizer).unwrap();
         let reported = agent(dir.path()).await;
         let opened = Checkpoint::open(dir.path());
         match (said, reported, opened) {
             (Expected::Runs(is_right), Ok(shape), Ok(checkpoint)) => {
                 assert_eq!(shape.unsupported, None, "{what}");
-                assert_eq!(shape, ModelShape::of(checkpoint.model()), "{what}");
+                // The agent alone says which files it passed over.
+                let own = ModelShape::of(checkpoint.model());
+                assert!(shape.notes.starts_with(&own.notes), "{what}");
+                assert_eq!(shape, ModelShape { notes: shape.notes.clone(), ..own }, "{what}");
                 assert!(is_right(&shape), "{what}: {shape:?}");
             }
             (Expected::Unsupported(said), Ok(shape), Err(error)) => {

@@ -12,7 +12,9 @@ fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
     const CLIENT: &str = "invalid_request_error";
     const SERVER: &str = "server_error";
     match kind {
-        ErrorKind::InvalidRequest => (StatusCode::BAD_REQUEST, CLIENT),
+        ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded => (StatusCode::BAD_REQUEST, CLIENT),
+        ErrorKind::HeadTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT),
+        ErrorKind::UnsupportedMediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, CLIENT),
         ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, CLIENT),
         ErrorKind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, CLIENT),
         ErrorKind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
@@ -28,7 +30,7 @@ fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
         | ErrorKind::EngineLost
         | ErrorKind::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, SERVER),
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, SERVER),
-        ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, SERVER),
+        ErrorKind::Internal | ErrorKind::PoisonRequest => (StatusCode::INTERNAL_SERVER_ERROR, SERVER),
     }
 }
 

@@ -1,7 +1,11 @@
 //! Parses a chat request into the dialect-free one. Every error names the field. An unsupported field that
 //! would change the response is rejected; one that would not is ignored and reported.
 
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+mod messages;
+
+use std::collections::BTreeSet;
+
+use russet_wire::request::{GenerationRequest, Sampling};
 use serde_json::{Map, Value};
 
 use super::response::ChatWriter;
@@ -29,6 +33,7 @@ const READ_FIELDS: &[&str] = &[
     "n",
     "service_tier",
     "priority",
+    "cache_salt",
 ];
 
 /// Whether a value changes nothing.
@@ -64,23 +69,23 @@ fn is_zero(value: &Value) -> bool {
     value.as_f64() == Some(0.0)
 }
 
-/// OpenAI's limit.
-const MAX_STOPS: usize = 4;
+/// The engine's limit. OpenAI's is 4, but other servers take any number, and role play needs some fifteen.
+const MAX_STOPS: usize = 32;
 /// Longest stop string in bytes: an engine withholds up to this much of every response.
 const MAX_STOP_BYTES: usize = 1024;
+/// Longest salt in bytes: more than any secret of a user or a session needs. With the namespace before it, it stays below
+/// the engine's limit of 1,024.
+const MAX_SALT_BYTES: usize = 512;
 /// Clients of other servers send many fields; this limit keeps the header that lists them short.
 const MAX_IGNORED_FIELDS: usize = 16;
 
 /// Parses a chat request within the caller's limits.
 pub(super) fn parse(
-    body: &[u8],
+    body: Value,
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
     let RequestContext { id, unix_seconds, limits } = context;
-    let value: Value = serde_json::from_slice(body).map_err(|error| {
-        GatewayError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {error}"))
-    })?;
-    let Value::Object(mut fields) = value else {
+    let Value::Object(mut fields) = body else {
         return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
     };
     // OpenAI's SDKs send null for unset fields.
@@ -107,9 +112,11 @@ pub(super) fn parse(
     }
     let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
     let service_tier = service_tier(fields.get("service_tier"))?;
+    let mut ignored = BTreeSet::new();
     let request = GenerationRequest {
         id: id.unique.clone(),
-        messages: messages(fields.get("messages"))?,
+        // Taken, not copied: they are most of the body.
+        messages: messages::parse(fields.remove("messages"), &mut ignored)?,
         max_tokens: max_tokens(&fields, limits)?,
         sampling: Sampling {
             temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
@@ -126,6 +133,7 @@ pub(super) fn parse(
         emitted: Vec::new(),
         priority: priority(&fields, service_tier, limits)?,
         deadline_milliseconds: None,
+        cache_salt: cache_salt(fields.get("cache_salt"))?,
     };
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = ChatWriter {
@@ -135,7 +143,8 @@ pub(super) fn parse(
         include_usage: include_usage(fields.get("stream_options"))?,
         service_tier,
     };
-    Ok(ParsedRequest { model, request, streamed, ignored: ignored(&fields), writer })
+    ignored.extend(unknown_fields(&fields));
+    Ok(ParsedRequest { model, request, streamed, ignored: listed(ignored), writer })
 }
 
 fn max_tokens(fields: &JsonObject, limits: &RequestLimits) -> Result<Option<u32>, GatewayError> {
@@ -174,7 +183,7 @@ fn priority(
     let levels = match fields.get("priority") {
         None => 0,
         Some(value) => {
-            let levels = value.as_u64().and_then(|levels| u32::try_from(levels).ok());
+            let levels = whole(value).and_then(|levels| u32::try_from(levels).ok());
             levels.filter(|levels| *levels <= max_levels).ok_or_else(|| {
                 GatewayError::field(
                     "priority",
@@ -205,19 +214,33 @@ fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
     }
 }
 
-fn ignored(fields: &JsonObject) -> Vec<String> {
-    let is_printable = |name: &str| {
-        name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
-    };
+fn unknown_fields(fields: &JsonObject) -> impl Iterator<Item = String> {
     fields
         .keys()
         .filter(|name| {
             !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name)
         })
-        .filter(|name| is_printable(name))
-        .take(MAX_IGNORED_FIELDS)
         .cloned()
-        .collect()
+}
+
+/// The names that a header can list.
+fn listed(names: BTreeSet<String>) -> Vec<String> {
+    let is_printable = |name: &String| {
+        name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    };
+    names.into_iter().filter(is_printable).take(MAX_IGNORED_FIELDS).collect()
+}
+
+/// vLLM's `cache_salt`: requests share cached prefixes only with those of the same salt.
+fn cache_salt(value: Option<&Value>) -> Result<String, GatewayError> {
+    match value {
+        None => Ok(String::new()),
+        Some(Value::String(salt)) if salt.len() <= MAX_SALT_BYTES => Ok(salt.clone()),
+        Some(_) => Err(GatewayError::field(
+            "cache_salt",
+            format!("`cache_salt` must be a string of at most {MAX_SALT_BYTES} bytes"),
+        )),
+    }
 }
 
 fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
@@ -239,8 +262,16 @@ fn number(fields: &JsonObject, name: &str, min: f64, max: f64) -> Result<Option<
     }
 }
 
+/// A number without a fraction: `64.0` and `1e3` too, which languages with one kind of number write.
+fn whole(value: &Value) -> Option<i64> {
+    /// Up to here a 64-bit float holds every integer.
+    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    let float = || value.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= MAX_EXACT);
+    value.as_i64().or_else(|| float().map(|float| float as i64))
+}
+
 fn integer(fields: &JsonObject, name: &str, min: i64, max: i64) -> Result<Option<i64>, GatewayError> {
-    match fields.get(name).map(Value::as_i64) {
+    match fields.get(name).map(whole) {
         None => Ok(None),
         Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
         Some(_) => Err(GatewayError::field(
@@ -254,7 +285,7 @@ fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
     match fields.get("seed") {
         None => Ok(None),
         // A negative seed is as good as another: seeds are only compared for equality.
-        Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
+        Some(value) => match value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned)) {
             Some(seed) => Ok(Some(seed)),
             None => Err(GatewayError::field(
                 "seed",
@@ -268,10 +299,10 @@ fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
     let invalid = || {
         GatewayError::field(
             "stop",
-            format!("`stop` must be a string or a list of at most {MAX_STOPS} strings, none of them empty"),
+            format!("`stop` must be a string or a list of at most {MAX_STOPS} strings"),
         )
     };
-    let strings = match value {
+    let mut strings: Vec<String> = match value {
         None => vec![],
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(items)) => items
@@ -281,7 +312,9 @@ fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
             .ok_or_else(invalid)?,
         Some(_) => return Err(invalid()),
     };
-    if strings.len() > MAX_STOPS || strings.iter().any(String::is_empty) {
+    // Some clients send an empty text for none.
+    strings.retain(|text| !text.is_empty());
+    if strings.len() > MAX_STOPS {
         return Err(invalid());
     }
     if let Some(long) = strings.iter().find(|text| text.len() > MAX_STOP_BYTES) {
@@ -292,84 +325,6 @@ fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
         ));
     }
     Ok(strings)
-}
-
-fn messages(value: Option<&Value>) -> Result<Vec<Message>, GatewayError> {
-    match value {
-        None => Err(GatewayError::field("messages", "`messages` is missing")),
-        Some(Value::Array(items)) if !items.is_empty() => items
-            .iter()
-            .enumerate()
-            .map(|(index, item)| message(&format!("messages[{index}]"), item))
-            .collect(),
-        Some(_) => {
-            Err(GatewayError::field("messages", "`messages` must be a list with at least one message"))
-        }
-    }
-}
-
-fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
-    let Value::Object(fields) = value else {
-        return Err(GatewayError::field(at, format!("`{at}` must be an object with a role and a content")));
-    };
-    let role_at = format!("{at}.role");
-    let role = match fields.get("role").and_then(Value::as_str) {
-        // A newer name of the same role; chat templates know the older one.
-        Some("developer") => "system",
-        Some(role @ ("system" | "user" | "assistant")) => role,
-        Some("tool" | "function") => {
-            return Err(GatewayError::field(
-                &role_at,
-                format!("`{role_at}`: results of tools are not supported by this release"),
-            ));
-        }
-        _ => {
-            return Err(GatewayError::field(
-                &role_at,
-                format!("`{role_at}` must be system, developer, user or assistant"),
-            ));
-        }
-    };
-    for name in ["tool_calls", "function_call", "audio"] {
-        if fields.get(name).is_some_and(|value| !value.is_null() && !is_empty(value)) {
-            let field = format!("{at}.{name}");
-            return Err(GatewayError::field(&field, format!("`{field}` is not supported by this release")));
-        }
-    }
-    let content_at = format!("{at}.content");
-    let content = match fields.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) if !parts.is_empty() => {
-            let mut content = String::new();
-            for (index, part) in parts.iter().enumerate() {
-                content.push_str(text_part(&format!("{content_at}[{index}]"), part)?);
-            }
-            content
-        }
-        _ => {
-            return Err(GatewayError::field(
-                &content_at,
-                format!("`{content_at}` must be a string or a list of text parts"),
-            ));
-        }
-    };
-    Ok(Message { role: role.to_owned(), content })
-}
-
-fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, GatewayError> {
-    match part.get("type").and_then(Value::as_str) {
-        Some("text") => part.get("text").and_then(Value::as_str).ok_or_else(|| {
-            GatewayError::field(format!("{at}.text"), format!("`{at}.text` must be a string"))
-        }),
-        Some(other) => {
-            let other = shown(&Value::from(other));
-            Err(GatewayError::field(
-                format!("{at}.type"),
-                format!("`{at}.type` must be \"text\"; {other} is not supported by this release"),
-            ))
-        }
-        None => Err(GatewayError::field(format!("{at}.type"), format!("`{at}.type` is missing"))),
-    }
 }
 
 /// A value in a message, shortened.
@@ -384,15 +339,18 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use russet_wire::request::Message;
     use serde_json::json;
 
     use super::*;
+    use crate::json_body::JsonScan;
     use crate::request_id::RequestId;
 
     type ParsedChat = ParsedRequest<ChatWriter>;
 
     fn parse_bytes(body: &[u8], limits: RequestLimits) -> Result<ParsedChat, GatewayError> {
         let id = RequestId { unique: "id".into(), shown: "req_id".into() };
+        let body = JsonScan::new(body)?.decode(body)?;
         super::parse(body, &RequestContext { id: &id, unix_seconds: 17, limits })
     }
 
@@ -428,6 +386,7 @@ mod tests {
                 emitted: vec![],
                 priority: 0,
                 deadline_milliseconds: None,
+                cache_salt: String::new(),
             }
         );
         assert_eq!(
@@ -468,7 +427,7 @@ mod tests {
             Sampling { temperature: 0.0, top_p: 1e-6, top_k: 0, min_p: 0.25, seed: Some(u64::MAX) }
         );
         assert_eq!(chat.request.stop, ["\n", "END"]);
-        assert_eq!(chat.ignored, ["store", "user"]);
+        assert_eq!(chat.ignored, ["messages.name", "store", "user"]);
     }
 
     #[test]
@@ -495,7 +454,8 @@ mod tests {
                 content(json!([{"type": "image_url", "image_url": {"url": "x"}}])),
                 "messages[0].content[0].type",
             ),
-            (content(json!([{"type": "text", "text": "a"}, "b"])), "messages[0].content[1].type"),
+            (content(json!([{"type": "text", "text": "a"}, 7])), "messages[0].content[1]"),
+            (content(json!([{"text": "a"}])), "messages[0].content[0].type"),
             (content(json!([{"type": "text"}])), "messages[0].content[0].text"),
             (json!({"stream": "yes"}), "stream"),
             (json!({"stream_options": true}), "stream_options"),
@@ -511,8 +471,14 @@ mod tests {
             (json!({"top_k": -2}), "top_k"),
             (json!({"min_p": 1.5}), "min_p"),
             (json!({"seed": 0.5}), "seed"),
-            (json!({"stop": ["1", "2", "3", "4", "5"]}), "stop"),
-            (json!({"stop": [""]}), "stop"),
+            (json!({"stop": vec!["x"; 33]}), "stop"),
+            (json!({"cache_salt": 7}), "cache_salt"),
+            (json!({"cache_salt": "x".repeat(513)}), "cache_salt"),
+            (json!({"top_k": 40.5}), "top_k"),
+            (json!({"max_tokens": 64.5}), "max_tokens"),
+            (json!({"max_tokens": 1e300}), "max_tokens"),
+            (json!({"seed": 1e17}), "seed"),
+            (json!({"n": 2.0}), "n"),
             (json!({"stop": [1]}), "stop"),
             (json!({"stop": 1}), "stop"),
             (json!({"ignore_eos": 1}), "ignore_eos"),
@@ -539,6 +505,29 @@ mod tests {
             assert_eq!(error.param.as_deref(), Some(param), "{extra}");
             assert!(error.message.contains(param), "{extra}: {error}");
         }
+    }
+
+    #[test]
+    fn a_number_without_fraction_is_an_integer() {
+        let chat = parse(&with(json!({
+            "max_tokens": 64.0, "max_completion_tokens": 1e3, "top_k": 40.0, "seed": 7.0, "n": 1.0, "priority": 3.0,
+        })))
+        .unwrap();
+        let GenerationRequest { max_tokens, sampling, priority, .. } = chat.request;
+        assert_eq!((max_tokens, sampling.top_k, sampling.seed, priority), (Some(1000), 40, Some(7), -3));
+        let chat = parse(&with(json!({"top_k": -1.0, "seed": -1.0, "priority": 0.0}))).unwrap();
+        assert_eq!((chat.request.sampling.top_k, chat.request.sampling.seed), (0, Some(u64::MAX)));
+    }
+
+    #[test]
+    fn as_many_stop_texts_as_the_engine_takes_are_read() {
+        let stops = |value: Value| parse(&with(json!({"stop": value}))).map(|chat| chat.request.stop);
+        let many: Vec<String> = (0..32).map(|number| format!("<{number}>")).collect();
+        assert_eq!(stops(json!(many)), Ok(many));
+        for none in [json!(""), json!([""]), json!([]), json!(vec![""; 40])] {
+            assert_eq!(stops(none.clone()), Ok(vec![]), "{none}");
+        }
+        assert_eq!(stops(json!(["", "END", ""])), Ok(vec!["END".to_owned()]));
     }
 
     #[test]
@@ -592,18 +581,9 @@ mod tests {
     #[test]
     fn bodies_that_are_no_chat_request_are_refused_and_never_panic() {
         let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
-        for body in [
-            b"".as_slice(),
-            b"{",
-            b"null",
-            b"[]",
-            b"\"x\"",
-            b"{}",
-            b"\xff\xfe",
-            b"{\"model\":\"\"}",
-            b"NaN",
-            &deep,
-        ] {
+        for body in
+            [b"".as_slice(), b"{", b"null", b"[]", b"\"x\"", b"{}", b"{\"model\":\"\"}", b"NaN", &deep]
+        {
             let error = parse_bytes(body, RequestLimits::default()).err().unwrap();
             assert_eq!(error.kind, ErrorKind::InvalidRequest);
         }

@@ -73,14 +73,23 @@ fn fresh() -> TokenState {
 
 #[test]
 fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
-    use NodeMembership::{Leaving, Reachable, Unknown, Unreachable};
+    use NodeMembership::{Announced, Leaving, Reachable, Unknown, Unreachable};
     let gateway = || pem("russet:gateway", "", &["gateway.russet.dev"]);
     let account = "system:serviceaccount:russet-nodes:a";
     let accounts = "system:serviceaccounts:russet-nodes";
     let nodes = "russet:nodes";
     for (story, pem, user, group, usages, standing, expected) in [
         ("a joining node", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT[..], Unknown, Ok(())),
-        ("a silent node joins anew", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Unreachable, Ok(())),
+        ("a node that is announced", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Announced, Ok(())),
+        (
+            "the name of a silent node",
+            node_pem("a"),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unreachable,
+            Err("kubectl delete inferencenode a"),
+        ),
         ("a node renews itself", node_pem("a"), "russet:node:a", nodes, &RIGHT, Reachable, Ok(())),
         (
             "a node renews itself as its ServiceAccount",
@@ -409,7 +418,20 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
     };
     for (story, token, standing, life, expected) in [
         ("the first of its name", used("a", own), NodeMembership::Unknown, None, Ok(())),
-        ("a name that is silent", used("a", own), NodeMembership::Unreachable, Some("other"), Ok(())),
+        (
+            "the machine itself, silent for long",
+            used("a", own),
+            NodeMembership::Unreachable,
+            Some(own),
+            Ok(()),
+        ),
+        (
+            "a name that is silent",
+            used("a", own),
+            NodeMembership::Unreachable,
+            Some("other"),
+            Err("kubectl delete inferencenode a"),
+        ),
         ("its life has begun already", used("a", own), NodeMembership::Reachable, Some(own), Ok(())),
         (
             "another joined since",
@@ -461,7 +483,7 @@ fn finished_or_foreign_csrs_are_ignored_and_approved_are_signed() {
     let used = TokenState::Used { node: "a".into(), key, secret: SecretVersion::default() };
     let other = TokenState::Used { node: "a".into(), key: "other".into(), secret: SecretVersion::default() };
     for (story, request, standing, token, expected) in [
-        ("approved", with("Approved", None, 0), NodeMembership::Unreachable, &used, CsrVerdict::Sign),
+        ("approved", with("Approved", None, 0), NodeMembership::Unknown, &used, CsrVerdict::Sign),
         (
             "signed, the node is not there yet",
             with("Approved", Some("x"), -5),

@@ -352,6 +352,20 @@ fn restarts_back_off_after_twenty_in_ten_minutes() {
 }
 
 #[test]
+fn a_serving_group_says_which_node_is_unreachable() {
+    let mut observed = both(1, &peers(100), 1, [SERVING, SERVING]);
+    for (unreachable, says) in [(false, "every rank serves"), (true, "node b is unreachable")] {
+        if unreachable {
+            observed.unreachable.insert("b".to_owned());
+        }
+        let status = decide(&observed, at(0)).status;
+        let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+        assert_eq!(ready.status, "True");
+        assert!(ready.message.contains(says), "{}", ready.message);
+    }
+}
+
+#[test]
 fn a_plan_of_a_newer_release_is_left_alone() {
     for mut observed in [observed(2), both(2, &peers(100), 2, [SERVING, SERVING]), {
         let mut failed = both(2, &peers(100), 2, [SERVING, SERVING]);
@@ -429,4 +443,39 @@ fn how_ranks_meet_is_decided_once_for_an_epoch() {
     let rest = decide(&observed, at(0)).shards;
     assert_eq!(rest.len(), 1);
     assert_eq!((rest[0].rank, rest[0].transport), (1, Transport::Direct));
+}
+
+#[test]
+fn refused_model_stalls_at_once_and_is_tried_again_later() {
+    let met = peers(100);
+    let mut seen = both(1, &met, 1, [CLAIMED, CLAIMED]);
+    edit(&mut seen, 1, |shard| {
+        let status = shard.status.as_mut().unwrap();
+        status.failure = Some("tokenizer.json is broken".to_owned());
+        let reason = Reason::ModelRefused;
+        conditions::set(&mut status.conditions, Type::Serving, false, reason, "", None, at(0));
+    });
+    let words = "rank 1 on b: tokenizer.json is broken; it would be refused again";
+    // What was decided is what the next decision sees.
+    for (second, epoch, stalled, reason) in [
+        (10, 1, "True", "ModelRefused"),
+        (11, 1, "True", "ModelRefused"),
+        (1809, 1, "True", "ModelRefused"),
+        (1810, 2, "False", "ModelRefused"),
+    ] {
+        let planned = decide(&seen, at(second));
+        let ready = get(&planned.status.conditions, Type::Ready).unwrap();
+        let stuck = get(&planned.status.conditions, Type::Stalled).unwrap();
+        assert_eq!((planned.epoch, stuck.status.as_str(), ready.reason.as_str()), (epoch, stalled, reason));
+        assert_eq!(ready.message.starts_with(words), epoch == 1, "{}", ready.message);
+        assert_eq!(planned.requeue_after.is_some(), epoch == 1);
+        Arc::make_mut(&mut seen.group).status = Some(planned.status);
+    }
+    // Other failures are tried at once, as before.
+    edit(&mut seen, 1, |shard| {
+        let status = shard.status.as_mut().unwrap();
+        let reason = Reason::EngineFailed;
+        conditions::set(&mut status.conditions, Type::Serving, false, reason, "", None, at(0));
+    });
+    assert_eq!(decide(&seen, at(12)).epoch, 2);
 }

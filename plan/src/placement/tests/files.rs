@@ -196,6 +196,25 @@ fn local_files_and_disk_space_decide_between_nodes() {
 }
 
 #[test]
+fn the_reason_names_the_files_where_they_decide() {
+    for (story, there, node, says) in [
+        ("nowhere", None, "a4", "the tightest fit keeps larger nodes free"),
+        ("on the tighter one", Some("a"), "a4", "the tightest fit keeps larger nodes free"),
+        ("on the larger one", Some("b"), "b4", "the files decide: 1 rank on a would fit more tightly"),
+    ] {
+        let mut view = view(&[("a", 16), ("b", 32)], 4);
+        let copies: Vec<_> = there.iter().map(|node| ("m", *node, 4, 4, false)).collect();
+        view.disks = stored(&[("a", Some(9)), ("b", Some(9))], &copies);
+        let desired = desired(&view, &spec(ShardingMode::Auto, None, 1));
+        let (placement, notes) = checked(&view, &desired);
+        assert_eq!(shown(&placement), node, "{story}: {notes}");
+        let reason = &placement.report.as_ref().unwrap().reason;
+        assert!(reason.contains(says), "{story}: {reason}");
+        assert_eq!(reason.contains("tightest fit"), there != Some("b"), "{story}: {reason}");
+    }
+}
+
+#[test]
 fn disk_space_is_reserved_for_one_replica_only() {
     // Disk space for the files of one of two models on each node, and memory for both.
     let mut view = view(&[("a", 16), ("b", 16)], 4);

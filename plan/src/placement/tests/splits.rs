@@ -240,3 +240,75 @@ fn a_port_carries_one_group_and_a_successor_waits_for_it() {
     let (waits, notes) = checked(&held, &longer);
     assert!(waits.is_empty() && notes.contains("waits until agents release memory"), "{notes}");
 }
+
+/// The deepest model that is planned, its layers all different, on machines of which no two are alike.
+fn deepest() -> Snapshot {
+    let layers = russet_model::config::MAX_LAYERS;
+    let mut view = view(&[("a", 18), ("b", 22), ("c", 26), ("d", 31), ("e", 37)], layers);
+    for (at, node) in view.nodes.values_mut().enumerate() {
+        node.gpu = Some(crate::performance_model::GpuProfile {
+            bandwidth: (100 + 70 * at) as f64 * 1e9,
+            flops: (4 + 3 * at) as f64 * 1e12,
+            cores: (10 + 10 * at) as f64,
+            matmul_speedup: 1.0,
+        });
+    }
+    let shape = view.models.get_mut(&("ns".to_owned(), "m".to_owned())).unwrap();
+    shape.layer_bytes =
+        (0..u64::from(layers)).map(|layer| (32 << 20) + (layer * 7919 % 97) * 65_536).collect();
+    view
+}
+
+#[test]
+fn deepest_pipeline_is_planned_within_counted_steps() {
+    let view = deepest();
+    for (mode, ranks) in [(ShardingMode::Pipeline, None), (ShardingMode::Pipeline, Some(5))] {
+        let desired = desired(&view, &spec(mode, ranks, 1));
+        let fit = desired.memory_model();
+        let found = enumerate(&view, &desired, &fit, 0, true, |_| false).unwrap().found;
+        let steps = fit.search_budget().steps();
+        println!("1000 layers, 5 nodes, {mode:?} {ranks:?}: {} candidates, {steps} steps", found.len());
+        assert!(steps < 5_000_000, "{steps}; every start of every end would take some 10^8");
+        let (placement, _) = checked(&view, &desired);
+        assert_eq!(placement.create.len(), 1);
+    }
+}
+
+#[test]
+fn search_degrades_and_then_ends_with_words() {
+    use crate::search_budget::{FULL_SEARCH_STEPS, MAX_SEARCH_STEPS};
+    let view = deepest();
+    let desired = desired(&view, &spec(ShardingMode::Pipeline, None, 1));
+    let steps = |before| {
+        let fit = desired.memory_model();
+        fit.search_budget().add(before);
+        let found = enumerate(&view, &desired, &fit, 0, true, |_| false);
+        (
+            found.map(|found| found.found.len()).map_err(|notes| crate::note::join(&notes)),
+            fit.search_budget().steps() - before,
+        )
+    };
+    let (all, full) = steps(0);
+    let (one, degraded) = steps(FULL_SEARCH_STEPS);
+    assert_eq!(all, one, "a split of each set of nodes is found in either case");
+    assert!(degraded * 4 < full, "{degraded} of {full}");
+    let (none, spent) = steps(MAX_SEARCH_STEPS);
+    let words = none.unwrap_err();
+    assert!(
+        words.contains("1000 layers") && words.contains("given up") && words.contains("spec.sharding"),
+        "{words}"
+    );
+    assert_eq!(spent, 0);
+}
+
+#[test]
+fn more_layers_than_any_model_has_are_refused() {
+    let mut view = view(&[("a", 64)], 1);
+    for (layers, layer_bytes) in [(1001, 1001), (1, 200_000), (u32::MAX, 1)] {
+        let shape = view.models.get_mut(&("ns".to_owned(), "m".to_owned())).unwrap();
+        (shape.layers, shape.layer_bytes) = (layers, vec![1; layer_bytes]);
+        let notes = validate(&view, "ns", "chat", &spec(ShardingMode::Auto, None, 1)).unwrap_err();
+        let words = crate::note::join(&notes);
+        assert!(words.contains("more than the limit of 1000"), "{words}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Messages of a chat request. What SDKs and agents keep of an earlier response is read back: an assistant's turn may
+//! be empty, a refusal, or in the parts of OpenAI's other API.
+
+use std::collections::BTreeSet;
+
+use russet_wire::request::Message;
+use serde_json::Value;
+
+use super::{is_empty, shown};
+use crate::error::GatewayError;
+
+/// Parses `messages`; adds the names of fields that are left out to `ignored`.
+pub(super) fn parse(
+    value: Option<Value>,
+    ignored: &mut BTreeSet<String>,
+) -> Result<Vec<Message>, GatewayError> {
+    match value {
+        None => Err(GatewayError::field("messages", "`messages` is missing")),
+        Some(Value::Array(items)) if !items.is_empty() => items
+            .into_iter()
+            .enumerate()
+            .map(|(index, item)| message(&format!("messages[{index}]"), item, ignored))
+            .collect(),
+        Some(_) => {
+            Err(GatewayError::field("messages", "`messages` must be a list with at least one message"))
+        }
+    }
+}
+
+fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Message, GatewayError> {
+    let Value::Object(mut fields) = value else {
+        return Err(GatewayError::field(at, format!("`{at}` must be an object with a role and a content")));
+    };
+    let role_at = format!("{at}.role");
+    let role = match fields.get("role").and_then(Value::as_str) {
+        // A newer name of the same role; chat templates know the older one.
+        Some("developer") => "system",
+        Some("system") => "system",
+        Some("user") => "user",
+        Some("assistant") => "assistant",
+        Some("tool" | "function") => {
+            return Err(GatewayError::field(
+                &role_at,
+                format!("`{role_at}`: results of tools are not supported by this release"),
+            ));
+        }
+        _ => {
+            return Err(GatewayError::field(
+                &role_at,
+                format!("`{role_at}` must be system, developer, user or assistant"),
+            ));
+        }
+    };
+    fields.retain(|_, value| !value.is_null() && !is_empty(value));
+    for name in ["tool_calls", "function_call", "audio"] {
+        if fields.contains_key(name) {
+            let field = format!("{at}.{name}");
+            return Err(GatewayError::field(&field, format!("`{field}` is not supported by this release")));
+        }
+    }
+    let is_assistant = role == "assistant";
+    let refusal = if is_assistant { fields.remove("refusal") } else { None };
+    let content = content(&format!("{at}.content"), fields.remove("content"), is_assistant, ignored)?;
+    let content = match (content, refusal) {
+        (Some(content), _) => content,
+        (None, Some(Value::String(refusal))) => refusal,
+        // What an assistant said may be nothing: its turn was a call of a tool, or was cut off.
+        (None, _) => String::new(),
+    };
+    let left_out = fields.keys().filter(|name| *name != "role");
+    ignored.extend(left_out.map(|name| format!("messages.{name}")));
+    Ok(Message { role: role.to_owned(), content })
+}
+
+/// The text of a content; `None` where an assistant has none.
+fn content(
+    at: &str,
+    value: Option<Value>,
+    is_assistant: bool,
+    ignored: &mut BTreeSet<String>,
+) -> Result<Option<String>, GatewayError> {
+    match value {
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Array(parts)) => {
+            let mut content = String::new();
+            for (index, part) in parts.into_iter().enumerate() {
+                content.push_str(&part_text(&format!("{at}[{index}]"), part, is_assistant, ignored)?);
+            }
+            Ok(Some(content))
+        }
+        None if is_assistant => Ok(None),
+        _ => {
+            let message = format!("`{at}` must be a string or a list of text parts");
+            Err(GatewayError::field(at, message))
+        }
+    }
+}
+
+fn part_text(
+    at: &str,
+    part: Value,
+    is_assistant: bool,
+    ignored: &mut BTreeSet<String>,
+) -> Result<String, GatewayError> {
+    let mut fields = match part {
+        Value::String(text) => return Ok(text),
+        Value::Object(fields) => fields,
+        _ => return Err(GatewayError::field(at, format!("`{at}` must be a text part or a string"))),
+    };
+    let name = match fields.remove("type") {
+        // The second and third are those of OpenAI's Responses API.
+        Some(Value::String(kind)) if ["text", "input_text", "output_text"].contains(&kind.as_str()) => "text",
+        Some(Value::String(kind)) if is_assistant && kind == "refusal" => "refusal",
+        Some(other) => {
+            let message =
+                format!("`{at}.type` must be \"text\"; {} is not supported by this release", shown(&other));
+            return Err(GatewayError::field(format!("{at}.type"), message));
+        }
+        None => {
+            return Err(GatewayError::field(format!("{at}.type"), format!("`{at}.type` is missing")));
+        }
+    };
+    let Some(Value::String(text)) = fields.remove(name) else {
+        return Err(GatewayError::field(format!("{at}.{name}"), format!("`{at}.{name}` must be a string")));
+    };
+    let left_out = fields.iter().filter(|(_, value)| !value.is_null() && !is_empty(value));
+    ignored.extend(left_out.map(|(name, _)| format!("messages.content.{name}")));
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(message: Value) -> Result<(String, Vec<String>), GatewayError> {
+        let mut ignored = BTreeSet::new();
+        let parsed = parse(Some(json!([message])), &mut ignored)?;
+        Ok((parsed[0].content.clone(), ignored.into_iter().collect()))
+    }
+
+    #[test]
+    fn an_assistants_turn_may_be_empty_or_a_refusal() {
+        for (message, expected) in [
+            (json!({"content": null}), ""),
+            (json!({}), ""),
+            (json!({"content": ""}), ""),
+            (json!({"content": []}), ""),
+            (json!({"content": null, "refusal": "no"}), "no"),
+            (json!({"content": "yes", "refusal": null}), "yes"),
+            (json!({"content": [{"type": "refusal", "refusal": "no"}]}), "no"),
+            (json!({"content": [{"type": "output_text", "text": "yes", "annotations": []}]}), "yes"),
+            (json!({"content": null, "tool_calls": [], "audio": null, "function_call": null}), ""),
+        ] {
+            let mut message = message;
+            message["role"] = "assistant".into();
+            assert_eq!(check(message.clone()), Ok((expected.to_owned(), vec![])), "{message}");
+            if expected.is_empty() && message["content"] != "" {
+                for role in ["user", "system"] {
+                    message["role"] = role.into();
+                    let error = check(message.clone()).unwrap_err();
+                    assert_eq!(error.param.as_deref(), Some("messages[0].content"), "{message}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_content_is_a_text_or_parts_of_text() {
+        for (content, expected) in [
+            (json!("hi"), "hi"),
+            (json!(["hi", " you"]), "hi you"),
+            (json!([{"type": "text", "text": "a"}, "b", {"type": "input_text", "text": "c"}]), "abc"),
+            (json!([""]), ""),
+        ] {
+            assert_eq!(check(json!({"role": "user", "content": content})), Ok((expected.into(), vec![])));
+        }
+        let refusal = json!([{"type": "refusal", "refusal": "no"}]);
+        let error = check(json!({"role": "user", "content": refusal})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].content[0].type"));
+    }
+
+    #[test]
+    fn fields_of_messages_that_are_left_out_are_listed() {
+        let message = json!({
+            "role": "assistant", "name": "eve", "prefix": true, "images": ["x"], "reasoning_content": "hm",
+            "tool_calls": null, "annotations": [],
+            "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "annotations": []}],
+        });
+        let listed = ["content.cache_control", "images", "name", "prefix", "reasoning_content"];
+        let listed = listed.map(|name| format!("messages.{name}")).to_vec();
+        assert_eq!(check(message), Ok(("a".into(), listed)));
+    }
+}
