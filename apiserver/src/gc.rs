@@ -1,5 +1,5 @@
 //! Controllers of the API server: garbage collection of dependents, deletion of namespaces and of custom
-//! resources with their definitions, expiry of Events, and the default objects of new namespaces. One task
+//! resources with their definitions, expiry of Events, the status of ResourceQuotas, and the default objects of new namespaces. One task
 //! each, all driven by watches of the store.
 
 pub mod cache_refresh;
@@ -9,6 +9,7 @@ pub mod edit;
 pub mod expiry;
 pub mod namespaces;
 pub mod owners;
+pub mod quotas;
 pub mod roles;
 
 use std::future::Future;
@@ -25,6 +26,7 @@ pub fn spawn(api: &Arc<ServerState>) -> Vec<JoinHandle<()>> {
         until_stopped(api, namespaces::run(api.clone())),
         until_stopped(api, definitions::run(api.clone())),
         until_stopped(api, expiry::run(api.clone())),
+        until_stopped(api, quotas::run(api.clone())),
         until_stopped(api, roles::run(api.clone())),
     ]
 }

@@ -1,6 +1,7 @@
 //! The embedded Kubernetes-style API server.
 //!
-//! A request enters through [`server`] (TLS, routing), is authenticated and authorized by [`auth`], finds its
+//! A request enters through [`server`] (TLS, routing), is authenticated by [`auth`], waits for its turn in
+//! [`flow_control`], is authorized, finds its
 //! resource in the table of [`kinds`], becomes a [`call::Call`], and is handled by its verb in [`verbs`]. A
 //! write is decoded ([`protobuf`], [`schema::strict`]), applied ([`patch`]), normalized (pruned, defaulted,
 //! validated: [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored ([`store`]) unless the object
@@ -13,10 +14,12 @@ pub mod auth;
 pub mod bootstrap;
 pub mod call;
 pub mod discovery;
+pub mod flow_control;
 pub mod gc;
 pub mod kinds;
 pub mod metrics;
 pub mod object;
+pub mod object_limit;
 pub mod openapi;
 pub mod output;
 pub mod patch;
@@ -33,7 +36,7 @@ pub mod table;
 pub mod verbs;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,8 +50,11 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::auth::signer::Signer;
 use crate::auth::user::MASTERS;
+use crate::flow_control::{FlowControl, SystemUsers};
 use crate::metrics::Metrics;
+use crate::object_limit::ObjectLimits;
 use crate::pki::{Authority, PkiError};
+use crate::server::connection_limit::{ConnectionLimiter, ConnectionLimits};
 use crate::server::host;
 use crate::server::listen::{self, ConnectionService, LanListener};
 use crate::server::tls::{self, Resolver};
@@ -61,6 +67,9 @@ use crate::store::{Store, StoreError};
 /// Validity of the administrator's certificate, in days; it is reissued at every start.
 const ADMIN_DAYS: i64 = 365;
 
+/// The file in the data directory that keeps the server open for other machines.
+pub const LAN_MARKER: &str = "open-to-lan";
+
 /// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ApiServerConfig {
@@ -72,6 +81,12 @@ pub struct ApiServerConfig {
     pub registry: Option<prometheus::Registry>,
     /// Storage in etcd; `None` stores objects in a file of the data directory.
     pub etcd: Option<EtcdConfig>,
+    /// Limits of connections.
+    pub connections: ConnectionLimits,
+    /// The users whose requests and connections have a share of their own.
+    pub system: SystemUsers,
+    /// The addresses to open for other machines once a join token exists; all of the host's if empty.
+    pub lan: Vec<IpAddr>,
 }
 
 impl ApiServerConfig {
@@ -82,6 +97,9 @@ impl ApiServerConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 6443)),
             registry: None,
             etcd: None,
+            connections: ConnectionLimits::default(),
+            system: SystemUsers::default(),
+            lan: Vec::new(),
         }
     }
 
@@ -103,6 +121,28 @@ impl ApiServerConfig {
     #[must_use]
     pub fn etcd(mut self, etcd: EtcdConfig) -> Self {
         self.etcd = Some(etcd);
+        self
+    }
+
+    /// Sets the limits of connections.
+    #[must_use]
+    pub fn connections(mut self, connections: ConnectionLimits) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// Names further components of the cluster.
+    #[must_use]
+    pub fn system(mut self, users: &[&str], groups: &[&str]) -> Self {
+        self.system.users.extend(users.iter().map(ToString::to_string));
+        self.system.groups.extend(groups.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Opens only these addresses for other machines.
+    #[must_use]
+    pub fn lan(mut self, addresses: Vec<IpAddr>) -> Self {
+        self.lan = addresses;
         self
     }
 }
@@ -242,6 +282,7 @@ pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
     let resolver = Arc::new(Resolver::new(&authority, &addresses)?);
     let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver.clone())?));
 
+    let metrics = Metrics::new(config.registry.unwrap_or_default())?;
     let (stop, stopping) = watch::channel(false);
     let (open, closed) = mpsc::channel(1);
     let api = Arc::new(ServerState {
@@ -249,7 +290,9 @@ pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
         policies: Reflector::load(&*store),
         admission: Reflector::load(&*store),
         signer: Signer::ensure(&pki_dir.join("sa.key"))?,
-        metrics: Metrics::new(config.registry.unwrap_or_default())?,
+        flow: FlowControl::new(config.system.clone(), metrics.clone()),
+        limits: ObjectLimits::default(),
+        metrics: metrics.clone(),
         documents: discovery::OpenApiDocuments::default(),
         store,
         stopping,
@@ -264,20 +307,29 @@ pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
     let url = format!("https://{host}:{}", addr.port());
     pki::write_kubeconfig(&kubeconfig, &url, authority.cert_pem(), &cert, &key)?;
 
-    let service = ConnectionService { api: api.clone(), acceptor };
+    let limiter = ConnectionLimiter::new(config.connections, config.system, metrics);
+    let service = ConnectionService { api: api.clone(), acceptor, limiter };
+    let (accepted, connections) = mpsc::channel(1);
     let lan = LanListener {
-        service: service.clone(),
+        accepted: accepted.clone(),
+        api: api.clone(),
         authority: authority.clone(),
         resolver,
         port: addr.port(),
         main: addr,
-        marker: config.data_dir.join("open-to-lan"),
+        addresses: config.lan,
+        marker: config.data_dir.join(LAN_MARKER),
     };
-    let mut tasks = vec![tokio::spawn(listen::accept(service, listener)), tokio::spawn(lan.run())];
+    let mut tasks = vec![
+        tokio::spawn(listen::accept(listener, accepted)),
+        tokio::spawn(listen::serve(service, connections)),
+        tokio::spawn(lan.run()),
+    ];
     tasks.extend(gc::spawn(&api));
     if config.etcd.is_some() {
         tasks.push(gc::until_stopped(&api, gc::cache_refresh::run(api.clone())));
     }
-    tracing::info!(%addr, "the API server answers");
+    let ConnectionLimits { anonymous, authenticated, system, .. } = config.connections;
+    tracing::info!(%addr, anonymous, authenticated, system, "the API server answers; these many connections fit");
     Ok(RunningServer { addr, authority, kubeconfig, stop, tasks, closed })
 }

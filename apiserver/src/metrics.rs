@@ -1,10 +1,12 @@
 //! Metrics of the API server, under the names Kubernetes uses.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 use crate::store::Store;
@@ -16,6 +18,15 @@ pub struct Metrics {
     requests: IntCounterVec,
     durations: HistogramVec,
     watches: IntGauge,
+    connections: IntGaugeVec,
+    closed_connections: IntCounterVec,
+    dispatched: IntCounterVec,
+    rejected: IntCounterVec,
+    executing: IntGaugeVec,
+    queued: IntGaugeVec,
+    waits: HistogramVec,
+    objects: IntGaugeVec,
+    object_bytes: IntGaugeVec,
     commits: IntCounter,
     revision: IntGauge,
 }
@@ -46,16 +57,120 @@ impl Metrics {
             &["verb", "resource"],
         )?;
         let watches = IntGauge::new("apiserver_longrunning_requests", "Watches open now.")?;
+        let connections = IntGaugeVec::new(
+            Opts::new("apiserver_connections", "Connections open now, by who their client is."),
+            &["class"],
+        )?;
+        let closed_connections = IntCounterVec::new(
+            Opts::new(
+                "apiserver_closed_connections_total",
+                "Connections closed because as many were open as may be.",
+            ),
+            &["class"],
+        )?;
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            IntCounterVec::new(Opts::new(format!("apiserver_flowcontrol_{name}"), help), labels)
+        };
+        let gauge = |name: &str, help: &str| {
+            IntGaugeVec::new(Opts::new(format!("apiserver_flowcontrol_{name}"), help), &["priority_level"])
+        };
+        let dispatched = counter(
+            "dispatched_requests_total",
+            "Requests let in by priority and fairness.",
+            &["priority_level"],
+        )?;
+        let rejected = counter(
+            "rejected_requests_total",
+            "Requests rejected by priority and fairness.",
+            &["priority_level", "reason"],
+        )?;
+        let executing = gauge("current_executing_requests", "Requests handled now.")?;
+        let queued = gauge("current_inqueue_requests", "Requests that wait now.")?;
+        let waits = HistogramVec::new(
+            HistogramOpts::new(
+                "apiserver_flowcontrol_request_wait_duration_seconds",
+                "Time requests waited in their queue.",
+            )
+            .buckets(vec![0.001, 0.01, 0.1, 1.0, 5.0, 15.0]),
+            &["priority_level"],
+        )?;
+        let objects =
+            IntGaugeVec::new(Opts::new("apiserver_storage_objects", "Objects stored."), &["resource"])?;
+        let object_bytes = IntGaugeVec::new(
+            Opts::new("apiserver_resource_size_estimate_bytes", "Bytes of the objects stored."),
+            &["resource"],
+        )?;
         let commits =
             IntCounter::new("apiserver_storage_commits_total", "Commits since start, one fsync each.")?;
         let revision = IntGauge::new("apiserver_storage_revision", "The newest revision.")?;
         registry.register(Box::new(requests.clone()))?;
         registry.register(Box::new(durations.clone()))?;
         registry.register(Box::new(commits.clone()))?;
+        registry.register(Box::new(waits.clone()))?;
+        for counters in [&closed_connections, &dispatched, &rejected] {
+            registry.register(Box::new(counters.clone()))?;
+        }
+        for gauges in [&connections, &executing, &queued, &objects, &object_bytes] {
+            registry.register(Box::new(gauges.clone()))?;
+        }
         for gauge in [&watches, &revision] {
             registry.register(Box::new(gauge.clone()))?;
         }
-        Ok(Self { registry, requests, durations, watches, commits, revision })
+        Ok(Self {
+            registry,
+            requests,
+            durations,
+            watches,
+            connections,
+            closed_connections,
+            dispatched,
+            rejected,
+            executing,
+            queued,
+            waits,
+            objects,
+            object_bytes,
+            commits,
+            revision,
+        })
+    }
+
+    /// Counts a request that was let in after waiting this long.
+    pub fn dispatched(&self, priority_level: &str, waited: Duration) {
+        self.dispatched.with_label_values(&[priority_level]).inc();
+        self.waits.with_label_values(&[priority_level]).observe(waited.as_secs_f64());
+    }
+
+    /// Counts a request that was not let in.
+    pub fn rejected(&self, priority_level: &str, reason: &str) {
+        self.rejected.with_label_values(&[priority_level, reason]).inc();
+    }
+
+    /// The gauges of a queue: requests handled now, and requests that wait now.
+    pub fn queue(&self, priority_level: &str) -> [IntGauge; 2] {
+        [&self.executing, &self.queued].map(|gauges| gauges.with_label_values(&[priority_level]))
+    }
+
+    /// Sets the number of stored objects and their bytes, by resource.
+    pub fn storage(&self, resources: &BTreeMap<String, (usize, usize)>) {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        // What is no longer served has no series.
+        self.objects.reset();
+        self.object_bytes.reset();
+        for (resource, (objects, bytes)) in resources {
+            self.objects.with_label_values(&[resource]).set(number(*objects));
+            self.object_bytes.with_label_values(&[resource]).set(number(*bytes));
+        }
+    }
+
+    /// The gauge of open connections.
+    pub fn connections(&self, class: &str) -> IntGauge {
+        self.connections.with_label_values(&[class])
+    }
+
+    /// Counts a connection that was closed because as many were open as may be.
+    pub fn closed_connection(&self, class: &str) {
+        self.closed_connections.with_label_values(&[class]).inc();
     }
 
     /// Counts a response.

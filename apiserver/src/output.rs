@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kinds::resource::Resource;
 use crate::object;
+use crate::schema::values::cut;
 use crate::status::{ApiError, Result};
 use crate::table::{self, Include};
 
@@ -202,9 +203,17 @@ pub fn error(error: &ApiError) -> Response<Body> {
     response
 }
 
-/// Adds `Warning` headers.
+/// Maximum bytes of all warnings of a response, as in Kubernetes: clients bound the heads they read.
+const MAX_WARNING_BYTES: usize = 4096;
+
+/// Adds `Warning` headers, as many as fit.
 pub fn warn(response: &mut Response<Body>, warnings: &[String]) {
+    let mut left = MAX_WARNING_BYTES;
     for warning in warnings {
+        let mut warning = warning.clone();
+        cut(&mut warning, MAX_WARNING_BYTES / 4);
+        let Some(rest) = left.checked_sub(warning.len()) else { return };
+        left = rest;
         let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
             response.headers_mut().append(WARNING, value);
@@ -228,6 +237,15 @@ mod tests {
                 read["items"].as_array().unwrap().iter().filter_map(|item| item["index"].as_u64()).collect();
             assert_eq!(indices, (0..count as u64).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn warnings_fit_into_a_head() {
+        let mut response = value(StatusCode::OK, &json!({}));
+        warn(&mut response, &vec!["x".repeat(3000); 100]);
+        let warnings: Vec<&HeaderValue> = response.headers().get_all(WARNING).iter().collect();
+        assert_eq!(warnings.len(), 3);
+        assert!(warnings.iter().all(|warning| warning.len() < 1100));
     }
 
     #[test]

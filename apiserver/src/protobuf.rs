@@ -9,9 +9,13 @@ mod field;
 mod messages;
 mod wire;
 
+use std::cell::Cell;
+
 use base64::Engine as _;
 use serde_json::{Map, Value};
 
+use crate::schema::bounds::{self, BoundsError, MAX_VALUES};
+use crate::schema::strict;
 use field::Type;
 use wire::{Fields, Payload};
 
@@ -64,7 +68,8 @@ pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
     let Some(message) = messages::of_kind(&api_version, &kind) else {
         return Err(ProtobufError::UnknownKind { api_version, kind });
     };
-    let mut object = decode(message, raw, MAX_DEPTH)?;
+    let values = Cell::new(MAX_VALUES);
+    let mut object = decode(message, raw, Budget { depth: MAX_DEPTH, values: &values })?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
     Ok(Value::Object(object))
@@ -81,14 +86,39 @@ fn base64(bytes: &[u8]) -> String {
 /// Maximum nesting of messages: schemas nest, and unlimited nesting would overflow the stack.
 const MAX_DEPTH: usize = 100;
 
-fn decode(message: &str, bytes: &[u8], depth: usize) -> Result<Map<String, Value>, String> {
-    let depth = depth.checked_sub(1).ok_or("the messages nest too deeply")?;
+/// What may still be decoded: a value takes two bytes on the wire and sixty here.
+#[derive(Clone, Copy)]
+struct Budget<'a> {
+    /// Levels of messages.
+    depth: usize,
+    /// Values of the whole body.
+    values: &'a Cell<usize>,
+}
+
+impl Budget<'_> {
+    /// The budget within one more message.
+    fn message(mut self) -> Result<Self, String> {
+        self.depth = self.depth.checked_sub(1).ok_or("the messages nest too deeply")?;
+        self.take(1)?;
+        Ok(self)
+    }
+
+    fn take(&self, values: usize) -> Result<(), String> {
+        let left = self.values.get().checked_sub(values).ok_or_else(|| BoundsError::Values.to_string())?;
+        self.values.set(left);
+        Ok(())
+    }
+}
+
+fn decode(message: &str, bytes: &[u8], budget: Budget<'_>) -> Result<Map<String, Value>, String> {
+    let budget = budget.message()?;
     let known = messages::fields(message);
     let mut object = Map::new();
     for field in Fields::new(bytes) {
         let (number, payload) = field?;
+        budget.take(1)?;
         let Some((_, name, kind)) = known.iter().find(|(known, _, _)| *known == number) else { continue };
-        set(&mut object, name, *kind, payload, depth)
+        set(&mut object, name, *kind, payload, budget)
             .map_err(|reason| format!("{message}.{name}: {reason}"))?;
     }
     Ok(object)
@@ -103,7 +133,7 @@ fn set(
     name: &str,
     kind: Type,
     payload: Payload<'_>,
-    depth: usize,
+    budget: Budget<'_>,
 ) -> Result<(), String> {
     let value = match (kind, payload) {
         (Type::Text, Payload::Bytes(bytes)) => {
@@ -117,19 +147,19 @@ fn set(
         (Type::Bytes, Payload::Bytes(bytes)) => (!bytes.is_empty()).then(|| base64(bytes).into()),
         (Type::Time, Payload::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%SZ")?,
         (Type::MicroTime, Payload::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%S.%6fZ")?,
-        (Type::Json, Payload::Bytes(bytes)) => json(bytes)?,
+        (Type::Json, Payload::Bytes(bytes)) => json(bytes, budget)?,
         (Type::Message(message), Payload::Bytes(bytes)) => {
-            let inner = decode(message, bytes, depth)?;
+            let inner = decode(message, bytes, budget)?;
             let shown = !inner.is_empty() || matches!(name, "metadata" | "spec");
             shown.then_some(Value::Object(inner))
         }
         (Type::Inline(message), Payload::Bytes(bytes)) => {
-            object.append(&mut decode(message, bytes, depth)?);
+            object.append(&mut decode(message, bytes, budget)?);
             return Ok(());
         }
         (Type::Texts, Payload::Bytes(bytes)) => return append(object, name, text(bytes)?.into()),
         (Type::Messages(message), Payload::Bytes(bytes)) => {
-            return append(object, name, Value::Object(decode(message, bytes, depth)?));
+            return append(object, name, Value::Object(decode(message, bytes, budget)?));
         }
         (Type::TextMap | Type::BytesMap | Type::TextsMap, Payload::Bytes(bytes)) => {
             let (key, value) = entry(kind, bytes)?;
@@ -138,21 +168,21 @@ fn set(
             return Ok(());
         }
         (Type::Double, Payload::Fixed(bytes)) => Some(double(bytes)?),
-        (Type::Jsons, Payload::Bytes(bytes)) => match json(bytes)? {
+        (Type::Jsons, Payload::Bytes(bytes)) => match json(bytes, budget)? {
             Some(value) => return append(object, name, value),
             None => None,
         },
         (Type::Present(message), Payload::Bytes(bytes)) => {
-            Some(Value::Object(decode(message, bytes, depth)?))
+            Some(Value::Object(decode(message, bytes, budget)?))
         }
         (Type::MessageMap(message), Payload::Bytes(bytes)) => {
             let (key, raw) = raw_entry(bytes)?;
             let map = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
-            map[key] = Value::Object(decode(message, raw, depth)?);
+            map[key] = Value::Object(decode(message, raw, budget)?);
             return Ok(());
         }
         (Type::Either(message) | Type::SchemaOrBool(message), Payload::Bytes(bytes)) => {
-            Some(union(kind, message, bytes, depth)?)
+            Some(union(kind, message, bytes, budget)?)
         }
         (kind, payload) => return Err(format!("expected {kind:?}, got {payload:?}")),
     };
@@ -170,17 +200,17 @@ fn append(object: &mut Map<String, Value>, name: &str, item: Value) -> Result<()
 }
 
 /// The alternatives to a schema that a schema field allows: a list of schemas, or a boolean.
-fn union(kind: Type, message: &str, bytes: &[u8], depth: usize) -> Result<Value, String> {
+fn union(kind: Type, message: &str, bytes: &[u8], budget: Budget<'_>) -> Result<Value, String> {
     let (mut schema, mut many, mut allows) = (None, Vec::new(), false);
     for field in Fields::new(bytes) {
         match (kind, field?) {
             (Type::SchemaOrBool(_), (1, Payload::Varint(number))) => allows = number != 0,
             (Type::SchemaOrBool(_), (2, Payload::Bytes(raw)))
             | (Type::Either(_), (1, Payload::Bytes(raw))) => {
-                schema = Some(Value::Object(decode(message, raw, depth)?));
+                schema = Some(Value::Object(decode(message, raw, budget)?));
             }
             (Type::Either(_), (2, Payload::Bytes(raw))) => {
-                many.push(Value::Object(decode(message, raw, depth)?))
+                many.push(Value::Object(decode(message, raw, budget)?))
             }
             _ => {}
         }
@@ -259,10 +289,12 @@ fn time(bytes: &[u8], format: &str) -> Result<Option<Value>, String> {
     Ok(Some(time.strftime(format).to_string().into()))
 }
 
-fn json(bytes: &[u8]) -> Result<Option<Value>, String> {
+fn json(bytes: &[u8], budget: Budget<'_>) -> Result<Option<Value>, String> {
     for field in Fields::new(bytes) {
         if let (1, Payload::Bytes(raw)) = field? {
-            return serde_json::from_slice(raw).map(Some).map_err(|error| error.to_string());
+            let (value, _) = strict::json(raw).map_err(|error| error.to_string())?;
+            budget.take(bounds::values(&value))?;
+            return Ok(Some(value));
         }
     }
     Ok(None)
@@ -295,6 +327,31 @@ mod tests {
         let type_meta = [bytes(1, api_version.as_bytes()), bytes(2, kind.as_bytes())].concat();
         [b"k8s\0".to_vec(), bytes(1, &type_meta), bytes(2, &object.concat()), bytes(3, b""), bytes(4, b"")]
             .concat()
+    }
+
+    #[test]
+    fn values_are_bounded_while_they_are_decoded() {
+        let field = |tag: u8, bytes: &[u8]| {
+            let mut length = bytes.len();
+            let mut field = vec![tag];
+            while length >= 0x80 {
+                field.push((length & 0x7f) as u8 | 0x80);
+                length >>= 7;
+            }
+            field.push(length as u8);
+            field.extend(bytes);
+            field
+        };
+        for (finalizers, expected) in [(100_000, true), (250_000, false)] {
+            // Empty finalizers, two bytes each.
+            let metadata = field(0x0a, &[0x72, 0].repeat(finalizers));
+            let mut body = b"k8s\0".to_vec();
+            body.extend(field(0x0a, &[field(0x0a, b"v1"), field(0x12, b"Namespace")].concat()));
+            body.extend(field(0x12, &metadata));
+            let decoded = to_json(&body);
+            assert_eq!(decoded.is_ok(), expected, "{finalizers}");
+            assert!(decoded.is_ok() || matches!(decoded, Err(ProtobufError::Malformed(_))));
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! HTTP server: TLS, HTTP/1.1 and HTTP/2, authentication, routing by path. Not here: sockets, see [`listen`];
 //! handling of requests on resources, see [`crate::verbs`].
 
+pub mod connection_limit;
+mod guarded_body;
 mod handshakes;
 pub mod host;
 pub mod listen;
@@ -20,6 +22,8 @@ use crate::auth::rbac::Attributes;
 use crate::auth::user::User;
 use crate::call::{Call, REQUEST_TIMEOUT};
 use crate::discovery;
+use crate::flow_control::fair_queue::QueuePermit;
+use crate::flow_control::{RequestInfo, UserClass, priority_level};
 use crate::object;
 use crate::openapi;
 use crate::output::{self, Body};
@@ -27,26 +31,33 @@ use crate::request::{self, Query, RequestTarget};
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::{store, verbs};
+use connection_limit::ConnectionPermit;
 
 /// The metrics' label of every method that the API does not use: a client could invent more than memory holds.
 const OTHER_VERB: &str = "other";
 /// Maximum body size in bytes, as in Kubernetes.
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
-/// Timeout of reading a body: enough for 3 MiB over a slow link, and short for clients that only hold
-/// connections open.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest body, and largest stored object to change, in bytes, that is worked on between other requests: this takes
+/// about a millisecond.
+const MAX_INLINE_BYTES: usize = 16 * 1024;
+
+/// How long a large body is worked on before its client is answered: longer than any that is within the bounds of
+/// `schema/bounds.rs` takes, and half of what kubectl waits.
+const WORK_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Handles one request. Infallible: errors become responses.
 pub async fn handle(
     api: Arc<ServerState>,
+    connection: Arc<ConnectionPermit>,
     certified: Option<User>,
     request: Request<Incoming>,
 ) -> std::result::Result<Response<Body>, Infallible> {
+    let active = connection.begin_request();
     let started = Instant::now();
     let head = *request.method() == Method::HEAD;
     let (mut verb, mut resource) = (String::new(), String::new());
-    let outcome = route(&api, certified.as_ref(), request, &mut verb, &mut resource).await;
+    let outcome = route(&api, &connection, certified.as_ref(), request, &mut verb, &mut resource).await;
     let mut response = outcome.unwrap_or_else(|error| {
         if error.code.is_server_error() {
             tracing::warn!(%error, verb, resource, "a request failed");
@@ -61,11 +72,12 @@ pub async fn handle(
         let (parts, _) = response.into_parts();
         response = Response::from_parts(parts, http_body_util::Empty::new().boxed_unsync());
     }
-    Ok(response)
+    Ok(guarded_body::keep(response, active))
 }
 
 async fn route(
     api: &Arc<ServerState>,
+    connection: &ConnectionPermit,
     certified: Option<&User>,
     request: Request<Incoming>,
     counted_verb: &mut String,
@@ -75,10 +87,16 @@ async fn route(
     let path = parts.uri.path();
     let raw_query = parts.uri.query().unwrap_or_default();
     let user = auth::authenticate(api, certified, &parts.headers)?;
+    connection.authenticated(&user);
+    let class = api.flow.system.class(&user);
+    // Whoever has no name is told apart by the host.
+    let flow = if class == UserClass::Anonymous { connection.host().to_owned() } else { user.name.clone() };
     let Some(target) = request::target(path) else {
         let verb = request::non_resource_verb(&parts.method);
         *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
         let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
+        let info = RequestInfo { verb, path, ..RequestInfo::default() };
+        let _permit = api.flow.admit(priority_level(class, &user, info), &flow).await?;
         let asked = Attributes { verb, path, ..Attributes::default() };
         auth::authorize(api, &user, &asked)?;
         if !matches!(parts.method, Method::GET | Method::HEAD) {
@@ -90,6 +108,10 @@ async fn route(
     let verb = request::verb(&parts.method, &target, &query);
     *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
     let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
+    let info = RequestInfo { verb, resource: &target.resource, subresource: &target.subresource, path };
+    // Before the body is read, so that a request that waits holds nothing but its head.
+    let level = priority_level(class, &user, info);
+    let permit = api.flow.admit(level, &flow).await?;
     let asked = Attributes {
         verb,
         group: &target.group,
@@ -108,11 +130,12 @@ async fn route(
     // The metric label is set only once the resource is known to exist: clients must not invent labels.
     counted_resource.clone_from(&resource.plural);
     check_scope(&target, &resource)?;
+    let watch = if verb == "watch" { Some(api.flow.open_watch(class, &flow)?) } else { None };
     let reading = Limited::new(body, BODY_LIMIT).collect();
-    let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+    let body = match tokio::time::timeout(level.body_timeout(), reading).await {
         Err(_) => {
             let problem =
-                format!("the body did not arrive within {} s; send it again", BODY_TIMEOUT.as_secs());
+                format!("the body did not arrive within {} s; send it again", level.body_timeout().as_secs());
             return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", problem));
         }
         Ok(Ok(collected)) => collected.to_bytes(),
@@ -123,10 +146,64 @@ async fn route(
     let headers = parts.headers;
     let deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
-    // A handler runs to completion even when its client disconnects: a durable write is also recorded.
-    let (api, verb) = (api.clone(), verb);
-    let handler = tokio::spawn(async move { verbs::dispatch(&api, verb, call).await });
-    handler.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the handler stopped: {error}"))))
+    let response = if is_large(api, verb, &call) {
+        let permits = (permit, api.flow.admit_large_body(class, &flow).await?);
+        handle_large(api.clone(), verb, call, permits).await?
+    } else {
+        // A handler runs to completion even when its client disconnects: a durable write is also recorded. So the permit
+        // is given back by the handler, not by its client.
+        let api = api.clone();
+        let handler = tokio::spawn(async move {
+            let response = verbs::dispatch(&api, verb, call).await;
+            drop(permit);
+            response
+        });
+        handler.await.unwrap_or_else(|error| Err(stopped_handler(&error)))?
+    };
+    Ok(match watch {
+        Some(watch) => guarded_body::keep(response, watch),
+        None => response,
+    })
+}
+
+/// Whether decoding, patching or validating may take long.
+fn is_large(api: &ServerState, verb: &str, call: &Call) -> bool {
+    call.body.len() > MAX_INLINE_BYTES
+        || (matches!(verb, "patch" | "update")
+            && api.store.get(&call.key()).is_some_and(|record| record.value.len() > MAX_INLINE_BYTES))
+}
+
+/// Handles a request on a thread that may be blocked. After the timeout the client is answered, and the thread is given
+/// up only once the work ends: its user gets no other one before.
+async fn handle_large(
+    api: Arc<ServerState>,
+    verb: &'static str,
+    mut call: Call,
+    permits: (Option<QueuePermit>, QueuePermit),
+) -> Result<Response<Body>> {
+    // It waited until now.
+    call.deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
+    let runtime = tokio::runtime::Handle::current();
+    let handler = tokio::task::spawn_blocking(move || {
+        let response = runtime.block_on(verbs::dispatch(&api, verb, call));
+        drop(permits);
+        response
+    });
+    match tokio::time::timeout(WORK_TIMEOUT, handler).await {
+        Ok(handled) => handled.unwrap_or_else(|error| Err(stopped_handler(&error))),
+        Err(_) => Err(ApiError::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "Timeout",
+            format!(
+                "the request needs more work than {} s; split the object, and read it before trying again",
+                WORK_TIMEOUT.as_secs()
+            ),
+        )),
+    }
+}
+
+fn stopped_handler(error: &tokio::task::JoinError) -> ApiError {
+    ApiError::internal(format!("the handler stopped: {error}"))
 }
 
 fn check_scope(target: &RequestTarget, resource: &crate::kinds::resource::Resource) -> Result<()> {

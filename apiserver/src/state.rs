@@ -8,8 +8,10 @@ use tokio::sync::{mpsc, watch};
 use crate::admission::policies::PolicySet;
 use crate::auth::rbac;
 use crate::auth::signer::Signer;
+use crate::flow_control::FlowControl;
 use crate::kinds::table::Table;
 use crate::metrics::Metrics;
+use crate::object_limit::ObjectLimits;
 use crate::store::Store;
 use crate::store::reflector::Reflector;
 
@@ -27,6 +29,10 @@ pub struct ServerState {
     pub signer: Signer,
     /// The OpenAPI documents.
     pub documents: crate::discovery::OpenApiDocuments,
+    /// Limits of requests and watches.
+    pub flow: FlowControl,
+    /// Limits of the number of objects.
+    pub limits: ObjectLimits,
     /// Metrics.
     pub metrics: Metrics,
     /// Becomes true when the server stops; watches end then.

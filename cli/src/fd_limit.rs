@@ -13,6 +13,12 @@ pub fn raise() {
     }
 }
 
+/// The files and sockets that this process may open.
+pub fn current() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(TARGET_LIMIT);
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
 fn raised_limit(limit: Rlimit) -> Option<u64> {
     let most = limit.maximum.unwrap_or(TARGET_LIMIT).min(TARGET_LIMIT);
     (limit.current? < most).then_some(most)
@@ -36,5 +42,6 @@ mod tests {
         }
         raise();
         assert_eq!(raised_limit(getrlimit(Resource::Nofile)), None);
+        assert!(current() > 0);
     }
 }

@@ -1,19 +1,21 @@
 //! `russet serve`: the embedded API server and the operator in one process; `up` starts it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use russet_apiserver::pki;
+use russet_apiserver::server::connection_limit::ConnectionLimits;
 use russet_rpc::kube_client;
-use russet_rpc::tls::identity_dir;
+use russet_rpc::tls::{self, identity_dir};
 use russet_telemetry::tasks::TaskSet;
 
 use crate::client::client_from;
 use crate::data_dir::DataDir;
 use crate::etcd::EtcdArguments;
+use crate::fd_limit;
 use crate::identities::Identities;
 use crate::leader_identity::LeaderIdentity;
 use crate::port_holder;
@@ -28,6 +30,9 @@ pub struct Arguments {
     /// Port of the API server.
     #[arg(long, default_value_t = 6443)]
     api_port: u16,
+    /// Address of this machine to open for other machines once a join token exists, instead of all; may repeat.
+    #[arg(long = "api-listen", value_name = "ADDRESS")]
+    api_listen: Vec<IpAddr>,
     /// Issue the identity of this machine's own node, which then needs no token.
     #[arg(long)]
     local_node: Option<String>,
@@ -53,8 +58,16 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("serve", arguments.json_logs);
     let layout = DataDir::open(arguments.data_dir)?;
     let registry = prometheus::Registry::new();
+    let open_files = fd_limit::current();
+    tracing::info!(
+        open_files,
+        "files and sockets that may be open; connections are limited so that these suffice"
+    );
     let mut config = russet_apiserver::ApiServerConfig::new(layout.serve())
         .listen(([127, 0, 0, 1], arguments.api_port).into())
+        .lan(arguments.api_listen)
+        .system(&[tls::OPERATOR_USER, tls::GATEWAY_USER], &[tls::NODES_GROUP])
+        .connections(ConnectionLimits::for_open_files(open_files))
         .registry(registry.clone());
     if let Some(etcd) = arguments.etcd.config() {
         config = config.etcd(etcd);

@@ -1,14 +1,18 @@
 //! `russet token create`: a token with which one more machine may join, once and within a day. The first
-//! token opens an embedded API server to the network.
+//! token opens an embedded API server to the network; `russet token close` closes it again.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kube::Api;
+use kube::api::ListParams;
 use kube::config::Kubeconfig;
+use russet_agent::join::identity::NodeIdentity;
 use russet_agent::join::pin::{self, PinError};
 use russet_agent::token::JoinToken;
+use russet_crds::InferenceNode;
 use russet_telemetry::say;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -31,6 +35,16 @@ pub struct Arguments {
 enum TokenAction {
     /// Print a new join token and the command that uses it.
     Create(CreateArguments),
+    /// Revoke all join tokens and close this machine's API server for other machines.
+    Close(CloseArguments),
+}
+
+/// Arguments of `russet token close`.
+#[derive(clap::Args)]
+struct CloseArguments {
+    /// Data folder of the control plane.
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
 }
 
 /// Arguments of `russet token create`.
@@ -53,10 +67,48 @@ struct CreateArguments {
     quiet: bool,
 }
 
-/// Creates the token.
+/// Creates a token, or closes the API server for other machines.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let TokenAction::Create(CreateArguments { data_dir, kubeconfig, servers, hours, quiet }) =
-        arguments.action;
+    match arguments.action {
+        TokenAction::Create(arguments) => create(arguments).await,
+        TokenAction::Close(CloseArguments { data_dir }) => close(&DataDir::resolve(data_dir)?).await,
+    }
+}
+
+/// Revokes the tokens first: the server opens for as long as one is valid.
+async fn close(layout: &DataDir) -> Result<()> {
+    let client = client_from(&layout.admin_kubeconfig()).await?;
+    let revoked = russet_operator::join_tokens::revoke_all(&client).await?;
+    let marker = layout.serve().join(russet_apiserver::LAN_MARKER);
+    match std::fs::remove_file(&marker) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => {
+            return Err(error).with_context(|| {
+                format!("cannot remove {}; remove it to close the API server", marker.display())
+            });
+        }
+    }
+    say!("{revoked} join tokens are revoked. Within seconds the API server answers this machine only.");
+    let own = NodeIdentity::load(&layout.agent()).ok().flatten().map(|identity| identity.node);
+    let nodes = Api::<InferenceNode>::all(client).list_metadata(&ListParams::default()).await?;
+    let others: Vec<String> = nodes
+        .items
+        .into_iter()
+        .filter_map(|node| node.metadata.name)
+        .filter(|name| own.as_ref() != Some(name))
+        .collect();
+    if !others.is_empty() {
+        say!(
+            "Nodes on other machines are cut off ({}): their engines go on, and nothing changes there until `russet token create` opens the API server again.",
+            others.join(", ")
+        );
+    }
+    Ok(())
+}
+
+async fn create(arguments: CreateArguments) -> Result<()> {
+    let CreateArguments { data_dir, kubeconfig, servers, hours, quiet } = arguments;
     let path = match kubeconfig {
         Some(path) => path,
         None => DataDir::resolve(data_dir)?.admin_kubeconfig(),
@@ -73,7 +125,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     } else {
         let servers = if servers.is_empty() { vec![reachable(&server)] } else { servers };
         say!("One machine may join with it until {:.0}. On that machine:", made.expires);
-        outln!("russet join {} --token {token}", servers.join(" "))
+        outln!("RUSSET_TOKEN={token} russet join {}", servers.join(" "))
     };
     if let Err(error) = shown {
         // Nobody saw it, so nobody may hold it.

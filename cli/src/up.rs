@@ -51,6 +51,9 @@ pub struct Arguments {
     /// Port of the API server.
     #[arg(long, default_value_t = 6443)]
     api_port: u16,
+    /// Address of this machine to open for other machines once a join token exists, instead of all; may repeat.
+    #[arg(long = "api-listen", value_name = "ADDRESS")]
+    api_listen: Vec<IpAddr>,
     /// Port of the gateway.
     #[arg(long, default_value_t = 52415)]
     gateway_port: u16,
@@ -125,6 +128,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let mut serve = ChildProcess::new("serve", &layout, &common);
     serve.arguments.extend(["--api-port".into(), arguments.api_port.to_string()]);
+    for address in &arguments.api_listen {
+        serve.arguments.extend(["--api-listen".into(), address.to_string()]);
+    }
     serve.arguments.extend(["--metrics-listen".into(), arguments.metrics_listen.to_string()]);
     serve.arguments.extend(arguments.etcd.to_flags());
     if !arguments.no_agent {

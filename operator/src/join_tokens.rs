@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, Resource as _};
 use rand::Rng as _;
 use serde_json::json;
@@ -35,6 +35,15 @@ pub enum Error {
     Refused {
         /// Kind of the object.
         kind: &'static str,
+        /// Its name.
+        name: String,
+        /// The server's error.
+        #[source]
+        source: kube::Error,
+    },
+    /// The server did not delete tokens.
+    #[error("Secret {NAMESPACE}/{name} could not be deleted; use an administrator's kubeconfig")]
+    Undeletable {
         /// Its name.
         name: String,
         /// The server's error.
@@ -98,6 +107,26 @@ pub async fn create(client: &Client, lifetime: SignedDuration) -> Result<Bootstr
         serde_json::from_value(binding).map_err(kube::Error::SerdeError).map_err(failed("RoleBinding"))?;
     bindings.create(&params, &binding).await.map_err(failed("RoleBinding"))?;
     Ok(token)
+}
+
+/// Deletes all bootstrap tokens; returns how many there were. What belongs to them is deleted with them.
+pub async fn revoke_all(client: &Client) -> Result<usize, Error> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let failed = |name: &str| {
+        let name = name.to_owned();
+        move |source| Error::Undeletable { name, source }
+    };
+    let all = ListParams::default().fields("type=bootstrap.kubernetes.io/token");
+    let tokens = secrets.list_metadata(&all).await.map_err(failed("bootstrap-token-*"))?;
+    let names: Vec<String> = tokens.items.into_iter().filter_map(|token| token.metadata.name).collect();
+    for name in &names {
+        match secrets.delete(name, &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(failed(name)(error)),
+        }
+    }
+    Ok(names.len())
 }
 
 fn secret(token: &BootstrapToken) -> Secret {

@@ -55,6 +55,12 @@ fn allowed(what: &'static str, request: Request) -> Attempt {
     Attempt { what, request, words: Vec::new() }
 }
 
+/// The object with a finalizer.
+fn held(mut object: Value) -> Value {
+    object["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    object
+}
+
 fn status(kind: &str, status: Value) -> Value {
     json!({"apiVersion": "russet.dev/v1alpha1", "kind": kind, "status": status})
 }
@@ -371,7 +377,20 @@ pub fn forbidden_attempts(csr: &str, round: &str) -> Vec<Attempt> {
             Request::create(EVENTS, event(&format!("namespace.{round}"), "Namespace", OWN_NODE)),
             policy(OWN_NODE, "may write events about itself only"),
         ),
+        refused(
+            "keep a namespace from going with an event",
+            Request::create(EVENTS, held(event(&format!("held.{round}"), "InferenceNode", OWN_NODE))),
+            policy(OWN_NODE, "may not give what it creates finalizers or owners"),
+        ),
         // Certificates and tokens.
+        refused(
+            "ask for a certificate for ever",
+            Request::create(
+                REQUESTS,
+                held(signing(&format!("attempt-held-{round}"), "russet.dev/node", csr)),
+            ),
+            policy(OWN_NODE, "may not give what it creates finalizers or owners"),
+        ),
         refused(
             "ask for a certificate of another signer",
             Request::create(

@@ -146,9 +146,10 @@ fn services_start_in_order_and_keep_their_sandbox() {
         ("no".into(), "inactive".into())
     );
     let token = machine.run(&own("token create --server https://127.0.0.1:6443")).unwrap();
-    let given = token.trim().strip_prefix("russet join ").unwrap();
+    let (token, address) = token.trim().split_once(" russet join ").unwrap();
+    let given = format!("{address} --token {}", token.strip_prefix("RUSSET_TOKEN=").unwrap());
     assert!(join.contains("URL --token T"), "{join}");
-    machine.run(&format!("{} --node-name box", join.replace("URL --token T", given))).unwrap();
+    machine.run(&format!("{} --node-name box", join.replace("URL --token T", &given))).unwrap();
     machine.run("systemctl start russet-agent").unwrap();
     install(&machine, "gateway --kubeconfig /var/lib/russet/kubeconfig --listen 127.0.0.1:52416");
     install(&machine, "operator --kubeconfig /var/lib/russet/kubeconfig");

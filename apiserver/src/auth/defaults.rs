@@ -76,7 +76,7 @@ pub fn cluster_roles() -> Vec<Value> {
             "system:aggregate-to-view",
             &to_view,
             json!([
-                {"apiGroups": [""], "resources": ["configmaps", "serviceaccounts", "events", "namespaces", "pods", "services"], "verbs": READ},
+                {"apiGroups": [""], "resources": ["configmaps", "serviceaccounts", "events", "namespaces", "pods", "services", "resourcequotas", "resourcequotas/status"], "verbs": READ},
                 {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": READ},
                 {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": READ},
             ]),

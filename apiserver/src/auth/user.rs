@@ -39,6 +39,11 @@ impl User {
         Self::authenticated("system:apiserver", vec![MASTERS.into()])
     }
 
+    /// Whether this is the server itself.
+    pub fn is_server(&self) -> bool {
+        *self == Self::server()
+    }
+
     /// The anonymous user.
     pub fn anonymous() -> Self {
         Self { name: "system:anonymous".into(), groups: vec![UNAUTHENTICATED.into()], ..Self::default() }

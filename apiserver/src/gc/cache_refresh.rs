@@ -22,7 +22,7 @@ async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
     let mut watch = api.store.watch("/registry/", api.store.revision()).map_err(|error| error.to_string())?;
     // Refreshes for events before this watch began, for example while it was broken.
     for resource in api.kinds.current().stored() {
-        write::after_commit(api, &resource);
+        write::refresh_caches(api, &resource);
     }
     loop {
         let events = watch.next().await.map_err(|error| error.to_string())?;
@@ -30,7 +30,7 @@ async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
         let mut seen = BTreeSet::new();
         for resource in events.iter().filter_map(|event| table.of_key(&event.record.key)) {
             if seen.insert(resource.prefix.clone()) {
-                write::after_commit(api, &resource);
+                write::refresh_caches(api, &resource);
             }
         }
     }

@@ -29,9 +29,9 @@ pub async fn edit(api: &ServerState, key: &str, change: impl Fn(&mut Value) -> b
         let change = if finished { TxnChange::Delete } else { TxnChange::Put(edited.to_string().into()) };
         let txn = Txn { key: key.to_string(), expect: Expect::Revision(record.revision), change };
         match api.store.txn(txn).await.map_err(list::storage_error)? {
-            TxnOutcome::Committed(_) => {
+            TxnOutcome::Committed(written) => {
                 if let Some(resource) = api.kinds.current().of_key(key) {
-                    write::after_commit(api, &resource);
+                    write::after_commit(api, &resource, written.revision)?;
                 }
                 return Ok(());
             }

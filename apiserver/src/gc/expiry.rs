@@ -1,7 +1,8 @@
 //! Expiry: Events an hour after their last occurrence, certificate signing requests once they no longer
 //! matter, and bootstrap tokens of machines that never joined. The pure functions at the end decide about
-//! each object.
+//! each object. It goes through the store anyway, so it also tells how much there is.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub async fn run(api: Arc<ServerState>) {
         (tokens::bootstrap_prefix(), is_expired_token),
     ];
     loop {
+        report_storage(&api);
         tokio::time::sleep(POLL_INTERVAL).await;
         let now = Timestamp::now();
         for (prefix, is_over) in &kinds {
@@ -45,6 +47,22 @@ pub async fn run(api: Arc<ServerState>) {
             }
         }
     }
+}
+
+/// Tells how much is stored of each resource.
+fn report_storage(api: &ServerState) {
+    let mut resources = BTreeMap::new();
+    for resource in api.kinds.current().stored() {
+        let Ok(snapshot) = api.store.range(&resource.prefix, None, None) else { continue };
+        let name = if resource.group.is_empty() {
+            resource.plural.clone()
+        } else {
+            format!("{}.{}", resource.plural, resource.group)
+        };
+        let bytes: usize = snapshot.records.iter().map(|record| record.value.len()).sum();
+        resources.insert(name, (snapshot.records.len(), bytes));
+    }
+    api.metrics.storage(&resources);
 }
 
 fn older(time: &str, seconds: i64, now: Timestamp) -> bool {
@@ -59,7 +77,9 @@ fn is_old_event(event: &Value, now: Timestamp) -> bool {
         event["eventTime"].as_str().unwrap_or_default(),
         event["series"]["lastObservedTime"].as_str().unwrap_or_default(),
     ];
-    times.iter().filter(|time| !time.is_empty()).all(|time| older(time, HOUR, now))
+    // A time to come would keep it for as long as its writer likes.
+    let passed = times.iter().filter_map(|time| time.parse::<Timestamp>().ok()).filter(|time| *time <= now);
+    passed.max().is_some_and(|last| now.as_second() - last.as_second() > HOUR)
 }
 
 /// Whether a signing request was decided long ago, or was never decided and is abandoned.
@@ -97,6 +117,11 @@ mod tests {
         for (over, expected, what) in [
             (is_old_event(&json!({"metadata": made}), now), true, "an event seen once, long ago"),
             (is_old_event(&event, now), false, "an event seen again"),
+            (
+                is_old_event(&json!({"metadata": made, "eventTime": "2099-01-01T00:00:00.000000Z"}), now),
+                true,
+                "an event of the future",
+            ),
             (is_old_request(&json!({"metadata": made}), now), true, "an undecided request"),
             (
                 is_old_request(&json!({"metadata": made, "status": {"conditions": approved}}), now),

@@ -48,6 +48,7 @@ const BUILTIN_KINDS: &[BuiltinKind] = &[
     builtin_kind(CORE, "namespaces", "Namespace", &["ns"], false, ALL, &["status", "finalize"]),
     builtin_kind(CORE, "nodes", "Node", &["no"], false, READ, &[]),
     builtin_kind(CORE, "pods", "Pod", &["po"], true, READ, &[]),
+    builtin_kind(CORE, "resourcequotas", "ResourceQuota", &["quota"], true, ALL, &["status"]),
     builtin_kind(CORE, "secrets", "Secret", &[], true, ALL, &[]),
     builtin_kind(CORE, "serviceaccounts", "ServiceAccount", &["sa"], true, ALL, &["token"]),
     builtin_kind(CORE, "services", "Service", &["svc"], true, READ, &[]),

@@ -3,13 +3,15 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::definition;
 use super::resource::Resource;
 use crate::admission::validation;
 use crate::call::Call;
 use crate::object;
+use crate::object_limit::quota;
+use crate::schema::values::shown;
 use crate::status::Cause;
 
 /// Completes an object before it is validated.
@@ -33,6 +35,7 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
         }
         "CertificateSigningRequest" => signing_request(call, new, old, now),
         "RoleBinding" | "ClusterRoleBinding" => binding(new),
+        "ResourceQuota" => quota_numbers(new),
         "ValidatingAdmissionPolicy" => validation::fill_defaults(&mut new["spec"], "matchConstraints"),
         "ValidatingAdmissionPolicyBinding" => validation::fill_defaults(&mut new["spec"], "matchResources"),
         "ClusterRole" | "Role" if new["rules"].is_null() => new["rules"] = json!([]),
@@ -145,6 +148,16 @@ fn data_keys(new: &Value, blame: &mut impl FnMut(&str, &str, String)) {
     }
 }
 
+/// Quantities may be written as numbers.
+fn quota_numbers(new: &mut Value) {
+    let hard = new.pointer_mut("/spec/hard").and_then(Value::as_object_mut);
+    for hard in hard.into_iter().flat_map(Map::values_mut) {
+        if hard.is_number() {
+            *hard = json!(hard.to_string());
+        }
+    }
+}
+
 fn binding(new: &mut Value) {
     const RBAC: &str = "rbac.authorization.k8s.io";
     if new["roleRef"].is_object() && new["roleRef"]["apiGroup"].as_str().is_none_or(str::is_empty) {
@@ -245,6 +258,14 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
             for field in ["request", "signerName"] {
                 if new["spec"][field].as_str().is_none_or(str::is_empty) {
                     blame("FieldValueRequired", &format!("spec.{field}"), "Required value".into());
+                }
+            }
+        }
+        "ResourceQuota" => {
+            for (key, hard) in new["spec"]["hard"].as_object().into_iter().flatten() {
+                if hard.as_str().and_then(quota::quantity).is_none() {
+                    let message = format!("Invalid value: {}: must be a quantity of at least 0", shown(hard));
+                    blame("FieldValueInvalid", &format!("spec.hard[{key}]"), message);
                 }
             }
         }

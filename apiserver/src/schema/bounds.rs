@@ -21,16 +21,29 @@ pub enum BoundsError {
     Values,
 }
 
-/// Checks an object but for its `metadata.managedFields`, which the server writes.
+/// The number of values of an object.
+pub fn values(value: &Value) -> usize {
+    1 + match value {
+        Value::Object(map) => map.values().map(values).sum(),
+        Value::Array(items) => items.iter().map(values).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
+
+/// Checks an object. Its `metadata.managedFields`, which the server writes, nest as the fields they name, and their
+/// values are counted apart.
 pub fn check(object: &Value) -> Result<(), BoundsError> {
-    let mut left = MAX_VALUES;
+    let (mut left, mut managed) = (MAX_VALUES, MAX_VALUES);
     let Some(fields) = object.as_object() else { return walk(object, MAX_DEPTH, &mut left) };
     for (name, field) in fields {
         match (name.as_str(), field.as_object()) {
             ("metadata", Some(metadata)) => {
-                let written = metadata.iter().filter(|(name, _)| *name != "managedFields");
-                for (_, value) in written {
-                    walk(value, MAX_DEPTH - 2, &mut left)?;
+                for (name, value) in metadata {
+                    if name == "managedFields" {
+                        walk(value, MAX_BODY_DEPTH - 2, &mut managed)?;
+                    } else {
+                        walk(value, MAX_DEPTH - 2, &mut left)?;
+                    }
                 }
             }
             _ => walk(field, MAX_DEPTH - 1, &mut left)?,
@@ -77,6 +90,11 @@ mod tests {
                 Err(BoundsError::Depth(MAX_DEPTH)),
             ),
             ("deep managedFields", json!({"metadata": {"managedFields": nested(90)}}), Ok(())),
+            (
+                "many managedFields",
+                json!({"metadata": {"managedFields": vec![1; MAX_VALUES]}}),
+                Err(BoundsError::Values),
+            ),
             ("as many values as allowed", json!({"x": vec![1; MAX_VALUES - 1]}), Ok(())),
             ("one more", json!({"x": vec![1; MAX_VALUES]}), Err(BoundsError::Values)),
             ("lists of nothing", json!({"x": vec![json!([]); MAX_VALUES]}), Err(BoundsError::Values)),

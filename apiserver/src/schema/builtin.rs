@@ -47,7 +47,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    "" "v1": core { ConfigMap, Event, Namespace, Secret, ServiceAccount }
+    "" "v1": core { ConfigMap, Event, Namespace, ResourceQuota, Secret, ServiceAccount }
     "admissionregistration.k8s.io" "v1": admission { ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding }
     "apiextensions.k8s.io" "v1": apiextensions { CustomResourceDefinition }
     "authentication.k8s.io" "v1": authentication { SelfSubjectReview, TokenRequest, TokenReview }

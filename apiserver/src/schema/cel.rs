@@ -10,6 +10,7 @@ use kube_cel::{CompiledSchema, ErrorKind, Validator, compile_schema};
 use serde_json::Value;
 
 use super::prune::{push_field, push_index};
+use super::validate::MAX_ERRORS;
 use super::values::{Counterparts, shown};
 use super::{Additional, FieldError, Issue, Schema, SchemaType};
 
@@ -143,6 +144,9 @@ pub fn evaluate(
     path: &mut String,
     errors: &mut Vec<FieldError>,
 ) {
+    if errors.len() >= MAX_ERRORS {
+        return;
+    }
     if let Some(rules) = &schema.rules
         && !new.is_null()
     {
@@ -298,6 +302,15 @@ mod tests {
                 .collect();
             assert_eq!(found, expected, "{name}");
         }
+    }
+
+    #[test]
+    fn failures_of_rules_are_as_many_as_other_errors_at_most() {
+        let limits: serde_json::Map<String, Value> =
+            (0..2000).map(|number| (format!("x{number}"), json!(0))).collect();
+        let found =
+            schema().validate(&json!({"spec": {"min": 1, "max": 2, "file": "f", "limits": limits}}), None);
+        assert_eq!(found.len(), super::MAX_ERRORS);
     }
 
     #[test]

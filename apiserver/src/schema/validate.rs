@@ -11,7 +11,7 @@ use super::values::{Counterparts, key, shown};
 use super::{Additional, FieldError, ListKind, Schema, SchemaType, SizeRange, cel, format};
 
 /// Maximum errors that are reported of one object.
-const MAX_ERRORS: usize = 1000;
+pub(super) const MAX_ERRORS: usize = 1000;
 
 /// Validates `new`; with `old`, errors below unchanged values are ignored and transition rules run.
 pub fn validate_object(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
@@ -237,6 +237,7 @@ impl Validation {
             self.report("FieldValueInvalid", path, format!("Invalid value: \"\": {detail}"));
         }
         self.errors.extend(outcomes.into_iter().flatten());
+        self.errors.truncate(MAX_ERRORS);
         for (branches, exactly_one) in [(&checks.any_of, false), (&checks.one_of, true)] {
             if branches.is_empty() {
                 continue;
@@ -256,6 +257,7 @@ impl Validation {
                 && let Some(closest) = outcomes.into_iter().min_by_key(Vec::len)
             {
                 self.errors.extend(closest);
+                self.errors.truncate(MAX_ERRORS);
             }
         }
         if let Some(not) = &checks.not

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -16,22 +17,22 @@ pub(super) struct HandshakeLimits {
     /// Timeout of one handshake.
     pub(super) timeout: Duration,
     /// Maximum concurrent handshakes. A handshake takes milliseconds, so with this many the oldest one of the
-    /// host with the most is a silent client: it is aborted, and no other client waits for it. Half of the
-    /// file descriptors that a macOS shell allows a process.
+    /// host with the most is a silent client: it is aborted, and no other client waits for it.
     pub(super) max_concurrent: usize,
 }
 
-impl Default for HandshakeLimits {
-    fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), max_concurrent: 128 }
-    }
+/// A connection whose handshake succeeded, its client's address, and what ends with its listener.
+pub(super) struct Handshaken {
+    pub(super) stream: TlsStream<TcpStream>,
+    pub(super) peer: IpAddr,
+    pub(super) listener: watch::Receiver<()>,
 }
 
-/// The handshakes of one listener, aborted with it.
+/// The handshakes of one server, aborted with it.
 pub(super) struct Handshakes {
     acceptor: TlsAcceptor,
     bounds: HandshakeLimits,
-    running: JoinSet<Option<TlsStream<TcpStream>>>,
+    running: JoinSet<Option<Handshaken>>,
     oldest_first: Vec<(IpAddr, AbortHandle)>,
 }
 
@@ -41,10 +42,13 @@ impl Handshakes {
     }
 
     /// Starts a handshake with this peer; above the limit, another one is aborted.
-    pub(super) fn start(&mut self, stream: TcpStream, peer: IpAddr) {
+    pub(super) fn start(&mut self, stream: TcpStream, peer: IpAddr, listener: watch::Receiver<()>) {
         let _ = stream.set_nodelay(true);
         let handshake = tokio::time::timeout(self.bounds.timeout, self.acceptor.accept(stream));
-        let handshake = self.running.spawn(async { handshake.await.ok()?.ok() });
+        let handshake = self.running.spawn(async move {
+            let stream = handshake.await.ok()?.ok()?;
+            Some(Handshaken { stream, peer, listener })
+        });
         self.oldest_first.retain(|(_, handshake)| !handshake.is_finished());
         self.oldest_first.push((host(peer), handshake));
         if self.oldest_first.len() > self.bounds.max_concurrent {
@@ -56,10 +60,10 @@ impl Handshakes {
     }
 
     /// The next connection whose handshake succeeded; pending while there is none.
-    pub(super) async fn next(&mut self) -> TlsStream<TcpStream> {
+    pub(super) async fn next(&mut self) -> Handshaken {
         loop {
             match self.running.join_next().await {
-                Some(Ok(Some(stream))) => return stream,
+                Some(Ok(Some(handshaken))) => return handshaken,
                 Some(_) => {}
                 None => std::future::pending().await,
             }
@@ -79,7 +83,7 @@ fn victim(hosts: &[IpAddr]) -> Option<usize> {
 }
 
 /// The host of an address: in IPv6 one host has all addresses of a /64.
-fn host(address: IpAddr) -> IpAddr {
+pub(super) fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         address => address,
@@ -140,6 +144,7 @@ mod tests {
         let resolver = Arc::new(Resolver::new(&authority, &[[127, 0, 0, 1].into()]).unwrap());
         let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver).unwrap()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (_open, listener_state) = watch::channel(());
 
         // The timeout is longer than the test waits, so that only the limit can close a connection.
         let mut handshakes = Handshakes::new(
@@ -149,7 +154,7 @@ mod tests {
         let mut clients = Vec::new();
         for _ in 0..4 {
             let (client, accepted) = silent(&listener).await;
-            handshakes.start(accepted, HOST);
+            handshakes.start(accepted, HOST, listener_state.clone());
             clients.push(client);
         }
         closes(&mut clients[0]).await;
@@ -163,7 +168,7 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let (client, accepted) = silent(&listener).await;
-        handshakes.start(accepted, HOST);
+        handshakes.start(accepted, HOST, listener_state.clone());
         let name = ServerName::try_from("localhost").unwrap();
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, client);
         let both = async { tokio::join!(connecting, handshakes.next()) };
@@ -176,7 +181,7 @@ mod tests {
         let bounds = HandshakeLimits { timeout: Duration::from_millis(50), max_concurrent: 2 };
         let mut handshakes = Handshakes::new(acceptor, bounds);
         let (mut client, accepted) = silent(&listener).await;
-        handshakes.start(accepted, HOST);
+        handshakes.start(accepted, HOST, listener_state.clone());
         closes(&mut client).await;
     }
 }

@@ -33,6 +33,9 @@ pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
             vec![name, column("Secrets", "string", 0, |object, _| size(&object["secrets"]).into()), age_of_it]
         }
         ("", "Event") | ("events.k8s.io", "Event") => event_columns(),
+        ("", "ResourceQuota") => {
+            vec![name, column("Request", "string", 0, |object, _| used_of_hard(object).into()), age_of_it]
+        }
         ("coordination.k8s.io", "Lease") => vec![
             name,
             column("Holder", "string", 0, |object, _| text(&object["spec"]["holderIdentity"])),
@@ -68,6 +71,14 @@ pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
         ],
         _ => vec![name, age_of_it],
     }
+}
+
+/// `count/secrets: 3/10, …`
+fn used_of_hard(quota: &Value) -> String {
+    let hard = quota["status"]["hard"].as_object().into_iter().flatten();
+    let each =
+        hard.map(|(key, hard)| format!("{key}: {}/{}", string(&quota["status"]["used"][key]), string(hard)));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 fn event_columns() -> Vec<Column> {

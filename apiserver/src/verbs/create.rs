@@ -14,6 +14,7 @@ use crate::admission::attempt::{AdmissionRequest, Operation};
 use crate::call::Call;
 use crate::kinds;
 use crate::object;
+use crate::object_limit;
 use crate::output::Body;
 use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
@@ -97,12 +98,15 @@ pub async fn create(
         if call.query.dry_run {
             return Ok(Arc::new(attempt));
         }
+        let reservation = object_limit::reserve(api, &call, &attempt).await?;
         let stored = resource.to_stored(attempt);
         let change = TxnChange::Put(Bytes::from(stored.to_string()));
         let txn = Txn { key: call.key(), expect: Expect::Absent, change };
-        match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
+        let outcome = api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)?;
+        drop(reservation);
+        match outcome {
             TxnOutcome::Committed(record) => {
-                write::after_commit(api, &resource);
+                write::after_commit(api, &resource, record.revision)?;
                 return Ok(resource.view(&record));
             }
             TxnOutcome::Conflict(_) if made_up => {}

@@ -142,7 +142,7 @@ pub async fn delete(
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
             TxnOutcome::Committed(written) => {
-                write::after_commit(api, resource);
+                write::after_commit(api, resource, written.revision)?;
                 return Ok((Value::clone(&resource.view(&written)), gone, warnings));
             }
             TxnOutcome::Conflict(None) => return Err(call.not_found()),

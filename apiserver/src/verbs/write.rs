@@ -206,7 +206,7 @@ pub async fn modify(
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
             TxnOutcome::Committed(written) => {
-                after_commit(api, resource);
+                after_commit(api, resource, written.revision)?;
                 let shown = if finished { Arc::new(new) } else { resource.view(&written) };
                 return Ok((shown, unknown));
             }
@@ -225,8 +225,26 @@ pub fn spec_finalized(object: &Value) -> bool {
     object["kind"] != "Namespace" || object["spec"]["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
-/// Runs after a write is durable and before it is acknowledged.
-pub fn after_commit(api: &ServerState, resource: &Resource) {
+/// Runs after a write is durable, at this revision, and before it is acknowledged: what this server decides by is then
+/// as the write made it. 504 if it cannot be, because the cache does not see the write.
+pub fn after_commit(api: &ServerState, resource: &Resource, revision: u64) -> Result<()> {
+    let decides = resource.prefix == crate::kinds::DEFINITIONS
+        || resource.group == crate::auth::rbac::GROUP
+        || resource.group == builtin::ADMISSION_GROUP;
+    // The store has waited for its cache already.
+    let cached = api.store.revision();
+    if decides && cached < revision {
+        let problem = format!(
+            "the change is stored at revision {revision}, and this server still decides by revision {cached}; it follows once its watch of etcd does"
+        );
+        return Err(ApiError::new(http::StatusCode::GATEWAY_TIMEOUT, "Timeout", problem));
+    }
+    refresh_caches(api, resource);
+    Ok(())
+}
+
+/// Computes anew what this server derives from objects of this kind.
+pub fn refresh_caches(api: &ServerState, resource: &Resource) {
     if resource.prefix == crate::kinds::DEFINITIONS {
         api.kinds.refresh(&*api.store);
     }

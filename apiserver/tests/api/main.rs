@@ -6,6 +6,7 @@ mod access;
 mod admission;
 mod apply;
 mod durability;
+mod fairness;
 mod fields;
 mod hostile;
 mod protocol;
