@@ -9,6 +9,7 @@ pub mod edit;
 pub mod expiry;
 pub mod namespaces;
 pub mod owners;
+pub mod remaining;
 pub mod roles;
 
 use std::future::Future;
