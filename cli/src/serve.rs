@@ -83,6 +83,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
     let operator = kube_client::client(&operator_dir.join(identity_dir::KUBECONFIG), |_| {}).await?;
     let renewing = tokio::spawn(identities.run());
+    let keeping = tokio::spawn(russet_operator::install::keep(admin));
     let ready = Arc::new(AtomicBool::new(false));
     let leader_caches = russet_operator::LeaderCaches::default();
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
@@ -125,6 +126,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     metrics.abort();
     renewing.abort();
+    keeping.abort();
     running.shutdown().await;
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Installs Russet's CRDs and access rules on any API server, and waits until the kinds are served.
 //! Idempotent: a newer version replaces what an older one installed.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt as _};
 use thiserror::Error;
@@ -72,6 +73,34 @@ pub async fn apply(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
+/// How often the definitions are looked for: Russet does nothing while one is missing, and 13 names cost little.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Installs a definition again when it was deleted, until the future is dropped. Its objects are gone all the same.
+pub async fn keep(client: Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client);
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        // An API server that does not answer is everybody's problem; the next check comes.
+        let Ok(present) = definitions.list_metadata(&ListParams::default()).await else { continue };
+        let present: BTreeSet<String> = present.items.iter().map(kube::ResourceExt::name_any).collect();
+        for definition in missing(&present) {
+            let name = definition.name_any();
+            match patch(&definitions, "CustomResourceDefinition", &definition).await {
+                Ok(()) => {
+                    tracing::warn!(name, "the CustomResourceDefinition was deleted; it is installed again")
+                }
+                Err(error) => tracing::warn!(name, %error, "a deleted CustomResourceDefinition is missing"),
+            }
+        }
+    }
+}
+
+/// The definitions that are not there. One that is still being deleted is there: it cannot be kept.
+fn missing(present: &BTreeSet<String>) -> Vec<CustomResourceDefinition> {
+    russet_crds::all().into_iter().filter(|definition| !present.contains(&definition.name_any())).collect()
+}
+
 /// The bundled rules as objects.
 fn rules(text: &str) -> Result<Vec<DynamicObject>, Error> {
     use serde::Deserialize as _;
@@ -137,6 +166,17 @@ async fn established(definitions: &Api<CustomResourceDefinition>, name: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_definitions_that_are_gone_are_missing() {
+        let mut present: BTreeSet<String> =
+            russet_crds::all().iter().map(kube::ResourceExt::name_any).collect();
+        assert!(missing(&present).is_empty());
+        present.remove("models.russet.dev");
+        present.insert("things.example.com".into());
+        let names: Vec<String> = missing(&present).iter().map(kube::ResourceExt::name_any).collect();
+        assert_eq!(names, ["models.russet.dev"]);
+    }
 
     #[test]
     fn rbac_bindings_name_shipped_roles_and_grant_no_wildcard() {
