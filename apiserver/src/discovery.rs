@@ -109,6 +109,16 @@ pub fn roots(table: &Table, path: &str, headers: &HeaderMap, host: &str) -> Resp
     tagged(Bytes::from(plain.to_string()), "application/json", headers)
 }
 
+/// `/.well-known/openid-configuration`: who signs the tokens of service accounts, and where its keys are.
+pub fn openid(headers: &HeaderMap) -> Value {
+    let host = headers.get("host").and_then(|value| value.to_str().ok()).unwrap_or("localhost");
+    json!({
+        "issuer": crate::auth::tokens::ISSUER, "jwks_uri": format!("https://{host}/openid/v1/jwks"),
+        "response_types_supported": ["id_token"], "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["ES256"],
+    })
+}
+
 /// `/apis/GROUP`.
 pub fn group(table: &Table, name: &str) -> Result<Value> {
     let groups = groups(table);

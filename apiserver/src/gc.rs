@@ -10,6 +10,7 @@ pub mod expiry;
 pub mod namespaces;
 pub mod owners;
 pub mod quotas;
+pub mod remaining;
 pub mod roles;
 
 use std::future::Future;

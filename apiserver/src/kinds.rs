@@ -2,6 +2,7 @@
 //! rest of this crate looks kinds up in this table and hard-codes none.
 
 pub mod builtin;
+pub mod checks;
 pub mod definition;
 pub mod events;
 pub mod resource;

@@ -5,8 +5,8 @@ use std::convert::Infallible;
 
 use bytes::{Bytes, BytesMut};
 use futures::stream;
-use http::header::{CONTENT_TYPE, HeaderValue, WARNING};
-use http::{Response, StatusCode};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
+use http::{HeaderMap, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
@@ -53,7 +53,7 @@ impl Shape {
                     _ => {}
                 }
             }
-            if !matches!(media, "application/json" | "*/*" | "application/*") {
+            if !matches!(media, "application/json" | YAML | "*/*" | "application/*") {
                 continue;
             }
             match kind {
@@ -73,7 +73,7 @@ impl Shape {
         ApiError::new(
             StatusCode::NOT_ACCEPTABLE,
             "NotAcceptable",
-            "only the following media types are accepted: application/json (also as=Table or as=PartialObjectMetadata of meta.k8s.io/v1)",
+            "only the following media types are accepted: application/json, application/yaml (also as=Table or as=PartialObjectMetadata of meta.k8s.io/v1)",
         )
     }
 }
@@ -192,6 +192,37 @@ pub fn text(code: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut response = bytes(code, Bytes::from(text.into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
+}
+
+/// The media type of YAML.
+const YAML: &str = "application/yaml";
+
+/// Whether a client asks for YAML before anything else that this server sends.
+pub fn wants_yaml(headers: &HeaderMap) -> bool {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media = accept.split(',').map(|range| range.split(';').next().unwrap_or_default().trim());
+    media.into_iter().find(|media| matches!(*media, "application/json" | YAML | "*/*" | "application/*"))
+        == Some(YAML)
+}
+
+/// A response of JSON as YAML; other responses stay as they are.
+pub async fn to_yaml(response: Response<Body>) -> Response<Body> {
+    if response.headers().get(CONTENT_TYPE).is_none_or(|media| media != "application/json") {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let Ok(collected) = body.collect().await;
+    let json = collected.to_bytes();
+    let text =
+        serde_json::from_slice::<Value>(&json).ok().and_then(|value| serde_norway::to_string(&value).ok());
+    let body = match text {
+        Some(text) => {
+            parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static(YAML));
+            Bytes::from(text)
+        }
+        None => json,
+    };
+    Response::from_parts(parts, Full::new(body).boxed_unsync())
 }
 
 /// The response of an error.

@@ -19,6 +19,8 @@ pub struct RequestTarget {
     pub name: String,
     /// Empty for the object itself.
     pub subresource: String,
+    /// Whether the path is one of the deprecated `/watch/` ones.
+    pub watch: bool,
 }
 
 /// Parses a path under `/api/v1/` or `/apis/GROUP/VERSION/`; `None` when it addresses no resource.
@@ -34,7 +36,11 @@ pub fn target(path: &str) -> Option<RequestTarget> {
         return None;
     }
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
-    let (namespace, resource, name, subresource) = match rest.as_slice() {
+    let (watch, rest) = match rest.as_slice() {
+        ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
+        rest => (false, rest),
+    };
+    let (namespace, resource, name, subresource) = match rest {
         [] => return None,
         // A namespace itself, or one of its own subresources.
         ["namespaces"] => ("", "namespaces", "", ""),
@@ -59,12 +65,15 @@ pub fn target(path: &str) -> Option<RequestTarget> {
         resource: resource.into(),
         name: name.into(),
         subresource: subresource.into(),
+        watch,
     })
 }
 
 /// The RBAC verb of a request on a resource; `None` for methods that the API does not use.
 pub fn verb(method: &Method, target: &RequestTarget, query: &Query) -> Option<&'static str> {
     Some(match (method.as_str(), target.name.is_empty()) {
+        ("GET" | "HEAD", _) if target.watch => "watch",
+        (_, _) if target.watch => return None,
         ("GET" | "HEAD", _) if query.watch && target.subresource.is_empty() => "watch",
         ("GET" | "HEAD", false) => "get",
         ("GET" | "HEAD", true) => "list",
@@ -155,11 +164,11 @@ impl Query {
                 "watch" => query.watch = truth(),
                 "dryRun" => match value.as_str() {
                     "All" => query.dry_run = true,
-                    "" => {}
+                    // Also the empty one: a client that asks for a dry run must not get a real write.
                     other => {
                         return Err(ApiError::invalid_field(
-                            "",
-                            "DryRun",
+                            "meta.k8s.io",
+                            "WriteOptions",
                             "",
                             "dryRun",
                             format!("Unsupported value: \"{other}\": supported values: \"All\""),
@@ -198,9 +207,24 @@ impl Query {
                 "resourceVersionMatch" => query.resource_version_match = value,
                 "allowWatchBookmarks" => query.bookmarks = truth(),
                 "sendInitialEvents" => query.initial_events = Some(truth()),
-                "timeoutSeconds" => query.timeout_seconds = value.parse().ok(),
+                "timeoutSeconds" if value.is_empty() => {}
+                "timeoutSeconds" => {
+                    // A negative time is over already.
+                    let seconds = match value.parse::<u64>() {
+                        Err(_) if value.parse::<i64>().is_ok() => Ok(0),
+                        parsed => parsed,
+                    };
+                    let not_number =
+                        |_| ApiError::bad_request(format!("timeoutSeconds {value:?} is not a number"));
+                    query.timeout_seconds = Some(seconds.map_err(not_number)?);
+                }
                 "propagationPolicy" => query.propagation = value,
-                "gracePeriodSeconds" => query.grace_seconds = value.parse().ok(),
+                "gracePeriodSeconds" if value.is_empty() => {}
+                "gracePeriodSeconds" => {
+                    let not_number =
+                        |_| ApiError::bad_request(format!("gracePeriodSeconds {value:?} is not a number"));
+                    query.grace_seconds = Some(value.parse().map_err(not_number)?);
+                }
                 "includeObject" => query.include_object = value,
                 "pretty" => query.pretty = truth(),
                 // Parameters of other versions and subresources are ignored, as Kubernetes does.
@@ -211,8 +235,27 @@ impl Query {
         Ok(query)
     }
 
+    /// Rejects a field manager that Kubernetes does not record.
+    fn check_manager(&self) -> Result<()> {
+        let manager = &self.field_manager;
+        let problem = if manager.len() > MAX_MANAGER_BYTES {
+            ("FieldValueTooLong", format!("Too long: may not be more than {MAX_MANAGER_BYTES} bytes"))
+        } else if manager.chars().any(|letter| !is_printable(letter)) {
+            (
+                "FieldValueInvalid",
+                format!("Invalid value: {manager:?}: should only contain printable characters"),
+            )
+        } else {
+            return Ok(());
+        };
+        let (reason, message) = problem;
+        let cause = Cause { reason: reason.into(), message, field: "fieldManager".into() };
+        Err(ApiError::invalid("meta.k8s.io", "WriteOptions", "", vec![cause]))
+    }
+
     /// Rejects contradictory combinations of list and watch options.
     fn check(&self) -> Result<()> {
+        self.check_manager()?;
         let refuse = |field: &str, message: &str| {
             Err(ApiError::invalid(
                 "meta.k8s.io",
@@ -291,6 +334,15 @@ impl Query {
     }
 }
 
+/// Maximum bytes of a field manager's name, as in Kubernetes: every object that it writes holds the name.
+const MAX_MANAGER_BYTES: usize = 128;
+
+/// Whether a character shows: neither a control, nor a blank but for the space, nor one that only changes others.
+fn is_printable(letter: char) -> bool {
+    let formats = matches!(letter, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e000}'..='\u{f8ff}');
+    letter == ' ' || !(letter.is_control() || letter.is_whitespace() || formats)
+}
+
 fn pairs(text: &str) -> impl Iterator<Item = (String, String)> {
     text.split('&').filter(|part| !part.is_empty()).map(|part| {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -356,8 +408,16 @@ mod tests {
                     resource: resource.into(),
                     name: name.into(),
                     subresource: subresource.into(),
+                    watch: false,
                 });
             assert_eq!(target(path), expected, "{path}");
+        }
+        for path in ["namespaces", "namespaces/a/configmaps", "namespaces/a/configmaps/b", "configmaps"] {
+            let plain = target(&format!("/api/v1/{path}")).unwrap();
+            assert_eq!(
+                target(&format!("/api/v1/watch/{path}")),
+                Some(RequestTarget { watch: true, ..plain })
+            );
         }
     }
 
@@ -369,10 +429,20 @@ mod tests {
             "watch=1&sendInitialEvents=true",
             "continue=x&resourceVersionMatch=Exact&resourceVersion=3",
             "dryRun=Some",
+            "dryRun=",
+            "dryRun",
+            "dryRun=All&dryRun=",
+            "fieldManager=a%0Ab",
+            "fieldManager=a%E2%80%8Bb",
+            "timeoutSeconds=abc",
+            "gracePeriodSeconds=1.5",
             "fieldValidation=Maybe",
         ] {
             assert!(Query::parse(bad).is_err(), "{bad}");
         }
+        let manager = |length: usize| format!("fieldManager={}", "m".repeat(length));
+        assert!(Query::parse(&manager(128)).is_ok() && Query::parse(&manager(129)).is_err());
+        assert_eq!(Query::parse("fieldManager=Ä%20b&timeoutSeconds=-1").unwrap().timeout_seconds, Some(0));
         let query = Query::parse(
             "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&labelSelector=a%3Db",
         )

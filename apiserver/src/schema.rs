@@ -5,10 +5,12 @@
 
 pub mod bounds;
 pub mod builtin;
+pub mod canonical;
 pub mod cel;
 pub mod default;
 pub mod format;
 pub mod prune;
+pub mod re2;
 pub mod read;
 pub mod strict;
 pub mod structural;
@@ -105,7 +107,7 @@ pub struct Checks {
     /// The allowed values.
     pub one_value_of: Option<Vec<Value>>,
     /// A compiled regular expression.
-    pub pattern: Option<regex::Regex>,
+    pub pattern: Option<re2::Pattern>,
     /// The minimum, and whether it is exclusive.
     pub minimum: Option<(f64, bool)>,
     /// The maximum, and whether it is exclusive.

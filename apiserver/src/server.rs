@@ -56,6 +56,7 @@ pub async fn handle(
     let active = connection.begin_request();
     let started = Instant::now();
     let head = *request.method() == Method::HEAD;
+    let yaml = output::wants_yaml(request.headers());
     let (mut verb, mut resource) = (String::new(), String::new());
     let outcome = route(&api, &connection, certified.as_ref(), request, &mut verb, &mut resource).await;
     let mut response = outcome.unwrap_or_else(|error| {
@@ -64,6 +65,9 @@ pub async fn handle(
         }
         output::error(&error)
     });
+    if yaml && verb != "watch" {
+        response = output::to_yaml(response).await;
+    }
     api.metrics.request(&verb, &resource, response.status().as_u16(), started.elapsed());
     if let Ok(id) = HeaderValue::from_str(&object::new_uid()) {
         response.headers_mut().insert(HeaderName::from_static("audit-id"), id);
@@ -104,7 +108,8 @@ async fn route(
         }
         return non_resource(api, path, raw_query, &parts.headers);
     };
-    let query = Query::parse(raw_query)?;
+    let mut query = Query::parse(raw_query)?;
+    query.watch |= target.watch;
     let verb = request::verb(&parts.method, &target, &query);
     *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
     let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
@@ -238,6 +243,16 @@ fn non_resource(
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
         ["healthz" | "livez" | "readyz", ..] => Ok(discovery::health(path, query, api.store.failure())),
+        [".well-known", "openid-configuration"] => {
+            Ok(output::value(StatusCode::OK, &discovery::openid(headers)))
+        }
+        ["openid", "v1", "jwks"] => {
+            let mut response = output::value(StatusCode::OK, &api.signer.public_keys());
+            response
+                .headers_mut()
+                .insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/jwk-set+json"));
+            Ok(response)
+        }
         ["version"] => Ok(output::value(StatusCode::OK, &discovery::version())),
         ["backup"] => backup(api),
         ["metrics"] => Ok(output::text(StatusCode::OK, api.metrics.render(&api.store))),
@@ -259,8 +274,18 @@ fn non_resource(
             Ok(output::value(StatusCode::OK, &discovery::resources(&table, group, version)?))
         }
         [""] => {
-            let paths =
-                ["/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version"];
+            let paths = [
+                "/.well-known/openid-configuration",
+                "/api",
+                "/apis",
+                "/healthz",
+                "/livez",
+                "/metrics",
+                "/openapi/v3",
+                "/openid/v1/jwks",
+                "/readyz",
+                "/version",
+            ];
             Ok(output::value(StatusCode::OK, &serde_json::json!({"paths": paths})))
         }
         _ => Err(ApiError::no_such_path()),

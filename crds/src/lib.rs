@@ -61,6 +61,10 @@ pub const GROUP: &str = "russet.dev";
 /// The served and stored version.
 pub const VERSION: &str = "v1alpha1";
 
+/// `status.observedGeneration` of an object whose status nobody has written yet. Tools that wait for readiness (Helm, Flux)
+/// take an object without any status for ready; with this default they wait for the controller.
+pub const NOT_OBSERVED: i64 = -1;
+
 /// Every kind Russet installs, in the order of the documentation. A new kind is one file and one
 /// line here.
 pub fn all() -> Vec<CustomResourceDefinition> {
@@ -84,6 +88,9 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         visit_schemas(schema, &mut drop_unsigned_formats);
         if let Some(spec) = schema.properties.as_mut().and_then(|fields| fields.get_mut("spec")) {
             visit_schemas(spec, &mut default_to_empty);
+        }
+        if let Some(status) = schema.properties.as_mut().and_then(|fields| fields.get_mut("status")) {
+            default_to_not_observed(status);
         }
     }
     all
@@ -109,6 +116,13 @@ fn visit_schemas(schema: &mut JSONSchemaProps, visit: &mut impl FnMut(&mut JSONS
 fn drop_unsigned_formats(schema: &mut JSONSchemaProps) {
     if let Some(format @ ("uint32" | "uint64")) = schema.format.as_deref() {
         schema.format = Some(format[1..].to_owned());
+    }
+}
+
+/// Gives a status that names the generation it describes a default that describes none.
+fn default_to_not_observed(status: &mut JSONSchemaProps) {
+    if status.properties.as_ref().is_some_and(|fields| fields.contains_key("observedGeneration")) {
+        status.default = Some(JSON(serde_json::json!({ "observedGeneration": NOT_OBSERVED })));
     }
 }
 

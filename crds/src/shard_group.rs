@@ -146,6 +146,14 @@ impl GroupMember {
     }
 }
 
+impl ShardGroup {
+    /// Whether the operator has written its status; the API server fills in one that describes no generation.
+    pub fn is_reported(&self) -> bool {
+        let observed = self.status.as_ref().and_then(|status| status.observed_generation);
+        observed.is_some_and(|generation| generation != crate::NOT_OBSERVED)
+    }
+}
+
 /// State of the replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

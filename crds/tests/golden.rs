@@ -66,6 +66,44 @@ fn integer_schemas_use_kubernetes_formats_and_minimum_zero() {
     assert!(bounded > 60, "only {bounded} numbers have a least value");
 }
 
+/// Helm and Flux take an object without status for ready, so those that people create begin with one that is not.
+#[test]
+fn new_objects_have_a_status_that_describes_no_generation() {
+    let mut waiting = Vec::new();
+    for crd in russet_crds::all() {
+        let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+        let status = &schema["openAPIV3Schema"]["properties"]["status"];
+        let observes = !status["properties"]["observedGeneration"].is_null();
+        let expected = serde_json::json!({"observedGeneration": russet_crds::NOT_OBSERVED});
+        assert_eq!(status["default"] == expected, observes, "{}", crd.spec.names.kind);
+        assert!(status["required"].is_null(), "{}: the default lacks required fields", crd.spec.names.kind);
+        if observes {
+            waiting.push(crd.spec.names.kind);
+        }
+    }
+    let created = [
+        "AccessKey",
+        "Benchmark",
+        "Model",
+        "ModelCopy",
+        "ModelDeployment",
+        "ModelRoute",
+        "NodePool",
+        "ShardingStrategy",
+        "Tier",
+    ];
+    for kind in created {
+        assert!(waiting.iter().any(|known| known == kind), "{kind} is ready before anything saw it");
+    }
+    let group = russet_crds::ShardGroup::new("g", russet_crds::ShardGroupSpec::default());
+    let observed = |generation| russet_crds::ShardGroup {
+        status: Some(russet_crds::ShardGroupStatus { observed_generation: generation, ..Default::default() }),
+        ..group.clone()
+    };
+    assert!(!group.is_reported() && !observed(Some(russet_crds::NOT_OBSERVED)).is_reported());
+    assert!(observed(Some(1)).is_reported());
+}
+
 #[test]
 fn names_of_kinds_never_collide() {
     let mut seen = std::collections::BTreeSet::new();

@@ -89,6 +89,13 @@ pub fn cluster_roles() -> Vec<Value> {
             }]),
         ),
         role(
+            "system:service-account-issuer-discovery",
+            json!([{
+                "nonResourceURLs": ["/.well-known/openid-configuration", "/.well-known/openid-configuration/", "/openid/v1/jwks", "/openid/v1/jwks/"],
+                "verbs": ["get"],
+            }]),
+        ),
+        role(
             "system:public-info-viewer",
             json!([{"nonResourceURLs": ["/healthz", "/livez", "/readyz", "/version", "/version/"], "verbs": ["get"]}]),
         ),
@@ -112,6 +119,11 @@ pub fn cluster_role_bindings() -> Vec<Value> {
     vec![
         binding("cluster-admin", "cluster-admin", &[MASTERS]),
         binding("system:discovery", "system:discovery", &[AUTHENTICATED]),
+        binding(
+            "system:service-account-issuer-discovery",
+            "system:service-account-issuer-discovery",
+            &["system:serviceaccounts"],
+        ),
         binding("system:basic-user", "system:basic-user", &[AUTHENTICATED]),
         binding("system:public-info-viewer", "system:public-info-viewer", &[AUTHENTICATED, UNAUTHENTICATED]),
         binding("system:node-bootstrapper", "system:node-bootstrapper", &["system:bootstrappers"]),

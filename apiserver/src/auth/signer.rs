@@ -51,6 +51,15 @@ impl Signer {
         Some(format!("{body}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
+    /// The public key as a JWK set, for those who verify tokens without asking this server.
+    pub fn public_keys(&self) -> Value {
+        // An uncompressed point of P-256: one byte, then both coordinates.
+        let point = self.public.get(1..65).unwrap_or_default();
+        let (x, y) = point.split_at(point.len() / 2);
+        let part = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        json!({"keys": [{"use": "sig", "kty": "EC", "crv": "P-256", "alg": "ES256", "x": part(x), "y": part(y)}]})
+    }
+
     /// The claims of a token with a valid signature of this key.
     pub fn verify(&self, token: &str) -> Option<Value> {
         let (body, signature) = token.rsplit_once('.')?;
@@ -78,6 +87,13 @@ mod tests {
         assert_eq!(signer.verify(&token).unwrap()["sub"], "x");
         let again = Signer::ensure(&folder.path().join("sa.key")).unwrap();
         assert!(again.verify(&token).is_some(), "the key is kept in its file");
+        let keys = signer.public_keys();
+        let point =
+            ["x", "y"].map(|part| URL_SAFE_NO_PAD.decode(keys["keys"][0][part].as_str().unwrap()).unwrap());
+        let (body, signature) = token.rsplit_once('.').unwrap();
+        UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, [vec![4], point.concat()].concat())
+            .verify(body.as_bytes(), &URL_SAFE_NO_PAD.decode(signature).unwrap())
+            .expect("the published key verifies the token");
         let other = Signer::ensure(&folder.path().join("other.key")).unwrap();
         assert!(other.verify(&token).is_none());
         let (body, signature) = token.rsplit_once('.').unwrap();

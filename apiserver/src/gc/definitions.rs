@@ -5,7 +5,8 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 
 use super::controller::{self, Controller};
-use super::edit::{release, remove};
+use super::edit::{edit, release, remove};
+use super::remaining::Remaining;
 use crate::kinds::DEFINITIONS;
 use crate::kinds::{builtin, definition};
 use crate::object;
@@ -32,19 +33,26 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
         return Ok(true);
     }
     let spec = &definition["spec"];
-    let prefix = builtin::prefix(
-        spec["group"].as_str().unwrap_or_default(),
-        spec["names"]["plural"].as_str().unwrap_or_default(),
-    );
+    let (group, plural) =
+        (spec["group"].as_str().unwrap_or_default(), spec["names"]["plural"].as_str().unwrap_or_default());
+    let prefix = builtin::prefix(group, plural);
     let snapshot = api.store.range(&prefix, None, None).map_err(crate::verbs::list::storage_error)?;
-    let mut left = 0;
+    let mut remaining = Remaining::default();
     for record in &snapshot.records {
         if !object::is_terminating(record.object()) {
             remove(api, record, "Background").await?;
         }
-        left += usize::from(api.store.get(&record.key).is_some());
+        if let Some(left) = api.store.get(&record.key) {
+            remaining.add(group, plural, left.object());
+        }
     }
-    if left > 0 {
+    if !remaining.is_empty() {
+        let now = object::timestamp(jiff::Timestamp::now());
+        let message = remaining.of_definition();
+        edit(api, key, |definition| {
+            definition::set_terminating(definition, "InstanceDeletionInProgress", &message, &now)
+        })
+        .await?;
         return Ok(false);
     }
     release(api, key, definition::CLEANUP).await?;

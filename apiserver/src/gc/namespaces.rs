@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::controller::{self, Controller};
 use super::edit::{edit, remove};
+use super::remaining::Remaining;
 use crate::auth::tokens::secret_key;
 use crate::bootstrap;
 use crate::kinds::builtin;
@@ -89,7 +90,7 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
 
 /// Deletes the contents of a terminating namespace, and removes its finalizer once it is empty.
 async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Result<bool> {
-    let mut left = 0;
+    let mut remaining = Remaining::default();
     for resource in api.kinds.current().stored().iter().filter(|resource| resource.namespaced) {
         let snapshot = api
             .store
@@ -99,20 +100,25 @@ async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Resul
             if !object::is_terminating(record.object()) {
                 remove(api, record, "Background").await?;
             }
-            left += usize::from(api.store.get(&record.key).is_some());
+            if let Some(left) = api.store.get(&record.key) {
+                remaining.add(&resource.group, &resource.plural, left.object());
+            }
         }
     }
-    if left > 0 {
+    let now = object::timestamp(jiff::Timestamp::now());
+    if !remaining.is_empty() {
+        edit(api, key, |namespace| remaining.tell_namespace(namespace, &now)).await?;
         return Ok(false);
     }
     edit(api, key, |namespace| {
+        let told = remaining.tell_namespace(namespace, &now);
         let held = namespace["spec"]["finalizers"]
             .as_array()
             .is_some_and(|all| all.contains(&json!(NAMESPACE_CONTENTS)));
         if let Some(all) = namespace["spec"]["finalizers"].as_array_mut() {
             all.retain(|finalizer: &Value| finalizer != NAMESPACE_CONTENTS);
         }
-        held
+        held || told
     })
     .await?;
     // Other finalizers may still block its deletion; its next event reconciles it again.

@@ -266,18 +266,28 @@ pub fn establish(definition: &mut Value, table: &Table, now: &str) {
         json!({"acceptedNames": accepted, "storedVersions": stored, "conditions": conditions});
 }
 
-/// Marks a definition as terminating while its objects are deleted.
+/// Marks a definition as terminating, before its objects are deleted.
 pub fn terminate(definition: &mut Value, now: &str) {
+    let message = "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
+    set_terminating(definition, "InstanceDeletionPending", message, now);
+}
+
+/// Sets the condition that tells what a deletion waits for; false if it says so already.
+pub fn set_terminating(definition: &mut Value, reason: &str, message: &str, now: &str) -> bool {
     let generation = definition["metadata"]["generation"].clone();
+    let Some(conditions) = definition["status"]["conditions"].as_array_mut() else { return false };
+    let before = conditions.iter().position(|condition| condition["type"] == "Terminating");
+    let since = before.map_or(json!(now), |index| conditions[index]["lastTransitionTime"].clone());
     let condition = json!({
-        "type": "Terminating", "status": "True", "reason": "InstanceDeletionPending",
-        "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
-        "lastTransitionTime": now, "observedGeneration": generation,
+        "type": "Terminating", "status": "True", "reason": reason, "message": message,
+        "lastTransitionTime": since, "observedGeneration": generation,
     });
-    if let Some(conditions) = definition["status"]["conditions"].as_array_mut() {
-        conditions.retain(|condition| condition["type"] != "Terminating");
-        conditions.push(condition);
+    match before {
+        Some(index) if conditions[index] == condition => return false,
+        Some(index) => conditions[index] = condition,
+        None => conditions.push(condition),
     }
+    true
 }
 
 fn name_conflict(spec: &Value, definition: &str, table: &Table) -> Option<String> {

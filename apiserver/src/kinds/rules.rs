@@ -5,6 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use super::checks::{self, Causes};
 use super::definition;
 use super::resource::Resource;
 use crate::admission::validation;
@@ -12,6 +13,7 @@ use crate::call::Call;
 use crate::object;
 use crate::object_limit::quota;
 use crate::schema::values::shown;
+use crate::schema::canonical::decode_base64;
 use crate::status::Cause;
 
 /// Completes an object before it is validated.
@@ -164,7 +166,8 @@ fn binding(new: &mut Value) {
         new["roleRef"]["apiGroup"] = json!(RBAC);
     }
     for subject in new["subjects"].as_array_mut().into_iter().flatten() {
-        if matches!(subject["kind"].as_str(), Some("User" | "Group")) && subject["apiGroup"].is_null() {
+        let named = matches!(subject["kind"].as_str(), Some("User" | "Group"));
+        if named && matches!(subject["apiGroup"].as_str(), None | Some("")) {
             subject["apiGroup"] = json!(RBAC);
         }
     }
@@ -180,6 +183,18 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
         causes.push(Cause { reason: reason.into(), message, field: field.into() });
     };
     let unchanged = |field: &str| old.is_none_or(|old| old[field] == new[field]);
+    let mut checked = Causes::default();
+    match resource.kind.as_str() {
+        "Secret" => {
+            checks::secret_type(new, old, &mut checked);
+            checks::data_size(new, old, true, &mut checked);
+        }
+        "ConfigMap" => checks::data_size(new, old, false, &mut checked),
+        "Role" | "ClusterRole" => checks::rules(new, old, resource.namespaced, &mut checked),
+        "RoleBinding" | "ClusterRoleBinding" => checks::binding(new, old, resource.namespaced, &mut checked),
+        "Lease" => checks::lease(new, old, &mut checked),
+        _ => {}
+    }
     match resource.kind.as_str() {
         "Namespace" => {
             let held: Vec<&Value> = old.map(finalizers_of_spec).unwrap_or_default();
@@ -211,7 +226,7 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
         }
         "Secret" => {
             for (key, value) in new["data"].as_object().into_iter().flatten() {
-                if value.as_str().is_none_or(|text| STANDARD.decode(text).is_err()) {
+                if value.as_str().is_none_or(|text| decode_base64(text).is_none()) {
                     blame(
                         "FieldValueInvalid",
                         &format!("data[{key}]"),
@@ -274,6 +289,7 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
         "ValidatingAdmissionPolicyBinding" => causes.extend(validation::binding(new)),
         _ => {}
     }
+    causes.extend(checked.0);
     causes
 }
 

@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{Schema, read, time};
+use super::{Schema, canonical, read, time};
 
 /// Where a document keeps its components.
 pub const COMPONENTS: &str = "#/components/schemas/";
@@ -227,7 +227,11 @@ fn resolved(schema: &Value) -> Value {
                 }
                 return schema;
             }
-            map.iter().map(|(key, value)| (key.clone(), resolved(value))).collect::<Map<_, _>>().into()
+            let field = |(key, value): (&String, &Value)| match value.as_str() {
+                Some("byte") if key == "format" => (key.clone(), canonical::BYTES.into()),
+                _ => (key.clone(), resolved(value)),
+            };
+            map.iter().map(field).collect::<Map<_, _>>().into()
         }
         Value::Array(items) => items.iter().map(resolved).collect(),
         other => other.clone(),

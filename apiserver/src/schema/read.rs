@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::re2::Pattern;
 use super::{Additional, Checks, ListKind, Schema, SchemaType, SizeRange, builtin, cel};
 
 fn text<'a>(source: &'a Value, name: &str) -> &'a str {
@@ -79,7 +80,7 @@ fn read_checks(source: &Value, int_or_string: bool) -> Checks {
     Checks {
         format: text(source, "format").to_owned(),
         one_value_of: source["enum"].as_array().cloned(),
-        pattern: source["pattern"].as_str().and_then(|pattern| regex::Regex::new(pattern).ok()),
+        pattern: source["pattern"].as_str().and_then(|pattern| Pattern::new(pattern).ok()),
         minimum: limit("minimum", "exclusiveMinimum"),
         maximum: limit("maximum", "exclusiveMaximum"),
         multiple_of: source["multipleOf"].as_f64(),

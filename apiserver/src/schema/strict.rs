@@ -181,7 +181,10 @@ impl<'de> Visitor<'de> for StrictValue<'_, '_> {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
-        number(value).map(Value::Number)
+        Ok(match whole(value) {
+            Some(whole) => whole.into(),
+            None => Value::Number(number(value)?),
+        })
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
@@ -232,6 +235,13 @@ impl<'de> Visitor<'de> for StrictValue<'_, '_> {
         }
         Ok(Value::Object(map))
     }
+}
+
+/// A float that is a whole number, as `1.0`, `1e3` and `-0` are: Go writes it without a fraction, and a typed client reads
+/// no fraction into an integer. Above 2^53 a float has no exact neighbours.
+fn whole(value: f64) -> Option<i64> {
+    const MAX: f64 = 9_007_199_254_740_992.0;
+    (value.fract() == 0.0 && value.abs() < MAX).then_some(value as i64)
 }
 
 /// Decodes a key of a map: in YAML also a number or a boolean, never a map or a list.
@@ -300,6 +310,24 @@ mod tests {
             yaml(b"a: 1\nb: [x, 2.5, true, null]\nc:\n  d: |\n    text\na: 2\n").expect("YAML");
         assert_eq!(value, json!({"a": 2, "b": ["x", 2.5, true, null], "c": {"d": "text\n"}}));
         assert_eq!(duplicates, ["a"]);
+    }
+
+    #[test]
+    fn whole_floats_are_read_as_integers() {
+        for (text, expected) in [
+            ("1.0", json!(1)),
+            ("1e3", json!(1000)),
+            ("-0", json!(0)),
+            ("-2.0", json!(-2)),
+            ("1.5", json!(1.5)),
+            ("9007199254740991.0", json!(9_007_199_254_740_991_i64)),
+            ("1e300", json!(1e300)),
+            ("9223372036854775807", json!(i64::MAX)),
+            ("18446744073709551615", json!(u64::MAX)),
+        ] {
+            assert_eq!(json(text.as_bytes()).expect(text).0.to_string(), expected.to_string(), "{text}");
+        }
+        assert_eq!(yaml(b"a: 2.0\nb: 1.25\n").expect("YAML").0.to_string(), r#"{"a":2,"b":1.25}"#);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::re2::Pattern;
 use super::{Issue, cel};
 
 /// The level of a node in a schema; the messages differ.
@@ -260,7 +261,7 @@ fn lists_and_maps(source: &Value, kind: &str, path: &str, issues: &mut Vec<Issue
 /// The value validations of a node: `allOf`, `anyOf`, `oneOf`, `not` and `pattern`.
 fn logic(source: &Value, path: &str, int_or_string: bool, issues: &mut Vec<Issue>) {
     if let Some(pattern) = source["pattern"].as_str()
-        && let Err(error) = regex::Regex::new(pattern)
+        && let Err(error) = Pattern::new(pattern)
     {
         issues.push(Issue {
             path: below(path, "pattern"),

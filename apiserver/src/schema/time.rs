@@ -1,15 +1,10 @@
 //! Times of Kubernetes' own types: what Go reads, and how the server writes them. `Time` is whole seconds, `MicroTime`
-//! six digits of a second, both in UTC. A typed client fails for a whole kind when one object holds anything else.
+//! six digits of a second, both in UTC.
 //!
 //! Not here: `date-time` of custom resources, which Kubernetes checks and stores as sent; see [`super::format`].
 
 use jiff::SignedDuration;
 use jiff::civil::{Date, DateTime, Time};
-use serde_json::Value;
-
-use super::Schema;
-use super::prune::{push_field, push_index};
-use super::values::{Counterparts, shown};
 
 /// The format of a `Time` in compiled schemas.
 pub const TIME: &str = "date-time";
@@ -18,73 +13,41 @@ pub const MICRO_TIME: &str = "micro-time";
 
 /// How a time is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Precision {
+pub enum Precision {
+    /// Whole seconds: `Time`.
     Seconds,
+    /// Six digits of a second: `MicroTime`.
     Micros,
 }
 
-/// A time that Go does not read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {value} is no time such as {example}")]
-pub struct TimeError {
-    path: String,
-    value: String,
-    example: &'static str,
-}
-
-/// Rewrites every time of an object of a built-in type to the form in which Kubernetes stores it. A time that an older
-/// release let in may stay where `old` has the same, so that such an object can still be written.
-pub fn normalize(schema: &Schema, new: &mut Value, old: Option<&Value>) -> Result<(), TimeError> {
-    walk(schema, new, old, &mut String::new())
-}
-
-fn walk(schema: &Schema, new: &mut Value, old: Option<&Value>, path: &mut String) -> Result<(), TimeError> {
-    let length = path.len();
-    match new {
-        Value::String(text) => {
-            let precision = match schema.checks.format.as_str() {
-                TIME => Precision::Seconds,
-                MICRO_TIME => Precision::Micros,
-                _ => return Ok(()),
-            };
-            match read(text, precision) {
-                Some(time) => *text = write(time, precision),
-                None if old.and_then(Value::as_str) == Some(text) => {
-                    if let Some(time) = read_leniently(text) {
-                        *text = write(time, precision);
-                    }
-                }
-                None => {
-                    let example = match precision {
-                        Precision::Seconds => "2026-01-02T15:04:05Z",
-                        Precision::Micros => "2026-01-02T15:04:05.000000Z",
-                    };
-                    let value = shown(&Value::String(text.clone()));
-                    return Err(TimeError { path: path.clone(), value, example });
-                }
-            }
+impl Precision {
+    /// The precision of a format of compiled schemas, if it is one of a time.
+    pub fn of(format: &str) -> Option<Self> {
+        match format {
+            TIME => Some(Self::Seconds),
+            MICRO_TIME => Some(Self::Micros),
+            _ => None,
         }
-        Value::Object(map) => {
-            for (name, child) in map.iter_mut() {
-                let Some(field) = schema.field(name) else { continue };
-                push_field(path, name);
-                walk(field, child, old.and_then(|old| old.get(name)), path)?;
-                path.truncate(length);
-            }
-        }
-        Value::Array(items) => {
-            let Some(field) = &schema.items else { return Ok(()) };
-            let before = Counterparts::new(schema, old);
-            for (index, item) in items.iter_mut().enumerate() {
-                push_index(path, index);
-                let counterpart = before.of(item);
-                walk(field, item, counterpart, path)?;
-                path.truncate(length);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
-    Ok(())
+
+    /// A time in this form, for messages.
+    pub fn example(self) -> &'static str {
+        match self {
+            Self::Seconds => "2026-01-02T15:04:05Z",
+            Self::Micros => "2026-01-02T15:04:05.000000Z",
+        }
+    }
+
+    /// The time as Kubernetes writes it; `None` if Go does not read it.
+    pub fn canonical(self, text: &str) -> Option<String> {
+        read(text, self).map(|time| write(time, self))
+    }
+
+    /// As [`Self::canonical`], of what earlier releases took for a time.
+    pub fn mended(self, text: &str) -> Option<String> {
+        let time = text.parse::<jiff::Timestamp>().ok()?;
+        Some(write(time.to_zoned(jiff::tz::TimeZone::UTC).datetime(), self))
+    }
 }
 
 fn write(time: DateTime, precision: Precision) -> String {
@@ -154,12 +117,6 @@ fn read(text: &str, precision: Precision) -> Option<DateTime> {
     (0..=9999).contains(&utc.year()).then_some(utc)
 }
 
-/// What releases before this module took for a time.
-fn read_leniently(text: &str) -> Option<DateTime> {
-    let time = text.parse::<jiff::Timestamp>().ok()?;
-    Some(time.to_zoned(jiff::tz::TimeZone::UTC).datetime())
-}
-
 /// What is left of a text.
 struct TimeText<'a>(&'a [u8]);
 
@@ -202,10 +159,7 @@ impl TimeText<'_> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-    use crate::schema::builtin::builtin_schema;
 
     #[test]
     fn times_are_read_as_go_does_and_written_as_kubernetes() {
@@ -251,102 +205,8 @@ mod tests {
             ("2026-11-25", None, None),
             ("", None, None),
         ] {
-            let shown = |precision| read(text, precision).map(|time| write(time, precision));
-            assert_eq!(shown(Precision::Seconds).as_deref(), seconds, "{text} as Time");
-            assert_eq!(shown(Precision::Micros).as_deref(), micros, "{text} as MicroTime");
+            assert_eq!(Precision::Seconds.canonical(text).as_deref(), seconds, "{text} as Time");
+            assert_eq!(Precision::Micros.canonical(text).as_deref(), micros, "{text} as MicroTime");
         }
-    }
-
-    #[test]
-    fn every_time_of_a_kind_is_rewritten_or_named() {
-        let (micro, whole) = ("2026-11-25T01:00:00.500000+01:00", "2026-11-25T01:00:00.5+01:00");
-        let (micro_after, whole_after) = ("2026-11-25T00:00:00.500000Z", "2026-11-25T00:00:00Z");
-        let cases = [
-            (
-                "coordination.k8s.io",
-                "Lease",
-                json!({"spec": {"renewTime": micro, "acquireTime": micro}}),
-                vec!["spec.acquireTime", "spec.renewTime"],
-            ),
-            (
-                "",
-                "Event",
-                json!({"eventTime": micro, "series": {"lastObservedTime": micro}, "firstTimestamp": whole, "lastTimestamp": whole}),
-                vec!["eventTime", "firstTimestamp", "lastTimestamp", "series.lastObservedTime"],
-            ),
-            (
-                "events.k8s.io",
-                "Event",
-                json!({"eventTime": micro, "series": {"lastObservedTime": micro}, "deprecatedFirstTimestamp": whole, "deprecatedLastTimestamp": whole}),
-                vec![
-                    "deprecatedFirstTimestamp",
-                    "deprecatedLastTimestamp",
-                    "eventTime",
-                    "series.lastObservedTime",
-                ],
-            ),
-            (
-                "",
-                "Namespace",
-                json!({"status": {"conditions": [{"type": "X", "lastTransitionTime": whole}]}}),
-                vec!["status.conditions[0].lastTransitionTime"],
-            ),
-            (
-                "certificates.k8s.io",
-                "CertificateSigningRequest",
-                json!({"status": {"conditions": [{"type": "X", "lastTransitionTime": whole, "lastUpdateTime": whole}]}}),
-                vec!["status.conditions[0].lastTransitionTime", "status.conditions[0].lastUpdateTime"],
-            ),
-            (
-                "apiextensions.k8s.io",
-                "CustomResourceDefinition",
-                json!({"status": {"conditions": [{"type": "X", "lastTransitionTime": whole}]}}),
-                vec!["status.conditions[0].lastTransitionTime"],
-            ),
-            (
-                "admissionregistration.k8s.io",
-                "ValidatingAdmissionPolicy",
-                json!({"status": {"conditions": [{"type": "X", "lastTransitionTime": whole}]}}),
-                vec!["status.conditions[0].lastTransitionTime"],
-            ),
-            (
-                "",
-                "ConfigMap",
-                json!({"metadata": {"creationTimestamp": whole, "deletionTimestamp": whole, "managedFields": [{"time": whole}]}, "data": {"time": "any"}}),
-                vec![
-                    "metadata.creationTimestamp",
-                    "metadata.deletionTimestamp",
-                    "metadata.managedFields[0].time",
-                ],
-            ),
-        ];
-        for (group, kind, object, paths) in cases {
-            let schema = builtin_schema(group, "v1", kind).expect(kind);
-            let mut written = object.clone();
-            normalize(schema, &mut written, None).expect(kind);
-            let expected = object.to_string().replace(micro, micro_after).replace(whole, whole_after);
-            assert_eq!(written, serde_json::from_str::<Value>(&expected).expect(kind), "{group} {kind}");
-            // Each time of it alone, in a form that Go does not read.
-            let pointers: Vec<String> = paths
-                .iter()
-                .map(|path| format!("/{}", path.replace(['.', '['], "/").replace(']', "")))
-                .collect();
-            for (path, pointer) in paths.iter().zip(&pointers) {
-                let mut poisoned = object.clone();
-                *poisoned.pointer_mut(pointer).expect(pointer) = "2026-11-25 00:00:00Z".into();
-                let error = normalize(schema, &mut poisoned.clone(), None).expect_err(path).to_string();
-                assert!(error.starts_with(&format!("{path}: \"2026-11-25 00:00:00Z\"")), "{kind}: {error}");
-            }
-        }
-    }
-
-    #[test]
-    fn time_that_an_older_release_stored_is_mended() {
-        let schema = builtin_schema("coordination.k8s.io", "v1", "Lease").expect("a Lease");
-        let old = json!({"spec": {"renewTime": "2026-11-25 00:00:19.103Z"}});
-        let mut new = json!({"spec": {"renewTime": "2026-11-25 00:00:19.103Z", "holderIdentity": "x"}});
-        assert!(normalize(schema, &mut new.clone(), None).is_err());
-        normalize(schema, &mut new, Some(&old)).expect("it was there before");
-        assert_eq!(new["spec"]["renewTime"], "2026-11-25T00:00:19.103000Z");
     }
 }

@@ -10,6 +10,8 @@ use super::prune::{push_field, push_index};
 use super::values::{Counterparts, key, shown};
 use super::{Additional, FieldError, ListKind, Schema, SchemaType, SizeRange, cel, format};
 
+/// Floats below this are exact integers: 2^53.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 /// Maximum errors that are reported of one object.
 pub(super) const MAX_ERRORS: usize = 1000;
 
@@ -194,8 +196,7 @@ impl Validation {
             }
         }
         let fits = match checks.format.as_str() {
-            "int32" => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
-            "int64" => value.as_i64().is_some() || (schema.kind == SchemaType::Number),
+            "int32" => number >= f64::from(i32::MIN) && number <= f64::from(i32::MAX),
             _ => true,
         };
         if !fits && schema.kind == SchemaType::Integer {
@@ -359,8 +360,10 @@ fn type_name(value: &Value) -> &'static str {
 
 /// The expected type, if `value` does not have it.
 fn wrong_type(kind: SchemaType, value: &Value) -> Option<&'static str> {
+    // As for kube-apiserver, an integer beyond 64 bits is a float, and one beyond 2^53 is not exact.
     let whole = |value: &Value| {
-        value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)
+        value.is_i64()
+            || value.as_f64().is_some_and(|number| number.fract() == 0.0 && number.abs() < MAX_EXACT)
     };
     let (fits, name) = match kind {
         SchemaType::Any => (true, ""),

@@ -46,7 +46,9 @@ pub async fn create(
     write::check_identity(&call, &mut new)?;
     check_namespace(api, &call)?;
     if resource.custom.as_ref().is_some_and(|custom| custom.terminating) {
-        return Err(call.forbidden("the custom resource definition is terminating; create it again first"));
+        let mut refused = ApiError::method_not_allowed();
+        refused.message = "create not allowed while custom resource definition is terminating".into();
+        return Err(refused.about(&resource.group, &resource.plural, &call.name));
     }
     if !object::resource_version(&new).is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));

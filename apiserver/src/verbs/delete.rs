@@ -61,6 +61,19 @@ impl Options {
                 }],
             ));
         }
+        let wrong = |value: &&Value| **value != "All";
+        if let Some(wrong) = body["dryRun"].as_array().into_iter().flatten().find(wrong) {
+            return Err(ApiError::invalid(
+                "meta.k8s.io",
+                "DeleteOptions",
+                "",
+                vec![Cause {
+                    reason: "FieldValueNotSupported".into(),
+                    message: format!("Unsupported value: {wrong}: supported values: \"All\""),
+                    field: "dryRun".into(),
+                }],
+            ));
+        }
         let dry_run =
             body["dryRun"].as_array().is_some_and(|values| values.iter().any(|value| value == "All"));
         Ok(Self {

@@ -25,6 +25,68 @@ pub fn check_shapes(call: &Call, new: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Maximum bytes of all annotations together, as in Kubernetes.
+const MAX_ANNOTATION_BYTES: usize = 256 * 1024;
+
+/// Validates what a new owner reference may say: one controller, and no Event as an owner.
+fn owners(new: &Value, old: Option<&Value>, causes: &mut Vec<Cause>) {
+    let owners = object::owners(new);
+    if old.is_some_and(|old| object::owners(old) == owners) {
+        return;
+    }
+    let mut invalid = |field: String, message: String| {
+        causes.push(Cause { reason: "FieldValueInvalid".into(), message, field });
+    };
+    let controllers: Vec<&str> = owners
+        .iter()
+        .filter(|owner| owner["controller"] == true)
+        .map(|owner| owner["name"].as_str().unwrap_or_default())
+        .collect();
+    if let [first, second, ..] = controllers.as_slice() {
+        let found = format!("Found \"true\" in references for {first} and {second}");
+        let message = format!("Invalid value: only one reference can have Controller set to true. {found}");
+        invalid("metadata.ownerReferences".into(), message);
+    }
+    for (index, owner) in owners.iter().enumerate() {
+        if owner["apiVersion"] == "v1" && owner["kind"] == "Event" {
+            let field = format!("metadata.ownerReferences[{index}]");
+            invalid(field, "Invalid value: v1, Kind=Event is disallowed from being an owner".into());
+        }
+    }
+}
+
+/// Validates the names of new finalizers, and leaves each of the finalizers once: a set has no repetitions.
+fn finalizers(call: &Call, new: &mut Value, old: Option<&Value>, causes: &mut Vec<Cause>) {
+    let Some(given) = new["metadata"]["finalizers"].as_array() else { return };
+    if given.iter().any(|finalizer| !finalizer.is_string()) {
+        // The schema says so.
+        return;
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let kept: Vec<String> = object::finalizers(new)
+        .into_iter()
+        .filter(|finalizer| seen.insert(*finalizer))
+        .map(str::to_owned)
+        .collect();
+    let before: std::collections::BTreeSet<&str> =
+        old.map(object::finalizers).unwrap_or_default().into_iter().collect();
+    for finalizer in kept.iter().filter(|finalizer| !before.contains(finalizer.as_str())) {
+        let problem = if !object::is_label_key(finalizer) {
+            "name part must consist of alphanumeric characters, '-', '_' or '.', and a prefix must be a DNS subdomain"
+        } else if call.resource.custom.is_none() && !object::is_finalizer_of_builtin(finalizer) {
+            "name is neither a standard finalizer name nor is it fully qualified"
+        } else {
+            continue;
+        };
+        causes.push(Cause {
+            reason: "FieldValueInvalid".into(),
+            message: format!("Invalid value: {finalizer:?}: {problem}"),
+            field: "metadata.finalizers".into(),
+        });
+    }
+    object::set_finalizers(new, kept);
+}
+
 /// Validates the metadata of a new state, and removes its empty maps and lists.
 pub fn check(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = Vec::new();
@@ -50,7 +112,10 @@ pub fn check(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
             Value::Null => {}
             Value::Object(entries) => {
                 for (key, value) in entries {
-                    if !object::is_label_key(&key.to_lowercase()) {
+                    // As in Kubernetes, an annotation's domain may have capitals and a label's may not.
+                    let lower = if field == "annotations" { key.to_lowercase() } else { key.clone() };
+                    let before = old.is_some_and(|old| old["metadata"][field].get(key).is_some());
+                    if !before && !object::is_label_key(&lower) {
                         blame(
                             &at,
                             format!(
@@ -87,6 +152,22 @@ pub fn check(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
             }
         }
     }
+    let annotations = &new["metadata"]["annotations"];
+    let bytes: usize = annotations
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+        .sum();
+    if bytes > MAX_ANNOTATION_BYTES && old.is_none_or(|old| old["metadata"]["annotations"] != *annotations) {
+        causes.push(Cause {
+            reason: "FieldValueTooLong".into(),
+            message: format!("Too long: may not be more than {MAX_ANNOTATION_BYTES} bytes"),
+            field: "metadata.annotations".into(),
+        });
+    }
+    owners(new, old, &mut causes);
+    finalizers(call, new, old, &mut causes);
     let metadata = object::metadata_mut(new);
     for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
         // Empty and absent are equivalent; storing only one of them keeps no-op writes no-ops.

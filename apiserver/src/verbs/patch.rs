@@ -56,11 +56,8 @@ pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body
         strict::json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
-    if matches!(media, MERGE | STRATEGIC) && !body.is_object() {
-        return Err(ApiError::bad_request(format!(
-            "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
-            write::json_type(&body)
-        )));
+    if matches!(media, MERGE | STRATEGIC) {
+        write::check_merge_patch(&body)?;
     }
     let make = |current: &Value| {
         let patched = match media {
@@ -130,12 +127,22 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
     if !config.is_object() {
         return Err(ApiError::bad_request("the applied configuration is not an object"));
     }
+    for field in ["kind", "apiVersion"] {
+        if config[field].as_str().is_none_or(str::is_empty) {
+            return Err(ApiError::bad_request(format!(
+                "Object '{field}' is missing in the applied configuration"
+            )));
+        }
+    }
+    let named = !object::name(&config).is_empty();
     write::check_type(call, &mut config)?;
     write::check_identity(call, &mut config)?;
     let mut warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let unknown = call.resource.schema().prune(&mut config);
-    if call.query.field_validation == FieldValidation::Strict && !unknown.is_empty() {
+    // Typed kinds have no place for them, whatever the client wants done about unknown fields.
+    let strict = call.query.field_validation == FieldValidation::Strict || call.resource.custom.is_none();
+    if strict && !unknown.is_empty() {
         let problem: Vec<String> =
             unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
         return Err(ApiError::bad_request(format!(
@@ -148,7 +155,7 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
         )));
     }
     warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));
-    write::normalize_times(call, &mut config, None)?;
+    write::canonicalize(call, &mut config, None)?;
     reset_fields(call, &mut config);
     if call.resource.custom.is_none() && call.resource.kind == "Secret" {
         rules::fold_string_data(&mut config);
@@ -165,8 +172,14 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
                 ),
             ));
         }
-        let applied = apply_config(call, None, &config)?;
-        let mut applied = applied;
+        if !named {
+            return Err(call.invalid(vec![Cause {
+                reason: "FieldValueRequired".into(),
+                message: "Required value: name or generateName is required".into(),
+                field: "metadata.name".into(),
+            }]));
+        }
+        let mut applied = apply_config(call, None, &config)?;
         object::set_meta(&mut applied, "resourceVersion", Value::Null);
         let mut unknown = warnings.clone();
         match create::create(api, call, applied, &mut unknown, WriteOrigin::Apply).await {

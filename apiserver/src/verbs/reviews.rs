@@ -14,11 +14,14 @@ use crate::auth::user::{MASTERS, User};
 use crate::call::Call;
 use crate::object;
 use crate::output::{self, Body};
+use crate::schema::{Schema, builtin};
 use crate::state::ServerState;
-use crate::status::{ApiError, Result};
+use crate::status::{ApiError, Cause, Result};
 
 /// Default lifetime of tokens in seconds, as in Kubernetes.
 const TOKEN_SECONDS: i64 = 3600;
+/// Minimum lifetime of tokens in seconds, as in Kubernetes.
+const MIN_TOKEN_SECONDS: i64 = 600;
 /// Maximum lifetime of tokens in seconds.
 const MAX_TOKEN_SECONDS: i64 = 365 * 24 * 3600;
 
@@ -26,7 +29,9 @@ const MAX_TOKEN_SECONDS: i64 = 365 * 24 * 3600;
 pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let (mut review, _) = write::decode(call)?;
     write::check_type(call, &mut review)?;
+    check_types(call.resource.schema(), &mut review, &call.resource.kind)?;
     let spec = review["spec"].clone();
+    check_review(call, &spec)?;
     let status = match call.resource.kind.as_str() {
         "SelfSubjectReview" => json!({"userInfo": call.user.to_value()}),
         "SelfSubjectAccessReview" => access(api, &call.user, &spec),
@@ -41,14 +46,70 @@ pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
         "TokenReview" => token(api, &spec),
         _ => return Err(ApiError::method_not_allowed()),
     };
-    if !review.is_object() {
-        return Err(ApiError::bad_request("the body is not an object"));
-    }
     review["status"] = status;
     if review["metadata"].is_null() {
         review["metadata"] = json!({});
     }
     Ok(output::value(StatusCode::CREATED, &review))
+}
+
+/// Checks a body that no store will hold against its schema; unknown fields are dropped.
+fn check_types(schema: &Schema, body: &mut Value, kind: &str) -> Result<()> {
+    schema.prune(body);
+    // The status is the answer.
+    object::remove(body, "status");
+    schema.default(body);
+    match schema.validate(body, None).into_iter().find(|error| error.reason == "FieldValueTypeInvalid") {
+        Some(error) => Err(ApiError::bad_request(format!("{kind} cannot be handled: {error}"))),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a review asks one question that can be answered.
+fn check_review(call: &Call, spec: &Value) -> Result<()> {
+    let refuse = |reason: &str, field: &str, message: &str| {
+        let cause = Cause { reason: reason.into(), message: message.into(), field: field.into() };
+        Err(call.invalid(vec![cause]))
+    };
+    let kind = call.resource.kind.as_str();
+    let local = kind == "LocalSubjectAccessReview";
+    match kind {
+        "SelfSubjectRulesReview" if spec["namespace"].as_str().is_none_or(str::is_empty) => {
+            return Err(ApiError::bad_request("no namespace on request"));
+        }
+        "TokenReview" if spec["token"].as_str().is_none_or(str::is_empty) => {
+            return Err(ApiError::bad_request("token is required for TokenReview in authentication"));
+        }
+        "SelfSubjectAccessReview" | "SubjectAccessReview" | "LocalSubjectAccessReview" => {}
+        _ => return Ok(()),
+    }
+    match (spec["resourceAttributes"].is_object(), spec["nonResourceAttributes"].is_object()) {
+        (true, true) => {
+            let message = "Invalid value: cannot be specified in combination with resourceAttributes";
+            return refuse("FieldValueInvalid", "spec.nonResourceAttributes", message);
+        }
+        (false, false) => {
+            let message =
+                "Invalid value: exactly one of nonResourceAttributes or resourceAttributes must be specified";
+            return refuse("FieldValueInvalid", "spec.resourceAttributes", message);
+        }
+        (false, true) if local => {
+            let message = "Invalid value: disallowed on this kind of request";
+            return refuse("FieldValueInvalid", "spec.nonResourceAttributes", message);
+        }
+        _ => {}
+    }
+    if local && spec["resourceAttributes"]["namespace"] != call.namespace.as_str() {
+        let message = "Invalid value: must match metadata.namespace";
+        return refuse("FieldValueInvalid", "spec.resourceAttributes.namespace", message);
+    }
+    let nobody = spec["user"].as_str().is_none_or(str::is_empty)
+        && spec["groups"].as_array().is_none_or(Vec::is_empty);
+    if kind != "SelfSubjectAccessReview" && nobody {
+        let message = "Invalid value: \"\": at least one of user or group must be specified";
+        return refuse("FieldValueInvalid", "spec.user", message);
+    }
+    Ok(())
 }
 
 /// The status of a TokenReview: audiences are those that the token was made for and the review asks about, this API
@@ -148,6 +209,21 @@ pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
     let account = record.object();
     let (mut request, _) = write::decode(call)?;
+    write::check_maps(&request, "TokenRequest")?;
+    let group = "authentication.k8s.io";
+    if let Some(schema) = builtin::builtin_schema(group, "v1", "TokenRequest") {
+        check_types(schema, &mut request, "TokenRequest")?;
+    }
+    let lifetime = &request["spec"]["expirationSeconds"];
+    let problem = match lifetime.as_i64() {
+        Some(seconds) if seconds < MIN_TOKEN_SECONDS => "may not specify a duration less than 10 minutes",
+        Some(seconds) if seconds > 1 << 32 => "may not specify a duration larger than 2^32 seconds",
+        _ => "",
+    };
+    if !problem.is_empty() {
+        let message = format!("Invalid value: {lifetime}: {problem}");
+        return Err(ApiError::invalid_field(group, "TokenRequest", "", "spec.expirationSeconds", message));
+    }
     admission::admit(
         api,
         &AdmissionRequest {
@@ -160,7 +236,7 @@ pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<
     )?;
     let now = Timestamp::now().as_second();
     let requested = request["spec"]["expirationSeconds"].as_i64().unwrap_or(TOKEN_SECONDS);
-    let seconds = requested.clamp(600, MAX_TOKEN_SECONDS);
+    let seconds = requested.clamp(MIN_TOKEN_SECONDS, MAX_TOKEN_SECONDS);
     let audiences = match &request["spec"]["audiences"] {
         Value::Array(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([tokens::ISSUER]),

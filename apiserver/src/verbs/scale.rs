@@ -37,11 +37,8 @@ pub async fn handle(api: &Arc<ServerState>, verb: &str, call: &Call) -> Result<R
             let (body, _) =
                 strict::yaml(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
             let is_json_patch = media == "application/json-patch+json";
-            if !is_json_patch && !body.is_object() {
-                return Err(ApiError::bad_request(format!(
-                    "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
-                    write::json_type(&body)
-                )));
+            if !is_json_patch {
+                write::check_merge_patch(&body)?;
             }
             write_back(api, call, scale, |shown| {
                 if is_json_patch {

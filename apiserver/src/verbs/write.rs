@@ -20,7 +20,7 @@ use crate::object;
 use crate::patch::apply;
 use crate::protobuf::{self, ProtobufError};
 use crate::request::FieldValidation;
-use crate::schema::{bounds, builtin as builtin_schemas, strict, time};
+use crate::schema::{bounds, builtin as builtin_schemas, canonical, strict};
 use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
 use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
@@ -67,6 +67,33 @@ pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
     Ok((value, duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect()))
 }
 
+/// Checks that an object is a map, and its metadata too: what follows reads and sets fields of both.
+pub fn check_maps(object: &Value, kind: &str) -> Result<()> {
+    let metadata = &object["metadata"];
+    let what = if !object.is_object() {
+        object
+    } else if !metadata.is_null() && !metadata.is_object() {
+        metadata
+    } else {
+        return Ok(());
+    };
+    Err(ApiError::bad_request(format!(
+        "json: cannot unmarshal {} into Go value of type {kind}: an object and its metadata are maps",
+        json_type(what)
+    )))
+}
+
+/// Checks that a patch which merges is a map.
+pub fn check_merge_patch(patch: &Value) -> Result<()> {
+    if patch.is_object() {
+        return Ok(());
+    }
+    Err(ApiError::bad_request(format!(
+        "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+        json_type(patch)
+    )))
+}
+
 /// Checks that a body has the resource's type; built-in types may omit it.
 pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
     let resource = &call.resource;
@@ -86,21 +113,8 @@ pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an object is a map, and its metadata too: what follows reads and sets fields of both.
-pub fn check_maps(object: &Value, kind: &str) -> Result<()> {
-    let metadata = &object["metadata"];
-    if object.is_object() && (metadata.is_null() || metadata.is_object()) {
-        return Ok(());
-    }
-    let what = if object.is_object() { metadata } else { object };
-    Err(ApiError::bad_request(format!(
-        "json: cannot unmarshal {} into Go value of type {kind}: an object and its metadata are maps",
-        json_type(what)
-    )))
-}
-
 /// The type of a JSON value, in the words of Go's decoder.
-pub fn json_type(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -164,7 +178,8 @@ pub async fn modify(
         let current = resource.view(&record);
         let (mut new, mut unknown) = make(&current)?;
         let asked = object::resource_version(&new).to_string();
-        let conditional = !asked.is_empty();
+        // As in Kubernetes, zero is no condition.
+        let conditional = !matches!(asked.as_str(), "" | "0");
         if conditional && asked != object::resource_version(&current) {
             return Err(ApiError::modified(&resource.group, &resource.plural, &call.name));
         }
@@ -285,7 +300,7 @@ pub fn normalize(
         FieldValidation::Ignore => unknown.clear(),
         FieldValidation::Strict | FieldValidation::Warn => {}
     }
-    normalize_times(call, new, old)?;
+    canonicalize(call, new, old)?;
     if let Some(old) = old {
         preserve_unwritable_fields(call, old, new);
     } else if resource.has_subresource("status") {
@@ -322,20 +337,30 @@ pub fn normalize(
         admission::validation::with_status(new, &api.kinds.current());
     }
     if origin == WriteOrigin::Write {
+        // The status of a new object is the server's, not the client's.
+        let initial = match old {
+            None if resource.has_subresource("status") => {
+                new.as_object_mut().and_then(|it| it.remove("status"))
+            }
+            _ => None,
+        };
         apply::track_update(old, new, &call.manager(), &call.subresource, now, schema);
+        if let Some(status) = initial {
+            new["status"] = status;
+        }
     }
     Ok(())
 }
 
-/// Rewrites the times of Kubernetes' own types, which of a custom resource are those of its metadata.
-pub fn normalize_times(call: &Call, new: &mut Value, old: Option<&Value>) -> Result<()> {
+/// Rewrites values of Kubernetes' own types to their canonical form; of a custom resource its metadata is one.
+pub fn canonicalize(call: &Call, new: &mut Value, old: Option<&Value>) -> Result<()> {
     let resource = &call.resource;
     let outcome = match new.get_mut("metadata") {
         Some(metadata) if resource.custom.is_some() => {
-            time::normalize(builtin_schemas::object_meta(), metadata, old.map(|old| &old["metadata"]))
+            canonical::rewrite(builtin_schemas::object_meta(), metadata, old.map(|old| &old["metadata"]))
         }
         _ if resource.custom.is_some() => Ok(()),
-        _ => time::normalize(resource.schema(), new, old),
+        _ => canonical::rewrite(resource.schema(), new, old),
     };
     outcome.map_err(|error| {
         ApiError::bad_request(format!(

@@ -212,7 +212,7 @@ async fn bodies_that_mean_endless_work_are_answered() {
             configmaps,
             "application/json",
             finalizers("same", &|_| "a/b".into()).to_string(),
-            422,
+            201,
         ),
         ("aliases", Method::POST, configmaps, "application/yaml", aliases.clone(), 400),
         (

@@ -63,7 +63,7 @@ pub async fn apply(
         // Last, so that nothing waits for it.
         let note = format!("{}; epoch {} begins", loss.message, planned.epoch);
         context.record(group.as_ref(), false, loss.reason, "FormAnew", &note).await;
-    } else if group.status.is_none() {
+    } else if !group.is_reported() {
         record_epoch(context, group, planned.epoch, None);
         context.record(group.as_ref(), true, Reason::InProgress, "Form", "the Shards are created").await;
     }

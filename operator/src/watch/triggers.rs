@@ -216,7 +216,7 @@ impl Triggers {
     pub fn group(&self, group: &ShardGroup, change: ObjectChange<ShardGroup>) {
         self.groups.add(ObjectRef::from_obj(group));
         // Pools show reservations, and a group's are constant for its lifetime.
-        if change.is_deletion() || group.status.is_none() {
+        if change.is_deletion() || !group.is_reported() {
             self.enqueue_pools();
             self.enqueue_tiers();
             self.enqueue_outweighed();
