@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
-use kube::api::ListParams;
-use kube::core::DeserializeGuard;
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 use russet_crds::ModelDeployment;
 use russet_plan::proposal::propose;
+use russet_rpc::list_item::list_decodable;
 
 use crate::client::Connection;
 use crate::plan::{read_server, text};
@@ -28,11 +27,10 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { name, connection } = arguments;
     let cluster = read_server(&connection).await?.cluster();
-    let api = Api::<DeserializeGuard<ModelDeployment>>::all(connection.client().await?);
-    let all = api.list(&ListParams::default()).await.context("the deployments could not be listed")?;
+    let all =
+        list_decodable(&connection.client().await?).await.context("the deployments could not be listed")?;
     // All deployments, since pending replicas are placed jointly.
-    let deployments: Vec<Arc<ModelDeployment>> =
-        all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
+    let deployments: Vec<Arc<ModelDeployment>> = all.into_iter().map(Arc::new).collect();
     let namespace = &connection.namespace();
     let known: Vec<String> = deployments
         .iter()

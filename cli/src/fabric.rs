@@ -9,12 +9,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use kube::api::ListParams;
-use kube::core::DeserializeGuard;
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 use russet_crds::conditions::{Type, get};
 use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus, LinkMeasured};
 use russet_plan::fabric::{address_plan, network_spec, show_bits};
+use russet_rpc::list_item::list_decodable;
 
 use crate::client::Connection;
 use crate::get::format_table;
@@ -83,10 +82,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 /// All nodes, or the named one.
 async fn nodes(connection: &Connection, node: Option<String>) -> Result<Vec<Arc<InferenceNode>>> {
-    let api = Api::<DeserializeGuard<InferenceNode>>::all(connection.client().await?);
-    let all = api.list(&ListParams::default()).await.context("the nodes could not be listed")?;
-    let mut nodes: Vec<Arc<InferenceNode>> =
-        all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
+    let all = list_decodable(&connection.client().await?).await.context("the nodes could not be listed")?;
+    let mut nodes: Vec<Arc<InferenceNode>> = all.into_iter().map(Arc::new).collect();
     if let Some(node) = node {
         nodes.retain(|known| known.name_any() == node);
         if nodes.is_empty() {

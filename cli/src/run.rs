@@ -10,9 +10,9 @@ use std::io::IsTerminal as _;
 
 use anyhow::{Context, Result, bail};
 use kube::api::ListParams;
-use kube::core::DeserializeGuard;
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::{GROUP, Model, ModelDeployment, VERSION};
+use russet_rpc::list_item::ListItem;
 use russet_telemetry::say;
 use serde_json::json;
 use target::KnownModel;
@@ -140,7 +140,7 @@ where
     K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + 'static,
 {
-    let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
+    let api: Api<ListItem<K>> = Api::namespaced(client.clone(), namespace);
     let all = api.list(&ListParams::default()).await?;
     Ok(all.items.into_iter().filter_map(|one| one.0.ok()).collect())
 }

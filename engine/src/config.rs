@@ -41,7 +41,9 @@ pub enum ConfigError {
         size: u32,
     },
     /// A higher rank that does not know who leads it.
-    #[error("peers does not name rank 0, whose node alone may lead rank {rank}; name every rank of the group")]
+    #[error(
+        "peers does not name rank 0, whose node alone may lead rank {rank}; name every rank of the group"
+    )]
     Leader {
         /// The rank.
         rank: u32,

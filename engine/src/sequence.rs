@@ -434,12 +434,26 @@ mod tests {
             (with(&["<|user|>"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "hi", stop, 3),
             (with(&["i<|user|>"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "h", stop, 3),
             (with(&["<|user|>!"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "hi", stop, 4),
-            (with(&["<|user|>?"], false), 99, [bytes("hi"), vec![USER], bytes("!"), vec![END]].concat(), "hi!", stop, 4),
+            (
+                with(&["<|user|>?"], false),
+                99,
+                [bytes("hi"), vec![USER], bytes("!"), vec![END]].concat(),
+                "hi!",
+                stop,
+                4,
+            ),
             // The end token, where it is banned as the end.
             (with(&["<|end|>"], true), 99, [bytes("hi"), vec![END], bytes("!")].concat(), "hi", stop, 3),
             // Special tokens take no character's place.
             (with(&[], false), 99, [vec![USER; 20], ended("日!")].concat(), "日!", stop, 24),
-            (with(&[], false), 99, [bytes("日")[..2].to_vec(), vec![USER; 20], ended("日")[2..].to_vec()].concat(), "日", stop, 23),
+            (
+                with(&[], false),
+                99,
+                [bytes("日")[..2].to_vec(), vec![USER; 20], ended("日")[2..].to_vec()].concat(),
+                "日",
+                stop,
+                23,
+            ),
             (with(&[], true), 8, ended("hi"), "hi", None, 3),
             (with(&[], true), 3, ended("hi"), "hi", length, 3),
             // The limit cuts é in half: the half becomes a replacement character and is not dropped.
@@ -729,7 +743,11 @@ mod tests {
         assert_eq!(max_new_tokens(10, Some(4), 16), Ok(4));
         assert_eq!(max_new_tokens(10, Some(40), 16), Ok(6));
         let failure = max_new_tokens(16, Some(4), 16).unwrap_err();
-        assert!(failure.message.contains("length is 16 tokens. However, your messages resulted in 16 tokens"), "{}", failure.message);
+        assert!(
+            failure.message.contains("length is 16 tokens. However, your messages resulted in 16 tokens"),
+            "{}",
+            failure.message
+        );
         assert_eq!(max_new_tokens(0, None, 16).unwrap_err().kind, FailureKind::InvalidRequest);
     }
 }

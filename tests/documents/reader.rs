@@ -318,10 +318,12 @@ fn response(output: &str) -> String {
 fn answered(text: &str, output: &str) -> Result<()> {
     let output = response(output);
     for (question, answer) in rules::ANSWERS {
-        ensure!(
-            !text.contains(question) || output.contains(answer),
-            "the answer to {question} has no {answer}:\n{output}"
-        );
+        if !text.contains(question) {
+            continue;
+        }
+        // A sampled answer is another one now and then.
+        ensure!(text.contains("temperature"), "{question} is not asked at temperature 0");
+        ensure!(output.contains(answer), "the answer to {question} has no {answer}:\n{output}");
     }
     Ok(())
 }

@@ -107,18 +107,18 @@ async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Resul
     }
     let now = object::timestamp(jiff::Timestamp::now());
     if !remaining.is_empty() {
-        edit(api, key, |namespace| remaining.tell_namespace(namespace, &now)).await?;
+        edit(api, key, |namespace| remaining.set_conditions(namespace, &now)).await?;
         return Ok(false);
     }
     edit(api, key, |namespace| {
-        let told = remaining.tell_namespace(namespace, &now);
+        let changed = remaining.set_conditions(namespace, &now);
         let held = namespace["spec"]["finalizers"]
             .as_array()
             .is_some_and(|all| all.contains(&json!(NAMESPACE_CONTENTS)));
         if let Some(all) = namespace["spec"]["finalizers"].as_array_mut() {
             all.retain(|finalizer: &Value| finalizer != NAMESPACE_CONTENTS);
         }
-        held || told
+        held || changed
     })
     .await?;
     // Other finalizers may still block its deletion; its next event reconciles it again.

@@ -1,4 +1,4 @@
-//! What a terminating namespace or definition waits for, and the conditions that tell it. Pure; the controllers write them.
+//! What a terminating namespace or definition waits for, and its conditions. Pure; the controllers write them.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ impl Remaining {
     }
 
     /// Sets the conditions of a namespace; false if they say so already.
-    pub fn tell_namespace(&self, namespace: &mut Value, now: &str) -> bool {
+    pub fn set_conditions(&self, namespace: &mut Value, now: &str) -> bool {
         let desired = [
             (
                 "NamespaceDeletionDiscoveryFailure",
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_remains_is_told_with_numbers_and_names() {
+    fn what_remains_is_listed_with_numbers_and_names() {
         let held = |finalizers: &[&str]| json!({"metadata": {"finalizers": finalizers}});
         let mut remaining = Remaining::default();
         for object in [held(&["russet.dev/copies"]), held(&["russet.dev/copies", "a.b/c"])] {
@@ -142,8 +142,8 @@ mod tests {
         }
         remaining.add("", "configmaps", &held(&[]));
         let mut namespace = json!({"status": {"phase": "Terminating"}});
-        assert!(remaining.tell_namespace(&mut namespace, "2026-01-01T00:00:00Z"));
-        assert!(!remaining.tell_namespace(&mut namespace, "2026-01-02T00:00:00Z"), "nothing changed");
+        assert!(remaining.set_conditions(&mut namespace, "2026-01-01T00:00:00Z"));
+        assert!(!remaining.set_conditions(&mut namespace, "2026-01-02T00:00:00Z"), "nothing changed");
         let message =
             |namespace: &Value, index: usize| namespace["status"]["conditions"][index]["message"].clone();
         assert_eq!(
@@ -158,7 +158,7 @@ mod tests {
             remaining.of_definition(),
             "CustomResource deletion is in progress: configmaps has 1 resource instances, models.russet.dev has 2 resource instances; finalizers: a.b/c in 1 resource instances, russet.dev/copies in 2 resource instances"
         );
-        assert!(Remaining::default().tell_namespace(&mut namespace, "2026-01-03T00:00:00Z"));
+        assert!(Remaining::default().set_conditions(&mut namespace, "2026-01-03T00:00:00Z"));
         let conditions = namespace["status"]["conditions"].as_array().expect("conditions");
         assert!(conditions.iter().all(|condition| condition["status"] == "False"), "{namespace}");
         assert_eq!(conditions[0]["lastTransitionTime"], "2026-01-01T00:00:00Z");

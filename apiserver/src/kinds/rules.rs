@@ -12,8 +12,8 @@ use crate::admission::validation;
 use crate::call::Call;
 use crate::object;
 use crate::object_limit::quota;
-use crate::schema::values::shown;
 use crate::schema::canonical::decode_base64;
+use crate::schema::values::shown;
 use crate::status::Cause;
 
 /// Completes an object before it is validated.

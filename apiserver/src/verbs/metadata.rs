@@ -63,17 +63,20 @@ fn finalizers(call: &Call, new: &mut Value, old: Option<&Value>, causes: &mut Ve
         return;
     }
     let mut seen = std::collections::BTreeSet::new();
-    let kept: Vec<String> = object::finalizers(new)
+    let distinct: Vec<String> = object::finalizers(new)
         .into_iter()
         .filter(|finalizer| seen.insert(*finalizer))
         .map(str::to_owned)
         .collect();
+    // Groups whose types kube-apiserver checks with the rules of its core; the others take every label key.
+    let qualified = call.resource.custom.is_none()
+        && matches!(call.resource.group.as_str(), "" | "rbac.authorization.k8s.io" | "certificates.k8s.io");
     let before: std::collections::BTreeSet<&str> =
         old.map(object::finalizers).unwrap_or_default().into_iter().collect();
-    for finalizer in kept.iter().filter(|finalizer| !before.contains(finalizer.as_str())) {
+    for finalizer in distinct.iter().filter(|finalizer| !before.contains(finalizer.as_str())) {
         let problem = if !object::is_label_key(finalizer) {
             "name part must consist of alphanumeric characters, '-', '_' or '.', and a prefix must be a DNS subdomain"
-        } else if call.resource.custom.is_none() && !object::is_finalizer_of_builtin(finalizer) {
+        } else if qualified && !object::is_finalizer_of_builtin(finalizer) {
             "name is neither a standard finalizer name nor is it fully qualified"
         } else {
             continue;
@@ -84,7 +87,7 @@ fn finalizers(call: &Call, new: &mut Value, old: Option<&Value>, causes: &mut Ve
             field: "metadata.finalizers".into(),
         });
     }
-    object::set_finalizers(new, kept);
+    object::set_finalizers(new, distinct);
 }
 
 /// Validates the metadata of a new state, and removes its empty maps and lists.

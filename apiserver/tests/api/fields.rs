@@ -501,9 +501,7 @@ async fn requests_are_judged_as_kube_apiserver_does() {
         (Method::POST, token, JSON.1, json!({"spec": {"audiences": 5}}), 400, "audiences"),
         (
             Method::GET,
-            format!(
-                "/api/v1/watch/namespaces/default/configmaps?timeoutSeconds=1&resourceVersion=0&fieldSelector=metadata.name%3Dnull"
-            ),
+            "/api/v1/watch/namespaces/default/configmaps?timeoutSeconds=1&resourceVersion=0&fieldSelector=metadata.name%3Dnull".to_owned(),
             JSON.1,
             json!({}),
             200,

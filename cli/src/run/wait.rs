@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use kube::api::ListParams;
-use kube::core::DeserializeGuard;
 use kube::{Api, Client};
 use russet_crds::{Model, ModelCopy, ModelDeployment, names};
+use russet_rpc::list_item::ListItem;
 use russet_telemetry::say;
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ pub async fn until_ready(
 ) -> Result<()> {
     let models: Api<Model> = Api::namespaced(client.clone(), namespace);
     let deployments: Api<ModelDeployment> = Api::namespaced(client.clone(), namespace);
-    let copies: Api<DeserializeGuard<ModelCopy>> = Api::all(client.clone());
+    let copies: Api<ListItem<ModelCopy>> = Api::all(client.clone());
     let own = format!(
         "{}={namespace},{}={}",
         names::LABEL_MODEL_NAMESPACE,

@@ -188,7 +188,8 @@ fn another_salt_finds_no_cached_prefix() {
         for (first, then, expected) in
             [("", "", true), ("a", "a", true), ("", "a", false), ("a", "", false), ("a", "b", false)]
         {
-            let story = format!("{first:?}, then {then:?}, in {slots} slots of {tokens} tokens, on disk: {disk}");
+            let story =
+                format!("{first:?}, then {then:?}, in {slots} slots of {tokens} tokens, on disk: {disk}");
             let (mut cache, mut rank) = (cache(slots, tokens, disk), FakeRank::default());
             assert_eq!(serve_salted(&mut cache, &mut rank, &prompt, &[7], first), 0, "{story}");
             let cached = serve_salted(&mut cache, &mut rank, &[&prompt[..], &[8]].concat(), &[7], then);
@@ -255,7 +256,8 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                 let own = random.random_range(1..=context - share);
                 let prompt =
                     [text(random.random_range(0..3), share), text(random.random_range(10..99), own)].concat();
-                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch }) = cache.admit(&prompt, ["", "a"][random.random_range(0..2)])
+                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch }) =
+                    cache.admit(&prompt, ["", "a"][random.random_range(0..2)])
                 {
                     reused += u32::from(cached > 0);
                     let mut cached = cached as usize;

@@ -202,7 +202,7 @@ impl RankHarness {
 
 fn say(content: &str) -> GenerationRequest {
     GenerationRequest {
-        id: format!("say {content}"),
+        id: format!("say {content:.40}"),
         messages: vec![Message { role: "user".into(), content: content.into() }],
         max_tokens: None,
         sampling: Sampling::default(),
@@ -617,7 +617,13 @@ async fn unauthorised_clients_are_rejected() {
         (&rank, "russet:node:n0", denied, denied, denied),
         (&rank, "russet:operator", denied, denied, denied),
         (&rank, "somebody", denied, denied, denied),
-        (&follower, tls::GATEWAY_USER, Some(Code::FailedPrecondition), Some(Code::FailedPrecondition), denied),
+        (
+            &follower,
+            tls::GATEWAY_USER,
+            Some(Code::FailedPrecondition),
+            Some(Code::FailedPrecondition),
+            denied,
+        ),
         (
             &follower,
             "russet:node:n0",
@@ -978,7 +984,7 @@ async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
     assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{text}");
     for line in [
         "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"small\"} 1",
-        "vllm:generation_tokens_total{engine=\"0\",model_name=\"small\"} 8",
+        "vllm:generation_tokens_total{engine=\"0\",model_name=\"small\"} 7",
         "vllm:prompt_tokens_total{engine=\"0\",model_name=\"small\"} 11",
         "vllm:num_requests_running{engine=\"0\",model_name=\"small\"} 0",
         "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"small\"} 1",

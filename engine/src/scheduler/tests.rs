@@ -135,7 +135,7 @@ impl ResponseReader {
 /// A request whose output repeats its own text until `tokens`.
 fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
     GenerationRequest {
-        id: format!("say {content}"),
+        id: format!("say {content:.40}"),
         messages: vec![Message { role: "user".into(), content: content.into() }],
         max_tokens: Some(tokens),
         sampling: Sampling::default(),

@@ -121,8 +121,11 @@ impl OutputStream {
             return Ok(AcceptedToken { event, finished: Some(FinishReason::Stop) });
         }
         self.tokens += 1;
-        let special =
-            if self.stop_strings.hold_special_tokens() { self.detokenizer.special_token(token) } else { None };
+        let special = if self.stop_strings.hold_special_tokens() {
+            self.detokenizer.special_token(token)
+        } else {
+            None
+        };
         let mut pushed = match special {
             Some(special) => self.stop_strings.push_special(&special),
             None => self.stop_strings.push(&self.detokenizer.push(token)?),

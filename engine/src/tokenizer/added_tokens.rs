@@ -107,7 +107,9 @@ mod tests {
         let mut json = read_json(&path).unwrap().unwrap();
         let added = json["added_tokens"].as_array_mut().unwrap();
         added.truncate(added.len() - count);
-        for (file, fields) in [("tokenizer.json", &json)].into_iter().chain(files.iter().map(|(file, json)| (*file, json))) {
+        for (file, fields) in
+            [("tokenizer.json", &json)].into_iter().chain(files.iter().map(|(file, json)| (*file, json)))
+        {
             std::fs::write(dir.path().join(file), fields.to_string()).unwrap();
         }
         dir
@@ -134,7 +136,11 @@ mod tests {
             assert_eq!(ids, [BEGIN, USER, token_of_byte(b'a'), END, ASSISTANT], "{files:?}");
         }
         for (file, fields, said) in [
-            ("tokenizer_config.json", decoder([ASSISTANT, 300]), "\"<|end|>\" as 300, but tokenizer.json gives it 259"),
+            (
+                "tokenizer_config.json",
+                decoder([ASSISTANT, 300]),
+                "\"<|end|>\" as 300, but tokenizer.json gives it 259",
+            ),
             ("added_tokens.json", json!({"a": 7}), "\"a\" as 7, but tokenizer.json gives it 97"),
         ] {
             let error = load(folder(2, &[(file, fields)]).path()).unwrap_err().to_string();

@@ -8,8 +8,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, context, machinery};
 use russet_wire::request::Message;
 use thiserror::Error as ThisError;
 
-use super::template_memory::{self, MIN_BUDGET, OverBudget};
 use super::template_filters;
+use super::template_memory::{self, MIN_BUDGET, OverBudget};
 
 /// Maximum steps of a template. Real templates take some tens per message; a conversation of ten thousand
 /// messages stays below.
@@ -120,7 +120,8 @@ impl Template {
         let template = self.environment.get_template(TEMPLATE_NAME).map_err(failed)?;
         let compiled = machinery::get_compiled_template(&template);
         let instructions = template_memory::counted(&compiled.instructions);
-        let blocks = compiled.blocks.iter().map(|(name, block)| (*name, template_memory::counted(block))).collect();
+        let blocks =
+            compiled.blocks.iter().map(|(name, block)| (*name, template_memory::counted(block))).collect();
         let mut text = String::new();
         template_memory::start(messages.iter().map(|message| message.content.len()).sum());
         let rendered = machinery::eval(
@@ -226,7 +227,10 @@ mod tests {
                 "U\nA:\n",
             ),
             ("{{ messages[1] | tojson }}", "{\"role\": \"user\", \"content\": \" Hi <b>\\\"you\\\"</b> \"}"),
-            ("{{ [1, {'a': none}, [], {}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": null\n  },\n  [],\n  {}\n]"),
+            (
+                "{{ [1, {'a': none}, [], {}] | tojson(indent=2) }}",
+                "[\n  1,\n  {\n    \"a\": null\n  },\n  [],\n  {}\n]",
+            ),
             (
                 "{{ {'b': 'é🙂', 'a': [1, 2]} | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}",
                 "{\"a\":[1,2],\"b\":\"\\u00e9\\ud83d\\ude42\"}",
@@ -309,7 +313,9 @@ mod tests {
     #[test]
     fn templates_that_grow_without_end_are_refused() {
         let doubling = |step: &str, last: &str| {
-            format!("{{% set ns = namespace(s='x' * 64, l=[1]) %}}{{% for i in range(36) %}}{step}{{% endfor %}}{last}")
+            format!(
+                "{{% set ns = namespace(s='x' * 64, l=[1]) %}}{{% for i in range(36) %}}{step}{{% endfor %}}{last}"
+            )
         };
         #[cfg(target_os = "linux")]
         let before = peak_memory();
@@ -384,9 +390,12 @@ mod tests {
         let deep = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
         for (source, check) in [
             (
-                "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+                "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
                 (|error| matches!(error, TemplateError::TooLong)) as fn(&TemplateError) -> bool,
             ),
+            ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", |error| {
+                matches!(error, TemplateError::TooLarge)
+            }),
             ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", |error| {
                 matches!(error, TemplateError::TooLarge)
             }),

@@ -45,7 +45,8 @@ impl Encoder {
         piece_bytes: usize,
     ) -> Result<Vec<u32>, TokenizerError> {
         let context = u64::from(limits.context_tokens);
-        let too_long = |tokens| Err(TokenizerError::ContextLength { tokens, context_tokens: limits.context_tokens });
+        let too_long =
+            |tokens| Err(TokenizerError::ContextLength { tokens, context_tokens: limits.context_tokens });
         let min_tokens = |text: &str| self.length.map_or(0, |length| length.min_tokens(text));
         let tokens = min_tokens(text);
         if tokens >= context {
@@ -109,9 +110,7 @@ pub(super) mod tests {
     /// Steps of the families that are served, and whether their texts can be divided.
     fn families() -> Vec<(Value, WordCuts)> {
         let regex = |index: usize| steps::WORDS[index];
-        let byte_level = |prefix, regex| {
-            json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": regex})
-        };
+        let byte_level = |prefix, regex| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": regex});
         let added = |content: &str, single_word| {
             json!([{"id": 1024, "content": content, "single_word": single_word, "lstrip": true, "rstrip": false,
                 "normalized": false, "special": true}])
@@ -145,10 +144,62 @@ pub(super) mod tests {
     /// Texts from what words, cuts and Unicode make hard.
     fn random_text(rng: &mut StdRng) -> String {
         const PARTS: [&str; 56] = [
-            "a", "the", "Kubernetes", "x1", "12345", "7", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n", "\t",
-            "\u{a0}", "\u{3000}", "'s", "'ll", "'", "’", ".", ",", "...", "!?", "/", "//\n", "-", "_", "(", "\"",
-            "<|user|>", "<|end|>", "<|", "é", "e\u{301}", "\u{301}", "\u{308}", "ß", "Å", "\u{212a}", "日本", "語", "。",
-            "、", "！", "かな", "カ", "한국", "\u{1112}\u{1161}", "🙂", "👩\u{200d}💻", "क\u{94d}", "\u{200b}", "Ⅷ",
+            "a",
+            "the",
+            "Kubernetes",
+            "x1",
+            "12345",
+            "7",
+            " ",
+            " ",
+            " ",
+            "  ",
+            "   ",
+            "\n",
+            "\n\n",
+            "\r\n",
+            " \n",
+            "\t",
+            "\u{a0}",
+            "\u{3000}",
+            "'s",
+            "'ll",
+            "'",
+            "’",
+            ".",
+            ",",
+            "...",
+            "!?",
+            "/",
+            "//\n",
+            "-",
+            "_",
+            "(",
+            "\"",
+            "<|user|>",
+            "<|end|>",
+            "<|",
+            "é",
+            "e\u{301}",
+            "\u{301}",
+            "\u{308}",
+            "ß",
+            "Å",
+            "\u{212a}",
+            "日本",
+            "語",
+            "。",
+            "、",
+            "！",
+            "かな",
+            "カ",
+            "한국",
+            "\u{1112}\u{1161}",
+            "🙂",
+            "👩\u{200d}💻",
+            "क\u{94d}",
+            "\u{200b}",
+            "Ⅷ",
         ];
         (0..rng.random_range(1..60)).map(|_| PARTS[rng.random_range(0..PARTS.len())]).collect()
     }
@@ -207,8 +258,10 @@ pub(super) mod tests {
             left.set(left.get() - 1);
             left.get() == 0
         };
-        let result = encoder(&json!({}))
-            .encode(&"word ".repeat(100_000), &PromptLimits { context_tokens: u32::MAX, is_abandoned: &is_abandoned });
+        let result = encoder(&json!({})).encode(
+            &"word ".repeat(100_000),
+            &PromptLimits { context_tokens: u32::MAX, is_abandoned: &is_abandoned },
+        );
         assert!(matches!(result, Err(TokenizerError::Abandoned)), "{result:?}");
         assert_eq!(left.get(), 0);
     }

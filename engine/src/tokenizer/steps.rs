@@ -41,7 +41,9 @@ fn flatten(step: Value, field: &str) -> Vec<Value> {
         Value::Null => Vec::new(),
         Value::Object(mut fields) if fields.get("type").is_some_and(|kind| kind == "Sequence") => {
             match fields.remove(field) {
-                Some(Value::Array(steps)) => steps.into_iter().flat_map(|step| flatten(step, field)).collect(),
+                Some(Value::Array(steps)) => {
+                    steps.into_iter().flat_map(|step| flatten(step, field)).collect()
+                }
                 other => vec![other.unwrap_or_default()],
             }
         }

@@ -59,7 +59,8 @@ impl StopStrings {
     }
 
     fn check(&mut self) -> StopCheck {
-        let first = |stops: &[String], text: &str| stops.iter().filter_map(|stop| text.find(stop.as_str())).min();
+        let first =
+            |stops: &[String], text: &str| stops.iter().filter_map(|stop| text.find(stop.as_str())).min();
         let written = self.written();
         let plain = first(&self.plain, &self.pending);
         let special = first(&self.special, &written).map(|at| self.text_offset(at));
@@ -142,7 +143,8 @@ mod tests {
     use super::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool, String) {
-        let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()), |stop| stop.contains("<|"));
+        let mut watch =
+            StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()), |stop| stop.contains("<|"));
         let mut emitted = Vec::new();
         for piece in pieces {
             let special = piece.starts_with("<|");

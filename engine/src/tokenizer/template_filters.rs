@@ -36,7 +36,8 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     });
     environment.add_filter("wordcount", |text: String| text.split_whitespace().count());
     // Python counts what is undefined as nothing.
-    environment.add_filter("length", |value: Value| if value.is_undefined() { Ok(0) } else { length(&value) });
+    environment
+        .add_filter("length", |value: Value| if value.is_undefined() { Ok(0) } else { length(&value) });
     environment.add_filter("count", |value: Value| if value.is_undefined() { Ok(0) } else { length(&value) });
     // Texts are sequences of characters.
     environment.add_test("sequence", |value: &Value| {
@@ -99,7 +100,9 @@ fn invalid(message: impl Into<String>) -> Error {
 /// Bounds what one call makes of its arguments, before it does.
 fn check_arguments(made_of: MadeOf, arguments: &[Value]) -> Result<(), Error> {
     let lists = arguments.iter().filter(|value| !value.is_kwargs());
-    for list in lists.filter(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)) {
+    for list in
+        lists.filter(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable))
+    {
         bounded_text(list)?;
     }
     let text = arguments.first().and_then(Value::as_str).unwrap_or_default();
@@ -148,12 +151,14 @@ fn concat(left: Value, right: Value) -> Result<Value, Error> {
 
 fn multiply(left: Value, right: Value) -> Result<Value, Error> {
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
-    let (repeated, times) = if right.as_str().is_some() || is_list(&right) { (&right, &left) } else { (&left, &right) };
+    let (repeated, times) =
+        if right.as_str().is_some() || is_list(&right) { (&right, &left) } else { (&left, &right) };
     if repeated.as_str().is_none() && !is_list(repeated) {
         return numbers("*", &left, &right, i128::checked_mul, |left, right| left * right);
     }
     // As in Python, a negative number repeats nothing.
-    let times = i64::try_from(times.clone()).map_err(|_| invalid("texts and lists are multiplied by integers"))?;
+    let times =
+        i64::try_from(times.clone()).map_err(|_| invalid("texts and lists are multiplied by integers"))?;
     let times = usize::try_from(times).unwrap_or(0);
     if let Some(text) = repeated.as_str() {
         let bytes = text.len().checked_mul(times);
@@ -246,9 +251,14 @@ fn replace(text: &str, old: &str, new: &str, count: Option<i64>) -> Result<Value
 }
 
 /// Methods of Python's types.
-fn call_method(state: &mut State<'_, '_>, value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+fn call_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     if method == "format" {
-        check_arguments(MadeOf::Fields, &[&[value.clone()], arguments].concat())?;
+        check_arguments(MadeOf::Fields, &[std::slice::from_ref(value), arguments].concat())?;
     }
     let made = match value.as_str() {
         Some(text) => match text_method(text, method, arguments)? {
@@ -289,7 +299,8 @@ fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option<V
             if separator.is_empty() {
                 return Err(invalid("the separator is empty"));
             }
-            let found = if method == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
+            let found =
+                if method == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
             let parts = match found {
                 Some((before, after)) => [before, separator, after],
                 None if method == "partition" => [text, "", ""],
@@ -300,7 +311,8 @@ fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option<V
         }
         "rsplit" => {
             let (separator, count): (Option<&str>, Option<i64>) = from_args(arguments)?;
-            let count = count.and_then(|count| usize::try_from(count).ok()).map_or(usize::MAX, |count| count + 1);
+            let count =
+                count.and_then(|count| usize::try_from(count).ok()).map_or(usize::MAX, |count| count + 1);
             let mut parts: Vec<Value> = match separator {
                 Some("") => return Err(invalid("the separator is empty")),
                 Some(separator) => text.rsplitn(count, separator).map(Value::from).collect(),
@@ -418,7 +430,8 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators: Option<Value> = options.get("separators")?;
     let formatter = PythonFormatter {
         indent: indent.map(|width| width.min(16)),
-        item: separator(separators.as_ref(), 0)?.unwrap_or_else(|| if indent.is_some() { "," } else { ", " }.into()),
+        item: separator(separators.as_ref(), 0)?
+            .unwrap_or_else(|| if indent.is_some() { "," } else { ", " }.into()),
         key: separator(separators.as_ref(), 1)?.unwrap_or_else(|| ": ".into()),
         ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         depth: 0,

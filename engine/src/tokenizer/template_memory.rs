@@ -121,7 +121,10 @@ fn deep_bytes(value: &Value, depth: usize, sum: &mut usize) -> Result<(), Error>
     check(Some(*sum))?;
     if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
         if depth == MAX_NESTING {
-            return Err(Error::new(ErrorKind::InvalidOperation, format!("lists nest more than {MAX_NESTING} deep")));
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("lists nest more than {MAX_NESTING} deep"),
+            ));
         }
         for item in value.try_iter()?.checked() {
             let item = item?;

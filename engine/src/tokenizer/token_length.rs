@@ -24,7 +24,10 @@ pub(super) struct TokenLength {
 impl TokenLength {
     /// The longest token of a tokenizer; `None` where nothing bounds it.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
-        let shrink = steps::normalizers(tokenizer).iter().map(shrink).try_fold(1u64, |all, one| all.checked_mul(one?))?;
+        let shrink = steps::normalizers(tokenizer)
+            .iter()
+            .map(shrink)
+            .try_fold(1u64, |all, one| all.checked_mul(one?))?;
         let pre_tokenizers = steps::pre_tokenizers(tokenizer);
         if !pre_tokenizers.iter().all(keeps_all_text) {
             return None;
@@ -56,11 +59,8 @@ impl TokenLength {
 
     /// No tokenisation of `text` has fewer tokens.
     pub(super) fn min_tokens(&self, text: &str) -> u64 {
-        let bytes = if self.strips_whitespace {
-            text.split_whitespace().map(str::len).sum()
-        } else {
-            text.len()
-        };
+        let bytes =
+            if self.strips_whitespace { text.split_whitespace().map(str::len).sum() } else { text.len() };
         (bytes as u64).div_ceil(self.max_bytes)
     }
 }
@@ -96,8 +96,10 @@ mod tests {
 
     #[test]
     fn token_length_is_bounded_only_where_no_text_is_lost() {
-        let added = |lstrip| json!({"id": 1024, "content": "<|long|>".repeat(5), "single_word": false,
-            "lstrip": lstrip, "rstrip": false, "normalized": false, "special": true});
+        let added = |lstrip| {
+            json!({"id": 1024, "content": "<|long|>".repeat(5), "single_word": false,
+            "lstrip": lstrip, "rstrip": false, "normalized": false, "special": true})
+        };
         let bytes = |max_bytes| Some(TokenLength { max_bytes, strips_whitespace: false });
         for (change, expected) in [
             // " ModelDeployment"

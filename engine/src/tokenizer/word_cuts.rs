@@ -30,9 +30,8 @@ impl WordCuts {
             "Split" => steps::splits_into_words(step),
             _ => false,
         });
-        let words = pre_tokenizers
-            .iter()
-            .any(|step| steps::kind(step) == "Split" || step["use_regex"] == true);
+        let words =
+            pre_tokenizers.iter().any(|step| steps::kind(step) == "Split" || step["use_regex"] == true);
         let added = tokenizer.get_added_tokens_decoder().values().all(|token| {
             let spans = token.content.chars().zip(token.content.chars().skip(1)).any(|(a, b)| is_cut(a, b));
             // These look at what is around them.
@@ -43,7 +42,7 @@ impl WordCuts {
 
     /// Divides `text` at the last cut within its first `bytes`, or the first one after them; the second part is empty if
     /// there is none.
-    pub(super) fn divide<'t>(self, text: &'t str, bytes: usize) -> (&'t str, &'t str) {
+    pub(super) fn divide(self, text: &str, bytes: usize) -> (&str, &str) {
         if self == Self::Never || text.len() <= bytes {
             return (text, "");
         }
@@ -67,7 +66,9 @@ fn is_cut(before: char, after: char) -> bool {
         // Punctuation takes line breaks with it; letters and digits do not.
         '\n' => before.is_ascii_alphanumeric(),
         // Chinese and Japanese have no spaces.
-        '。' | '，' | '、' | '！' | '？' | '；' | '：' => before.is_ascii_alphanumeric() || is_ideograph(before),
+        '。' | '，' | '、' | '！' | '？' | '；' | '：' => {
+            before.is_ascii_alphanumeric() || is_ideograph(before)
+        }
         _ => false,
     }
 }

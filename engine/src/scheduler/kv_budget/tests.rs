@@ -149,11 +149,7 @@ fn a_prompt_that_fills_the_cache_is_refused_with_the_numbers() {
     assert_eq!(max_answer_tokens(10, 90, u64::MAX), Ok(90));
     let failure = max_answer_tokens(51, 90, 51).unwrap_err();
     assert_eq!(failure.kind, FailureKind::ContextLengthExceeded);
-    assert!(
-        failure.message.contains("length is 51 tokens, all that the KV cache"),
-        "{}",
-        failure.message
-    );
+    assert!(failure.message.contains("length is 51 tokens, all that the KV cache"), "{}", failure.message);
 }
 
 /// Sequences arrive, grow, get preempted and resume at random, one token per round.
