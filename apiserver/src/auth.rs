@@ -36,7 +36,7 @@ pub fn authenticate(api: &ServerState, certified: Option<&User>, headers: &Heade
 fn impersonate(api: &ServerState, user: User, headers: &HeaderMap) -> Result<User> {
     let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_string();
     let Some(name) = headers.get("impersonate-user").map(text) else {
-        // Whoever believes to act with fewer rights must not act with all.
+        // A client that expects to act with fewer rights must not act with all.
         if headers.keys().any(|name| name.as_str().starts_with("impersonate-")) {
             return Err(ApiError::bad_request("impersonation needs a user: send Impersonate-User, too"));
         }

@@ -12,7 +12,7 @@ use crate::auth::user::{MASTERS, User};
 use crate::metrics::Metrics;
 use crate::status::{ApiError, Result};
 use fair_queue::{FairQueue, QueueError, QueueLimits, QueuePermit};
-use watch_limit::{WatchLimiter, WatchLimits, WatchPermit};
+use watch_limit::{WatchLimit, WatchLimiter, WatchLimits, WatchPermit};
 
 /// The users and groups that the cluster itself consists of: its nodes and controllers.
 #[derive(Clone, Debug)]
@@ -96,24 +96,24 @@ impl PriorityLevel {
         }
     }
 
-    /// How long the body of a request may take to arrive, while it keeps others waiting. A sign of life is a KiB, and
-    /// those of other nodes must not wait for longer than their queue lets them. For the others it is enough for 3 MiB
-    /// over a slow link, and short for clients that only hold connections open.
+    /// How long the body of a request may take to arrive, while it keeps others waiting: shorter than these wait. It is
+    /// enough for a heartbeat of a KiB, and for 3 MiB over a slow link.
     pub fn body_timeout(self) -> Duration {
-        Duration::from_secs(if self == Self::NodeHigh { 5 } else { 30 })
+        Duration::from_secs(if self == Self::NodeHigh { 5 } else { 10 })
     }
 
     /// How much of the server it gets.
     fn limits(self) -> QueueLimits {
         // A read takes less than a millisecond and a write one commit, so these many at a time are thousands a second.
         // A queue is longer than a client's burst and shorter than its patience: kubectl gives up after 30 s.
-        // An operator that starts reports on everything it finds, so a component may queue more.
+        // An operator that starts reports on everything it finds, so a component may queue more. It takes eight users
+        // to fill a level.
         let (concurrency, per_user, queued_per_user) = match self {
             Self::Exempt => (usize::MAX, usize::MAX, 0),
             Self::NodeHigh => (128, 16, 1024),
-            Self::System => (128, 64, 1024),
-            Self::GlobalDefault => (128, 32, 50),
-            Self::CatchAll => (16, 4, 50),
+            Self::System => (128, 16, 1024),
+            Self::GlobalDefault => (128, 16, 50),
+            Self::CatchAll => (16, 2, 50),
         };
         QueueLimits { concurrency, per_user, queued_per_user, queued: 8192, timeout: Duration::from_secs(15) }
     }
@@ -140,10 +140,10 @@ pub fn priority_level(class: UserClass, user: &User, request: RequestInfo<'_>) -
     if is_probe || user.groups.iter().any(|group| group == MASTERS) {
         return PriorityLevel::Exempt;
     }
-    let is_sign_of_life = (resource == "leases" || subresource == "status")
+    let is_heartbeat = (resource == "leases" || subresource == "status")
         && !matches!(verb, "list" | "watch" | "deletecollection");
     match class {
-        UserClass::System if is_sign_of_life => PriorityLevel::NodeHigh,
+        UserClass::System if is_heartbeat => PriorityLevel::NodeHigh,
         UserClass::System => PriorityLevel::System,
         UserClass::Authenticated => PriorityLevel::GlobalDefault,
         UserClass::Anonymous => PriorityLevel::CatchAll,
@@ -162,8 +162,9 @@ pub struct FlowControl {
     metrics: Metrics,
 }
 
-/// The name of the queue of large bodies in metrics.
+/// The names of the queues of large bodies in metrics.
 const LARGE_BODIES: &str = "large-bodies";
+const LARGE_BODIES_SYSTEM: &str = "large-bodies-system";
 /// Seconds after which a rejected client should try again: queues are short, so most are empty by then.
 const RETRY_AFTER: u64 = 1;
 
@@ -185,7 +186,7 @@ impl FlowControl {
                 .map(|level| FairQueue::new(level.limits(), metrics.queue(level.name()))),
             watches: WatchLimiter::new(WatchLimits::default()),
             // A component writes large statuses in one go; a tenant's bodies are as hostile as they can be.
-            large_bodies: [("large-bodies-system", 2), (LARGE_BODIES, 1)].map(|(name, per_user)| {
+            large_bodies: [(LARGE_BODIES_SYSTEM, 2), (LARGE_BODIES, 1)].map(|(name, per_user)| {
                 FairQueue::new(QueueLimits { per_user, ..large_bodies }, metrics.queue(name))
             }),
             metrics,
@@ -216,9 +217,10 @@ impl FlowControl {
     /// Waits until a large body of this user may be worked on.
     pub async fn admit_large_body(&self, class: UserClass, user: &str) -> Result<QueuePermit> {
         let [system, users] = &self.large_bodies;
-        let queue = if class == UserClass::System { system } else { users };
+        let (queue, level) =
+            if class == UserClass::System { (system, LARGE_BODIES_SYSTEM) } else { (users, LARGE_BODIES) };
         queue.acquire(user).await.map_err(|error: QueueError| {
-            self.metrics.rejected(LARGE_BODIES, error.reason());
+            self.metrics.rejected(level, error.reason());
             too_many(&format!("large bodies of {} are worked on one at a time ({error})", user_text(user)))
         })
     }
@@ -227,10 +229,11 @@ impl FlowControl {
     pub fn open_watch(&self, class: UserClass, user: &str) -> Result<WatchPermit> {
         self.watches.open(class, user).map_err(|limit| {
             self.metrics.rejected("watches", "concurrency-limit");
-            too_many(&format!(
-                "{limit} watches are open, as many as may be; close some of {}",
-                user_text(user)
-            ))
+            let whose = match limit {
+                WatchLimit::User(_) => format!(" of {}; close some", user_text(user)),
+                WatchLimit::All(_) => " at this server".to_owned(),
+            };
+            too_many(&format!("{} watches are open, as many as may be{whose}", limit.count()))
         })
     }
 }
@@ -256,7 +259,7 @@ mod tests {
         let system = SystemUsers { users: vec!["operator".into()], groups: vec!["nodes".into()] };
         let user = |name: &str, group: &str| User::authenticated(name, vec![group.into()]);
         let (node, operator, tenant) = (user("n", "nodes"), user("operator", ""), user("t", "nodes2"));
-        let (admin, nobody) = (user("a", MASTERS), User::anonymous());
+        let (admin, anonymous) = (user("a", MASTERS), User::anonymous());
         let request = |verb, resource, subresource, path| RequestInfo { verb, resource, subresource, path };
         let lease = request("update", "leases", "", "/apis/coordination.k8s.io/v1/leases/x");
         let status = request("patch", "shards", "status", "");
@@ -271,9 +274,9 @@ mod tests {
             (&node, leases, PriorityLevel::System),
             (&tenant, lease, PriorityLevel::GlobalDefault),
             (&admin, leases, PriorityLevel::Exempt),
-            (&nobody, probe, PriorityLevel::Exempt),
-            (&nobody, version, PriorityLevel::CatchAll),
-            (&nobody, disguised, PriorityLevel::CatchAll),
+            (&anonymous, probe, PriorityLevel::Exempt),
+            (&anonymous, version, PriorityLevel::CatchAll),
+            (&anonymous, disguised, PriorityLevel::CatchAll),
         ] {
             assert_eq!(
                 priority_level(system.class(user), user, request),

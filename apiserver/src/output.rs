@@ -205,14 +205,24 @@ pub fn wants_yaml(headers: &HeaderMap) -> bool {
         == Some(YAML)
 }
 
+/// The largest response in bytes that is converted to YAML: what it is decoded to takes many times as much.
+const MAX_YAML_BYTES: usize = 4 << 20;
+
 /// A response of JSON as YAML; other responses stay as they are.
-pub async fn to_yaml(response: Response<Body>) -> Response<Body> {
+pub async fn to_yaml(response: Response<Body>) -> Result<Response<Body>> {
     if response.headers().get(CONTENT_TYPE).is_none_or(|media| media != "application/json") {
-        return response;
+        return Ok(response);
     }
     let (mut parts, body) = response.into_parts();
     let Ok(collected) = body.collect().await;
     let json = collected.to_bytes();
+    if json.len() > MAX_YAML_BYTES {
+        let message = format!(
+            "the response has {} bytes, and YAML at most {MAX_YAML_BYTES}; ask for JSON, or for fewer objects with limit",
+            json.len()
+        );
+        return Err(ApiError::new(http::StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message));
+    }
     let text =
         serde_json::from_slice::<Value>(&json).ok().and_then(|value| serde_norway::to_string(&value).ok());
     let body = match text {
@@ -222,7 +232,7 @@ pub async fn to_yaml(response: Response<Body>) -> Response<Body> {
         }
         None => json,
     };
-    Response::from_parts(parts, Full::new(body).boxed_unsync())
+    Ok(Response::from_parts(parts, Full::new(body).boxed_unsync()))
 }
 
 /// The response of an error.

@@ -7,6 +7,7 @@ mod handshakes;
 pub mod host;
 pub mod listen;
 pub mod tls;
+mod unread_responses;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -31,7 +32,9 @@ use crate::request::{self, Query, RequestTarget};
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::{store, verbs};
-use connection_limit::ConnectionPermit;
+use connection_limit::{ActiveRequest, ConnectionPermit};
+use guarded_body::BodyGuard;
+use unread_responses::UnreadResponse;
 
 /// The metrics' label of every method that the API does not use: a client could invent more than memory holds.
 const OTHER_VERB: &str = "other";
@@ -59,15 +62,20 @@ pub async fn handle(
     let yaml = output::wants_yaml(request.headers());
     let (mut verb, mut resource) = (String::new(), String::new());
     let outcome = route(&api, &connection, certified.as_ref(), request, &mut verb, &mut resource).await;
-    let mut response = outcome.unwrap_or_else(|error| {
-        if error.code.is_server_error() {
-            tracing::warn!(%error, verb, resource, "a request failed");
+    let mut response = match outcome {
+        Ok(response) => response,
+        Err(error) => {
+            if error.code.is_server_error() {
+                tracing::warn!(%error, verb, resource, "a request failed");
+            }
+            let response = output::error(&error);
+            if yaml {
+                output::to_yaml(response).await.unwrap_or_else(|error| output::error(&error))
+            } else {
+                response
+            }
         }
-        output::error(&error)
-    });
-    if yaml && verb != "watch" {
-        response = output::to_yaml(response).await;
-    }
+    };
     api.metrics.request(&verb, &resource, response.status().as_u16(), started.elapsed());
     if let Ok(id) = HeaderValue::from_str(&object::new_uid()) {
         response.headers_mut().insert(HeaderName::from_static("audit-id"), id);
@@ -76,7 +84,23 @@ pub async fn handle(
         let (parts, _) = response.into_parts();
         response = Response::from_parts(parts, http_body_util::Empty::new().boxed_unsync());
     }
-    Ok(guarded_body::keep(response, active))
+    // A watch waits for events, not for its client.
+    let unread = (verb != "watch").then(|| connection.begin_response());
+    Ok(guarded_body::keep(response, ResponseGuard { _active: active, unread }))
+}
+
+/// What ends with a response: its count among the requests, and its time to be read.
+struct ResponseGuard {
+    _active: ActiveRequest,
+    unread: Option<UnreadResponse>,
+}
+
+impl BodyGuard for ResponseGuard {
+    fn polled(&mut self) {
+        if let Some(unread) = &self.unread {
+            unread.touch();
+        }
+    }
 }
 
 async fn route(
@@ -87,14 +111,16 @@ async fn route(
     counted_verb: &mut String,
     counted_resource: &mut String,
 ) -> Result<Response<Body>> {
+    let arrived = tokio::time::Instant::now();
     let (parts, body) = request.into_parts();
+    let yaml = output::wants_yaml(&parts.headers);
     let path = parts.uri.path();
     let raw_query = parts.uri.query().unwrap_or_default();
     let user = auth::authenticate(api, certified, &parts.headers)?;
     connection.authenticated(&user);
     let class = api.flow.system.class(&user);
-    // Whoever has no name is told apart by the host.
-    let flow = if class == UserClass::Anonymous { connection.host().to_owned() } else { user.name.clone() };
+    // Without a login the host counts.
+    let flow = if class == UserClass::Anonymous { connection.host() } else { user.flow() }.to_owned();
     let Some(target) = request::target(path) else {
         let verb = request::non_resource_verb(&parts.method);
         *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
@@ -106,7 +132,7 @@ async fn route(
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(ApiError::method_not_allowed());
         }
-        return non_resource(api, path, raw_query, &parts.headers);
+        return as_asked(yaml, non_resource(api, path, raw_query, &parts.headers)).await;
     };
     let mut query = Query::parse(raw_query)?;
     query.watch |= target.watch;
@@ -149,17 +175,21 @@ async fn route(
     };
     let RequestTarget { namespace, name, subresource, .. } = target;
     let headers = parts.headers;
-    let deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
+    // What waited in a queue counts for components: a leader that lost its term must write nothing afterwards.
+    let begin = || if class == UserClass::System { arrived } else { tokio::time::Instant::now() };
+    let deadline = begin() + REQUEST_TIMEOUT;
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
-    let response = if is_large(api, verb, &call) {
+    let response = if is_large(api, verb, &call, yaml) {
         let permits = (permit, api.flow.admit_large_body(class, &flow).await?);
-        handle_large(api.clone(), verb, call, permits).await?
+        let deadline = begin() + REQUEST_TIMEOUT;
+        handle_large(api.clone(), verb, Call { deadline, ..call }, yaml, permits).await?
     } else {
         // A handler runs to completion even when its client disconnects: a durable write is also recorded. So the permit
         // is given back by the handler, not by its client.
         let api = api.clone();
         let handler = tokio::spawn(async move {
-            let response = verbs::dispatch(&api, verb, call).await;
+            let yaml = yaml && verb != "watch";
+            let response = as_asked(yaml, verbs::dispatch(&api, verb, call).await).await;
             drop(permit);
             response
         });
@@ -171,10 +201,16 @@ async fn route(
     })
 }
 
-/// Whether decoding, patching or validating may take long.
-fn is_large(api: &ServerState, verb: &str, call: &Call) -> bool {
+/// The response in the media type that the client asked for.
+async fn as_asked(yaml: bool, response: Result<Response<Body>>) -> Result<Response<Body>> {
+    if yaml { output::to_yaml(response?).await } else { response }
+}
+
+/// Whether decoding, patching, validating or writing YAML may take long.
+fn is_large(api: &ServerState, verb: &str, call: &Call, yaml: bool) -> bool {
     call.body.len() > MAX_INLINE_BYTES
-        || (matches!(verb, "patch" | "update")
+        || (yaml && verb == "list")
+        || ((matches!(verb, "patch" | "update") || (yaml && verb == "get"))
             && api.store.get(&call.key()).is_some_and(|record| record.value.len() > MAX_INLINE_BYTES))
 }
 
@@ -183,14 +219,14 @@ fn is_large(api: &ServerState, verb: &str, call: &Call) -> bool {
 async fn handle_large(
     api: Arc<ServerState>,
     verb: &'static str,
-    mut call: Call,
+    call: Call,
+    yaml: bool,
     permits: (Option<QueuePermit>, QueuePermit),
 ) -> Result<Response<Body>> {
-    // It waited until now.
-    call.deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
     let runtime = tokio::runtime::Handle::current();
     let handler = tokio::task::spawn_blocking(move || {
-        let response = runtime.block_on(verbs::dispatch(&api, verb, call));
+        let response =
+            runtime.block_on(async { as_asked(yaml, verbs::dispatch(&api, verb, call).await).await });
         drop(permits);
         response
     });

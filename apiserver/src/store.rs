@@ -143,6 +143,9 @@ pub enum StoreError {
         /// The database's error.
         why: String,
     },
+    /// The deadline had passed before the write.
+    #[error("the request waited until its deadline; nothing was changed, send it again")]
+    Late,
     /// The etcd settings are invalid.
     #[error("the etcd settings are invalid: {why}")]
     Settings {
@@ -200,10 +203,12 @@ pub enum StoreError {
 pub trait Store: Send + Sync + 'static {
     /// Compares and changes one key; resolves once the change is durable and visible to readers and watchers.
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, StoreError>>;
-    /// The same, but sends nothing after `deadline`. A store with one writer needs no deadline: it writes in
-    /// the order of requests, so a late write still precedes the Lease that another holder acquires after it.
+    /// The same, but sends nothing after `deadline`. A store with one writer writes in the order of its calls, so a write
+    /// that was called in time still precedes the Lease that another holder acquires after it.
     fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<TxnOutcome, StoreError>> {
-        let _ = deadline;
+        if Instant::now() >= deadline {
+            return Box::pin(std::future::ready(Err(StoreError::Late)));
+        }
         self.txn(txn)
     }
     /// Waits until reads show everything that was acknowledged before this call, also by other servers. In a

@@ -61,7 +61,7 @@ pub const GROUP: &str = "russet.dev";
 /// The served and stored version.
 pub const VERSION: &str = "v1alpha1";
 
-/// `status.observedGeneration` of an object whose status nobody has written yet. Tools that wait for readiness (Helm, Flux)
+/// `status.observedGeneration` of an object whose status no controller has written yet. Tools that wait for readiness (Helm, Flux)
 /// take an object without any status for ready; with this default they wait for the controller.
 pub const NOT_OBSERVED: i64 = -1;
 

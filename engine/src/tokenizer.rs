@@ -5,6 +5,8 @@ mod added_tokens;
 pub mod chat_template;
 pub mod detokenizer;
 mod encoder;
+#[cfg(all(test, target_os = "linux"))]
+mod peak_memory;
 mod steps;
 pub mod stop_strings;
 mod template_filters;
@@ -117,8 +119,16 @@ pub enum TokenizerError {
         /// Its bytes.
         bytes: usize,
     },
+    /// The prompt is too long for a tokenizer whose words are not known, which takes it at once.
+    #[error(
+        "This model's maximum context length is reached: its tokenizer takes at most {MAX_PIECE_BYTES} bytes at once. However, your messages have {bytes} bytes. Shorten the conversation."
+    )]
+    Undivided {
+        /// Its bytes.
+        bytes: usize,
+    },
     /// The caller has left, or its deadline has passed.
-    #[error("nobody waits for this prompt any longer")]
+    #[error("the client has left, or its deadline has passed")]
     Abandoned,
     /// The tokenizer has tokens the model has no embedding for.
     #[error(
@@ -159,7 +169,7 @@ impl TokenizerError {
 pub struct PromptLimits<'a> {
     /// Tokens of the context, the answer included.
     pub context_tokens: u32,
-    /// Whether nobody waits for the prompt any longer; asked between pieces.
+    /// Whether the caller has left, or its deadline has passed; asked between pieces.
     pub is_abandoned: &'a dyn Fn() -> bool,
 }
 

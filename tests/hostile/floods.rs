@@ -81,16 +81,16 @@ async fn signing_requests(fixture: &HostileFixture, count: usize) -> Result<Stri
     for number in 0..count {
         let object = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
             "metadata": {"name": format!("flood-{number}")},
-            "spec": {"request": request, "signerName": "example.com/flood", "usages": ["client auth"]}});
+            "spec": {"request": request, "signerName": "russet.dev/node", "usages": ["client auth"]}});
         let answer = client.request(Method::POST, &url).bearer_auth(&token).json(&object).send().await?;
         match answer.status().as_u16() {
             201 => created += 1,
-            403 | 429 => {}
+            429 => {}
             code => bail!("{code}: {}", answer.text().await?),
         }
     }
     lease_is_renewed(fixture).await?;
-    ensure!(created < count, "one token made {created} signing requests");
+    ensure!((1..count).contains(&created), "one token made {created} signing requests");
     Ok(format!("{created} of {count} created"))
 }
 

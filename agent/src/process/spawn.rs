@@ -23,7 +23,22 @@ const KERNEL_CACHE_DIR: &str = ".kernels";
 /// a machine's memory and is disposable; the agent, and a control plane beside it, are not. Below 1000, so that what its
 /// owner marked as first goes first.
 #[cfg(target_os = "linux")]
-const OOM_SCORE_ADJ: &str = "900";
+const OOM_SCORE_ADJ: i32 = 900;
+/// The highest one. In a pod without guaranteed memory the agent itself may have it.
+#[cfg(target_os = "linux")]
+const MAX_OOM_SCORE_ADJ: i32 = 1000;
+
+/// The score of an engine whose agent has `own`: never below the agent's, and above it where that is possible.
+#[cfg(target_os = "linux")]
+fn engine_oom_score(own: i32) -> i32 {
+    OOM_SCORE_ADJ.max(own + 1).min(MAX_OOM_SCORE_ADJ)
+}
+
+/// `oom_score_adj` of a process.
+#[cfg(target_os = "linux")]
+fn oom_score(process: &str) -> Option<i32> {
+    std::fs::read_to_string(format!("/proc/{process}/oom_score_adj")).ok()?.trim().parse().ok()
+}
 
 /// Reserved addresses: bound, but not listened on, until the engine binds them.
 #[derive(Debug)]
@@ -100,7 +115,8 @@ pub fn start(launch: &Launch<'_>, config: &Path, folder: &Path) -> io::Result<Ch
     // No limit of the process besides: MLX does not check for failed allocations, and maps more than it uses.
     #[cfg(target_os = "linux")]
     if let Some(pid) = child.id()
-        && let Err(error) = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE_ADJ)
+        && let score = engine_oom_score(oom_score("self").unwrap_or_default()).to_string()
+        && let Err(error) = std::fs::write(format!("/proc/{pid}/oom_score_adj"), score)
     {
         tracing::warn!(pid, "cannot have the kernel end this engine first when memory runs out: {error}");
     }
@@ -169,11 +185,12 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let config = folder.join("engine.json");
         let mut child = launched(&program, |launch| start(launch, &config, &folder)).unwrap();
-        let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", child.id().unwrap()));
+        let score = oom_score(&child.id().unwrap().to_string());
         child.kill().await.unwrap();
-        assert_eq!(score.unwrap().trim(), "900");
-        let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
-        assert!(own.trim().parse::<i32>().unwrap() < 900, "the agent goes first: {own}");
+        assert_eq!(score, Some(engine_oom_score(oom_score("self").unwrap())));
+        for (own, engine) in [(-999, 900), (0, 900), (899, 900), (900, 901), (999, 1000), (1000, 1000)] {
+            assert_eq!(engine_oom_score(own), engine, "of an agent with {own}");
+        }
     }
 
     #[tokio::test]

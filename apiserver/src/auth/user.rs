@@ -39,6 +39,15 @@ impl User {
         Self::authenticated("system:apiserver", vec![MASTERS.into()])
     }
 
+    /// With whom this user shares its part of the server: the ServiceAccounts of a namespace are one, because a tenant
+    /// makes as many as it likes.
+    pub fn flow(&self) -> &str {
+        let account = self.name.strip_prefix("system:serviceaccount:");
+        account
+            .and_then(|account| account.rsplit_once(':'))
+            .map_or(&self.name, |(_, account)| &self.name[..self.name.len() - account.len() - 1])
+    }
+
     /// Whether this is the server itself.
     pub fn is_server(&self) -> bool {
         *self == Self::server()

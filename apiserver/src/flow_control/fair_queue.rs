@@ -249,7 +249,7 @@ mod tests {
                 queue.acquire(user).await
             }
         });
-        // Tests have one thread: whoever is told of the start runs once the task waits.
+        // Tests have one thread: what waits for the start runs once the task waits.
         has_started.await.unwrap();
         task
     }

@@ -23,6 +23,24 @@ impl Default for WatchLimits {
     }
 }
 
+/// Which limit allows no further watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchLimit {
+    /// That of the user.
+    User(usize),
+    /// That of all users of its class.
+    All(usize),
+}
+
+impl WatchLimit {
+    /// How many watches it allows.
+    pub fn count(self) -> usize {
+        match self {
+            Self::User(count) | Self::All(count) => count,
+        }
+    }
+}
+
 /// Counts open watches.
 #[derive(Debug)]
 pub struct WatchLimiter {
@@ -44,12 +62,12 @@ impl WatchLimiter {
     }
 
     /// Counts one more watch of this user, unless that exceeds a limit; then the limit is returned.
-    pub fn open(self: &Arc<Self>, class: UserClass, user: &str) -> Result<WatchPermit, usize> {
+    pub fn open(self: &Arc<Self>, class: UserClass, user: &str) -> Result<WatchPermit, WatchLimit> {
         let key = (class, Arc::<str>::from(user));
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let own = open.get(&key).copied().unwrap_or_default();
         if own >= self.limits.per_user {
-            return Err(self.limits.per_user);
+            return Err(WatchLimit::User(self.limits.per_user));
         }
         let is_system = |class: UserClass| class == UserClass::System;
         let all: usize = open
@@ -59,7 +77,7 @@ impl WatchLimiter {
             .sum();
         let most = if is_system(class) { self.limits.system } else { self.limits.users };
         if all >= most {
-            return Err(most);
+            return Err(WatchLimit::All(most));
         }
         open.insert(key.clone(), own + 1);
         drop(open);
@@ -89,11 +107,11 @@ mod tests {
         let open = |class, user| limiter.open(class, user);
         let own =
             [open(UserClass::Authenticated, "a").unwrap(), open(UserClass::Authenticated, "a").unwrap()];
-        assert_eq!(open(UserClass::Authenticated, "a").unwrap_err(), 2);
+        assert_eq!(open(UserClass::Authenticated, "a").unwrap_err(), WatchLimit::User(2));
         let other = open(UserClass::Authenticated, "b").unwrap();
-        assert_eq!(open(UserClass::Authenticated, "c").unwrap_err(), 3);
+        assert_eq!(open(UserClass::Authenticated, "c").unwrap_err(), WatchLimit::All(3));
         let node = open(UserClass::System, "node").unwrap();
-        assert_eq!(open(UserClass::System, "node2").unwrap_err(), 1);
+        assert_eq!(open(UserClass::System, "node2").unwrap_err(), WatchLimit::All(1));
         drop(own);
         drop(open(UserClass::Authenticated, "a").unwrap());
         drop((other, node));

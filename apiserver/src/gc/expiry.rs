@@ -1,6 +1,6 @@
 //! Expiry: Events an hour after their last occurrence, certificate signing requests once they no longer
 //! matter, and bootstrap tokens of machines that never joined. The pure functions at the end decide about
-//! each object. It goes through the store anyway, so it also tells how much there is.
+//! each object. It goes through the store anyway, so it also reports how much there is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,9 @@ pub async fn run(api: Arc<ServerState>) {
         (tokens::bootstrap_prefix(), is_expired_token),
     ];
     loop {
-        report_storage(&api);
+        // It looks at every object.
+        let storage = api.clone();
+        let _ = tokio::task::spawn_blocking(move || report_storage(&storage)).await;
         tokio::time::sleep(POLL_INTERVAL).await;
         let now = Timestamp::now();
         for (prefix, is_over) in &kinds {
@@ -49,7 +51,7 @@ pub async fn run(api: Arc<ServerState>) {
     }
 }
 
-/// Tells how much is stored of each resource.
+/// Reports how much is stored of each resource.
 fn report_storage(api: &ServerState) {
     let mut resources = BTreeMap::new();
     for resource in api.kinds.current().stored() {

@@ -272,7 +272,7 @@ pub fn terminate(definition: &mut Value, now: &str) {
     set_terminating(definition, "InstanceDeletionPending", message, now);
 }
 
-/// Sets the condition that tells what a deletion waits for; false if it says so already.
+/// Sets the condition with what a deletion waits for; false if it says so already.
 pub fn set_terminating(definition: &mut Value, reason: &str, message: &str, now: &str) -> bool {
     let generation = definition["metadata"]["generation"].clone();
     let Some(conditions) = definition["status"]["conditions"].as_array_mut() else { return false };

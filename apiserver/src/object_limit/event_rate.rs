@@ -1,4 +1,5 @@
-//! A token bucket of Events for each user: Events live for an hour, so their rate bounds their number. Not here: their
+//! A token bucket of Events for each user: Events live for an hour after their last change, and each change is counted, so
+//! their rate bounds their number. Not here: their
 //! expiry, see `gc/expiry.rs`.
 
 use std::collections::HashMap;

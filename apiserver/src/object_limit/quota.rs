@@ -44,7 +44,7 @@ pub fn counted_prefix(table: &Table, key: &str) -> Option<String> {
 
 /// The number that a quantity means, rounded down; `None` if it is none.
 pub fn quantity(text: &str) -> Option<u64> {
-    const UNITS: [(&str, f64); 12] = [
+    const UNITS: [(&str, f64); 16] = [
         ("", 1.0),
         ("k", 1e3),
         ("M", 1e6),
@@ -56,12 +56,19 @@ pub fn quantity(text: &str) -> Option<u64> {
         ("Gi", 1_073_741_824.0),
         ("Ti", 1_099_511_627_776.0),
         ("Pi", 1_125_899_906_842_624.0),
+        ("E", 1e18),
+        ("Ei", 1_152_921_504_606_846_976.0),
         ("m", 1e-3),
+        ("u", 1e-6),
+        ("n", 1e-9),
     ];
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '+')).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
     let number: f64 = number.parse().ok()?;
+    let factor = match UNITS.iter().find(|(name, _)| *name == unit) {
+        Some((_, factor)) => *factor,
+        None => 10f64.powi(unit.strip_prefix(['e', 'E'])?.parse::<i8>().ok()?.into()),
+    };
     Some((number * factor) as u64)
 }
 
@@ -150,6 +157,12 @@ mod tests {
             ("1Ki", Some(1024)),
             ("1.5k", Some(1500)),
             ("1500m", Some(1)),
+            ("1e3", Some(1000)),
+            ("12E2", Some(1200)),
+            ("1Ei", Some(1 << 60)),
+            ("5000000u", Some(5)),
+            ("1e", None),
+            ("1e999", None),
             ("", None),
             ("x", None),
             ("-1", None),

@@ -44,8 +44,9 @@ macro_rules! pattern {
     };
 }
 
-pattern!(URI, r"^([A-Za-z][A-Za-z0-9+.-]*:|/)\S*$");
-pattern!(EMAIL, r"^[^@\s]+@[^@\s]+$");
+pattern!(URI, r"^([A-Za-z][A-Za-z0-9+.-]*:|/)([^%?\x00-\x1f\x7f]|%[0-9A-Fa-f]{2})*(\?[^\x00-\x1f\x7f]*)?$");
+// With a name before it or without.
+pattern!(EMAIL, r"^([^@<>]*<[^@\s<>]+@[^@\s<>]+>|[^@\s<>]+@[^@\s<>]+)$");
 pattern!(MAC, r"^([0-9A-Fa-f]{2}[:-]){5}([0-9A-Fa-f]{2}[:-]){0,2}[0-9A-Fa-f]{2}$");
 pattern!(UUID, r"^[0-9A-Fa-f]{8}-?[0-9A-Fa-f]{4}-?[0-9A-Fa-f]{4}-?[0-9A-Fa-f]{4}-?[0-9A-Fa-f]{12}$");
 pattern!(HEX_COLOR, r"^#?([0-9A-Fa-f]{3}|[0-9A-Fa-f]{6})$");
@@ -81,7 +82,8 @@ fn is_date_time(text: &str) -> bool {
 /// Groups of four characters, the last padded.
 fn is_base64(text: &str) -> bool {
     let data = text.strip_suffix("==").or_else(|| text.strip_suffix('=')).unwrap_or(text);
-    text.len().is_multiple_of(4)
+    !text.is_empty()
+        && text.len().is_multiple_of(4)
         && data.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'))
 }
 

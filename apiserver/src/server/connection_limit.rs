@@ -1,5 +1,5 @@
 //! The number of open connections, over all listeners of a server: by address before a login, by user afterwards, with
-//! a share of their own for nodes and controllers. When a share is used up, whoever has the most connections in it
+//! a share of their own for nodes and controllers. When a share is used up, the user with the most connections in it
 //! loses one to a newcomer. Not here: handshakes, see `server/handshakes.rs`.
 
 use std::collections::{BTreeMap, HashMap};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::handshakes::host;
+use super::unread_responses::{UnreadResponse, UnreadResponses};
 use crate::auth::user::User;
 use crate::flow_control::{SystemUsers, UserClass};
 use crate::metrics::Metrics;
@@ -29,6 +30,8 @@ pub struct ConnectionLimits {
     pub first_request_timeout: Duration,
     /// A connection without a request or an open watch for this long is closed, also if it answers pings.
     pub idle_timeout: Duration,
+    /// So is one whose client takes nothing of a response for this long.
+    pub unread_timeout: Duration,
 }
 
 /// Maximum connections, whatever the limit of open files: an idle one takes about 50 KB.
@@ -44,7 +47,7 @@ impl ConnectionLimits {
         let handshakes = (limit / 8).clamp(1, MAX_HANDSHAKES);
         let rest = limit.saturating_sub(handshakes + OTHER_FILES.min(limit / 4));
         let connections = rest.clamp(8, MAX_CONNECTIONS);
-        // Whoever has no login makes one request and leaves; nodes stay, and the cluster depends on them.
+        // A client without a login makes one request and leaves; nodes stay, and the cluster depends on them.
         let (anonymous, system) = (connections / 8, connections / 2);
         Self {
             anonymous,
@@ -52,8 +55,10 @@ impl ConnectionLimits {
             system,
             handshakes,
             first_request_timeout: Duration::from_secs(30),
-            // As in Kubernetes; clients keep idle connections no longer.
-            idle_timeout: Duration::from_secs(90),
+            // As in Kubernetes, and longer than clients keep idle connections: the one that closes first must not be
+            // the server, just as the client sends its next request.
+            idle_timeout: Duration::from_secs(120),
+            unread_timeout: Duration::from_secs(60),
         }
     }
 
@@ -101,6 +106,7 @@ pub struct ConnectionPermit {
     number: u64,
     host: Arc<str>,
     active: Arc<watch::Sender<usize>>,
+    unread: Arc<UnreadResponses>,
     closed: watch::Receiver<()>,
 }
 
@@ -135,11 +141,11 @@ impl ConnectionLimiter {
     ) -> Option<ConnectionPermit> {
         let host: Arc<str> = host(peer).to_string().into();
         let (class, owner) = match certified {
-            Some(user) => (self.system.class(user), user.name.as_str().into()),
+            Some(user) => (self.system.class(user), user.flow().into()),
             None => (UserClass::Anonymous, host.clone()),
         };
         let mut open = self.open();
-        if !self.make_way(&mut open, class, &owner) {
+        if !self.ensure_capacity(&mut open, class, &owner) {
             self.metrics.closed_connection(class.name());
             return None;
         }
@@ -148,7 +154,7 @@ impl ConnectionLimiter {
         self.metrics.connections(class.name()).inc();
         open.insert(number, OpenConnection { class, owner, active: active.clone(), _close: close });
         drop(open);
-        Some(ConnectionPermit { limiter: self.clone(), number, host, active, closed })
+        Some(ConnectionPermit { limiter: self.clone(), number, host, active, unread: Arc::default(), closed })
     }
 
     fn remove(&self, open: &mut BTreeMap<u64, OpenConnection>, number: u64) {
@@ -162,7 +168,12 @@ impl ConnectionLimiter {
     }
 
     /// Makes sure that one more connection fits; false if it may not.
-    fn make_way(&self, open: &mut BTreeMap<u64, OpenConnection>, class: UserClass, owner: &str) -> bool {
+    fn ensure_capacity(
+        &self,
+        open: &mut BTreeMap<u64, OpenConnection>,
+        class: UserClass,
+        owner: &str,
+    ) -> bool {
         let is_same = |connection: &OpenConnection| connection.class == class;
         if open.values().filter(|connection| is_same(connection)).count() < self.limits.of(class) {
             return true;
@@ -170,6 +181,11 @@ impl ConnectionLimiter {
         let candidates: Vec<(u64, &str, bool)> = open
             .iter()
             .filter(|(_, connection)| is_same(connection))
+            // The operator and the gateway have a connection for each watch, and the cluster depends on them.
+            .filter(|(_, connection)| {
+                *connection.owner == *owner
+                    || !self.system.users.iter().any(|user| **user == *connection.owner)
+            })
             .map(|(number, connection)| (*number, &*connection.owner, *connection.active.borrow() == 0))
             .collect();
         // Without a login nothing is worth waiting for.
@@ -190,7 +206,7 @@ impl ConnectionLimiter {
 }
 
 /// The connection to close in favour of a new one of `newcomer`, among (number, owner, idle), oldest first: the oldest
-/// idle one of the owner that has the most, counting the new one, else the oldest of that owner. `None` if nobody has
+/// idle one of the owner that has the most, counting the new one, else the oldest of that owner. `None` if no other has
 /// more than the newcomer and all are in use, unless those are closed too.
 fn victim(open: &[(u64, &str, bool)], newcomer: &str, close_active: bool) -> Option<u64> {
     let mut counts: HashMap<&str, usize> = HashMap::from([(newcomer, 1)]);
@@ -203,9 +219,9 @@ fn victim(open: &[(u64, &str, bool)], newcomer: &str, close_active: bool) -> Opt
     } else {
         open.iter().map(|(_, owner, _)| *owner).find(|owner| counts.get(owner) == Some(&most))?
     };
-    // A newcomer without connections, while all others have one each, may take anybody's.
-    let takes_any = counts.get(newcomer) == Some(&1) && owner == newcomer;
-    let mut candidates = open.iter().filter(|(_, other, _)| takes_any || *other == owner);
+    // A newcomer without connections, while all others have one each, may take that of any.
+    let from_any = counts.get(newcomer) == Some(&1) && owner == newcomer;
+    let mut candidates = open.iter().filter(|(_, other, _)| from_any || *other == owner);
     let oldest = candidates.clone().next();
     let idle = candidates.find(|(_, _, idle)| *idle);
     let chosen = idle.or(oldest.filter(|_| close_active || owner != newcomer));
@@ -229,6 +245,11 @@ impl ConnectionPermit {
         ActiveRequest(self.active.clone())
     }
 
+    /// A response that its client has to read.
+    pub fn begin_response(&self) -> UnreadResponse {
+        self.unread.begin()
+    }
+
     /// Counts the connection to the first user who is authenticated on it.
     pub fn authenticated(&self, user: &User) {
         let class = self.limiter.system.class(user);
@@ -237,13 +258,13 @@ impl ConnectionPermit {
         }
         let mut open = self.limiter.open();
         let first = open.get(&self.number).is_some_and(|own| own.class == UserClass::Anonymous);
-        if !first || !self.limiter.make_way(&mut open, class, &user.name) {
+        if !first || !self.limiter.ensure_capacity(&mut open, class, user.flow()) {
             return;
         }
         if let Some(own) = open.get_mut(&self.number) {
             self.limiter.metrics.connections(own.class.name()).dec();
             self.limiter.metrics.connections(class.name()).inc();
-            (own.class, own.owner) = (class, user.name.as_str().into());
+            (own.class, own.owner) = (class, user.flow().into());
         }
     }
 
@@ -253,16 +274,21 @@ impl ConnectionPermit {
         while closed.changed().await.is_ok() {}
     }
 
-    /// Completes when the connection was idle for too long.
+    /// Completes when the connection was idle for too long, or its client does not read.
     pub async fn idle(&self) {
-        let ConnectionLimits { first_request_timeout, idle_timeout, .. } = self.limiter.limits;
+        let ConnectionLimits { first_request_timeout, idle_timeout, unread_timeout, .. } =
+            self.limiter.limits;
         let mut active = self.active.subscribe();
         let mut timeout = first_request_timeout;
         loop {
             let idle = *active.borrow_and_update() == 0;
             let changed = active.changed();
             if !idle {
-                let _ = changed.await;
+                // Looked at now and then: no request may begin or end meanwhile.
+                let _ = tokio::time::timeout(unread_timeout / 2, changed).await;
+                if self.unread.is_stalled(unread_timeout) {
+                    return;
+                }
             } else if tokio::time::timeout(timeout, changed).await.is_err() {
                 return;
             }
@@ -282,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_the_most_connections_loses_one() {
+    fn user_with_the_most_connections_loses_one() {
         let open = |text: &'static str| -> Vec<(u64, &'static str, bool)> {
             (0..).zip(text.split_whitespace()).map(|(n, one)| (n, &one[..1], one.len() == 1)).collect()
         };
@@ -372,5 +398,20 @@ mod tests {
         assert!(futures::poll!(&mut idle).is_pending(), "a watch is open");
         drop(request);
         idle.await;
+    }
+
+    #[tokio::test]
+    async fn connection_whose_client_does_not_read_is_closed() {
+        let limits = ConnectionLimits { unread_timeout: Duration::ZERO, ..ConnectionLimits::default() };
+        let limiter = limiter(limits, SystemUsers::default());
+        let permit = limiter.open_connection(1, IpAddr::from([10, 0, 0, 1]), None).unwrap();
+        let _request = permit.begin_request();
+        let mut idle = Box::pin(permit.idle());
+        assert!(futures::poll!(&mut idle).is_pending(), "its handler is at work");
+        let response = permit.begin_response();
+        response.touch();
+        idle.await;
+        drop(response);
+        assert!(!permit.unread.is_stalled(Duration::ZERO));
     }
 }

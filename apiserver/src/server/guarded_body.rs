@@ -9,14 +9,23 @@ use http::Response;
 use http_body_util::BodyExt as _;
 use hyper::body::{Frame, SizeHint};
 
+use crate::flow_control::watch_limit::WatchPermit;
 use crate::output::Body;
+
+/// What is kept.
+pub trait BodyGuard {
+    /// The connection takes the next part of the body.
+    fn polled(&mut self) {}
+}
+
+impl BodyGuard for WatchPermit {}
 
 struct GuardedBody<G> {
     body: Body,
-    _guard: G,
+    guard: G,
 }
 
-impl<G: Unpin> hyper::body::Body for GuardedBody<G> {
+impl<G: BodyGuard + Unpin> hyper::body::Body for GuardedBody<G> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -24,6 +33,7 @@ impl<G: Unpin> hyper::body::Body for GuardedBody<G> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.guard.polled();
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -37,6 +47,6 @@ impl<G: Unpin> hyper::body::Body for GuardedBody<G> {
 }
 
 /// The response with a body that keeps `guard`.
-pub fn keep<G: Unpin + Send + 'static>(response: Response<Body>, guard: G) -> Response<Body> {
-    response.map(|body| GuardedBody { body, _guard: guard }.boxed_unsync())
+pub fn keep<G: BodyGuard + Unpin + Send + 'static>(response: Response<Body>, guard: G) -> Response<Body> {
+    response.map(|body| GuardedBody { body, guard }.boxed_unsync())
 }

@@ -230,6 +230,11 @@ impl LanListener {
                 }
                 keep
             });
+            for address in self.addresses.iter().filter(|it| !it.is_unspecified() && !it.is_loopback()) {
+                if !host.contains(address) && refused.insert(*address) {
+                    tracing::warn!(%address, "this host does not have the address of --api-listen; it is opened once it does");
+                }
+            }
             for address in desired {
                 if open.contains_key(&address) {
                     continue;
@@ -262,14 +267,25 @@ impl LanListener {
         if self.marker.exists() {
             return true;
         }
-        let now = jiff::Timestamp::now();
-        let live = self.api.store.range(&tokens::bootstrap_prefix(), None, None).is_ok_and(|snapshot| {
-            snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
-        });
-        if live && let Err(error) = std::fs::write(&self.marker, "") {
+        if !self.has_token() {
+            return false;
+        }
+        if let Err(error) = std::fs::write(&self.marker, "") {
             tracing::warn!(%error, "the marker for LAN listeners could not be written; after a restart they open only once a new join token exists");
         }
-        live
+        // `russet token close` revokes the tokens and then removes the marker: it may have done so just now.
+        let open = self.has_token();
+        if !open {
+            let _ = std::fs::remove_file(&self.marker);
+        }
+        open
+    }
+
+    fn has_token(&self) -> bool {
+        let now = jiff::Timestamp::now();
+        self.api.store.range(&tokens::bootstrap_prefix(), None, None).is_ok_and(|snapshot| {
+            snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
+        })
     }
 
     async fn token_created(&self) {

@@ -152,7 +152,7 @@ pub fn storage_error(error: StoreError) -> ApiError {
     match error {
         StoreError::Compacted { .. } => ApiError::expired(error.to_string()),
         StoreError::Future { asked, current } => ApiError::revision_too_large(asked, current),
-        StoreError::Undecided { .. } => {
+        StoreError::Undecided { .. } | StoreError::Late => {
             let mut undecided = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", error.to_string());
             undecided.retry_after = Some(1);
             undecided

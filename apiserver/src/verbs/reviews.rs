@@ -103,9 +103,9 @@ fn check_review(call: &Call, spec: &Value) -> Result<()> {
         let message = "Invalid value: must match metadata.namespace";
         return refuse("FieldValueInvalid", "spec.resourceAttributes.namespace", message);
     }
-    let nobody = spec["user"].as_str().is_none_or(str::is_empty)
+    let anonymous = spec["user"].as_str().is_none_or(str::is_empty)
         && spec["groups"].as_array().is_none_or(Vec::is_empty);
-    if kind != "SelfSubjectAccessReview" && nobody {
+    if kind != "SelfSubjectAccessReview" && anonymous {
         let message = "Invalid value: \"\": at least one of user or group must be specified";
         return refuse("FieldValueInvalid", "spec.user", message);
     }

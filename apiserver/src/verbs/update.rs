@@ -14,7 +14,7 @@ use crate::call::Call;
 use crate::object;
 use crate::output::Body;
 use crate::state::ServerState;
-use crate::status::{Cause, Result};
+use crate::status::{ApiError, Cause, Result};
 
 /// Handles an update.
 pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
@@ -43,6 +43,12 @@ pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body
             ..Attributes::default()
         };
         auth::authorize(api, &call.user, &asked)?;
+        let uid = object::uid(&body);
+        if !uid.is_empty() {
+            // It means an object that was deleted.
+            let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ");
+            return Err(ApiError::conflict(&call.resource.group, &call.resource.plural, &call.name, &why));
+        }
         let mut new = body.clone();
         object::set_meta(&mut new, "resourceVersion", Value::Null);
         let mut unknown = duplicates.clone();

@@ -17,6 +17,7 @@ use crate::call::Call;
 use crate::kinds::resource::Resource;
 use crate::kinds::{builtin, definition, rules};
 use crate::object;
+use crate::object_limit;
 use crate::patch::apply;
 use crate::protobuf::{self, ProtobufError};
 use crate::request::FieldValidation;
@@ -214,6 +215,7 @@ pub async fn modify(
         let change = if finished {
             TxnChange::Delete
         } else {
+            object_limit::count_event(api, call, &new)?;
             let mut stored = resource.to_stored(new.clone());
             object::set_meta(&mut stored, "resourceVersion", Value::Null);
             TxnChange::Put(Bytes::from(stored.to_string()))

@@ -135,7 +135,14 @@ impl Intake {
             is_abandoned: &|| sink.is_closed() || overdue(timeout, sink).is_some(),
         };
         let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now(), &limits);
-        let prompt = prompt.map_err(|error| prompt_failure(&error))?;
+        let prompt = prompt.map_err(|error| match error {
+            TokenizerError::ContextLength { tokens, .. }
+                if self.kv_tokens < u64::from(self.context_tokens) =>
+            {
+                kv_budget::prompt_exceeds_capacity(&format!("at least {tokens}"), self.kv_tokens)
+            }
+            error => prompt_failure(&error),
+        })?;
         let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, self.context_tokens)?;
         let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
         let seed = request.sampling.seed.unwrap_or_else(rand::random);
@@ -177,7 +184,9 @@ fn overdue(timeout: Option<Duration>, sink: &ResponseSink) -> Option<GenerationF
 /// are the model's.
 fn prompt_failure(error: &TokenizerError) -> GenerationFailure {
     let kind = match error {
-        TokenizerError::ContextLength { .. } => FailureKind::ContextLengthExceeded,
+        TokenizerError::ContextLength { .. } | TokenizerError::Undivided { .. } => {
+            FailureKind::ContextLengthExceeded
+        }
         TokenizerError::Template(error) if !error.is_refusal() => FailureKind::Internal,
         TokenizerError::Template(_) | TokenizerError::NotInModel { .. } | TokenizerError::LongWord { .. } => {
             FailureKind::InvalidRequest

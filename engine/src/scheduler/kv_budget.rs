@@ -68,12 +68,17 @@ pub struct KvBudget {
 pub fn max_answer_tokens(prompt_tokens: u32, limit: u32, capacity: u64) -> Result<u32, GenerationFailure> {
     let left = capacity.saturating_sub(u64::from(prompt_tokens));
     if left == 0 {
-        let message = format!(
-            "This model's maximum context length is {capacity} tokens, all that the KV cache of this engine holds. However, your messages resulted in {prompt_tokens} tokens. Shorten the conversation, or deploy the model with more kvTokens."
-        );
-        return Err(GenerationFailure { kind: FailureKind::ContextLengthExceeded, message });
+        return Err(prompt_exceeds_capacity(&prompt_tokens.to_string(), capacity));
     }
     Ok(limit.min(u32::try_from(left).unwrap_or(u32::MAX)))
+}
+
+/// The failure of a prompt of this many tokens in a KV cache of `capacity`.
+pub fn prompt_exceeds_capacity(prompt_tokens: &str, capacity: u64) -> GenerationFailure {
+    let message = format!(
+        "This model's maximum context length is {capacity} tokens, all that the KV cache of this engine holds. However, your messages resulted in {prompt_tokens} tokens. Shorten the conversation, or deploy the model with more kvTokens."
+    );
+    GenerationFailure { kind: FailureKind::ContextLengthExceeded, message }
 }
 
 impl KvBudget {

@@ -123,7 +123,7 @@ mod tests {
         }
         let (sender, done) = mpsc::channel();
         pool.spawn(pool.reserve(SHORT_BYTES).ok().unwrap(), move || sender.send(7).unwrap());
-        assert_eq!(done.recv(), Ok(7));
+        assert_eq!(done.recv_timeout(std::time::Duration::from_secs(60)), Ok(7));
         drop(release);
     }
 

@@ -62,7 +62,7 @@ fn add(
 }
 
 fn insert(tokenizer: &mut Tokenizer, tokens: Vec<AddedToken>) {
-    // It fails for a normalizer that fails; whoever needs an id looks at it.
+    // It fails for a normalizer that fails; what needs an id checks it.
     let _ = tokenizer.add_tokens(tokens);
 }
 

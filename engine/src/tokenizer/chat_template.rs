@@ -197,6 +197,7 @@ fn strip_generation_tags(source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::peak_memory;
 
     fn say(role: &str, content: &str) -> Message {
         Message { role: role.into(), content: content.into() }
@@ -302,23 +303,19 @@ mod tests {
         }
     }
 
-    /// Peak memory of this process in bytes.
-    #[cfg(target_os = "linux")]
-    fn peak_memory() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-    }
-
     #[test]
     fn templates_that_grow_without_end_are_refused() {
+        let test = "tokenizer::chat_template::tests::templates_that_grow_without_end_are_refused";
+        let grown = peak_memory::growth(test, grow_without_end);
+        assert!(grown < 64 << 20, "{grown} bytes more");
+    }
+
+    fn grow_without_end() {
         let doubling = |step: &str, last: &str| {
             format!(
                 "{{% set ns = namespace(s='x' * 64, l=[1]) %}}{{% for i in range(36) %}}{step}{{% endfor %}}{last}"
             )
         };
-        #[cfg(target_os = "linux")]
-        let before = peak_memory();
         for source in [
             doubling("{% set ns.s = ns.s + ns.s %}", ""),
             "{% set s = 'x' %}".to_owned() + &"{% set s = s + s %}".repeat(36),
@@ -367,12 +364,6 @@ mod tests {
             let error = render(source, &[say("user", "hi")]);
             assert!(matches!(error, Err(TemplateError::Failed(_))), "{source}: {error:?}");
         }
-        #[cfg(target_os = "linux")]
-        {
-            let grown = peak_memory() - before;
-            println!("{grown} bytes more");
-            assert!(grown < 64 << 20, "{grown} bytes more");
-        }
     }
 
     #[test]
@@ -402,6 +393,13 @@ mod tests {
             ("{{ 'x' * 99999999999 }}", |error| matches!(error, TemplateError::TooLarge)),
             (deep, |error| matches!(error, TemplateError::Failed(_) | TemplateError::TooLong)),
             ("{% include '/etc/passwd' %}", |error| matches!(error, TemplateError::Failed(_))),
+            ("{% include 'chat_template' %}", |error| matches!(error, TemplateError::Failed(_))),
+            ("{% include name | default('chat_template') ignore missing %}", |error| {
+                matches!(error, TemplateError::Failed(_))
+            }),
+            ("{% import 'chat_template' as t %}", |error| matches!(error, TemplateError::Failed(_))),
+            ("{% from 'chat_template' import t %}", |error| matches!(error, TemplateError::Failed(_))),
+            ("{% extends 'chat_template' %}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ ''.__class__.__mro__ }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ messages[0].nothing.more }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{% for m in messages %}", |error| matches!(error, TemplateError::Syntax(_))),

@@ -60,7 +60,11 @@ impl Encoder {
             }
             let (piece, after) = self.cuts.divide(rest, piece_bytes);
             if piece.len() > MAX_PIECE_BYTES {
-                return Err(TokenizerError::LongWord { bytes: piece.len() });
+                let bytes = piece.len();
+                return Err(match self.cuts {
+                    WordCuts::Words => TokenizerError::LongWord { bytes },
+                    WordCuts::Never => TokenizerError::Undivided { bytes },
+                });
             }
             let encoding = self.tokenizer.encode_fast(piece, false);
             let encoding = encoding.map_err(|error| TokenizerError::Encode(error.to_string()))?;
@@ -270,19 +274,12 @@ pub(super) mod tests {
     fn text_without_words_is_tokenised_up_to_a_bound() {
         let words = "a b ".repeat(MAX_PIECE_BYTES / 4 + 1);
         let word = "a".repeat(MAX_PIECE_BYTES + 1);
-        for (change, text) in [(json!({}), &word), (json!({"normalizer": {"type": "Lowercase"}}), &words)] {
-            let error = encoder(&change).encode(text, &limits(u32::MAX)).unwrap_err();
-            assert!(matches!(error, TokenizerError::LongWord { bytes } if bytes == text.len()), "{error}");
-        }
+        let error = encoder(&json!({})).encode(&word, &limits(u32::MAX)).unwrap_err();
+        assert!(matches!(error, TokenizerError::LongWord { bytes } if bytes == word.len()), "{error}");
+        let undivided = encoder(&json!({"normalizer": {"type": "Lowercase"}}));
+        let error = undivided.encode(&words, &limits(u32::MAX)).unwrap_err();
+        assert!(matches!(error, TokenizerError::Undivided { bytes } if bytes == words.len()), "{error}");
         assert_eq!(encoder(&json!({})).cuts.divide(&words, PIECE_BYTES).0.len(), PIECE_BYTES - 1);
-    }
-
-    /// Peak memory of this process in bytes.
-    #[cfg(target_os = "linux")]
-    fn peak_memory() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     #[cfg(target_os = "linux")]
@@ -290,10 +287,10 @@ pub(super) mod tests {
     fn memory_of_tokenising_does_not_grow_with_the_text() {
         let encoder = encoder(&json!({}));
         let words = "word ".repeat(100_000);
-        let before = peak_memory();
-        let tokens = encoder.encode(&words, &limits(u32::MAX)).unwrap().len();
-        let grown = peak_memory() - before;
-        println!("{grown} bytes more for {} bytes, which are {tokens} tokens", words.len());
+        let test = "tokenizer::encoder::tests::memory_of_tokenising_does_not_grow_with_the_text";
+        let grown = crate::tokenizer::peak_memory::growth(test, || {
+            assert!(encoder.encode(&words, &limits(u32::MAX)).unwrap().len() >= 100_000);
+        });
         assert!(grown < 32 << 20, "{grown} bytes more for {} bytes", words.len());
     }
 }

@@ -17,6 +17,8 @@ pub(super) const CONCAT: &str = "russet_concat";
 pub(super) const MULTIPLY: &str = "russet_multiply";
 /// `%` as a filter of two values.
 pub(super) const REMAINDER: &str = "russet_remainder";
+/// What stands where a template names another one: a filter of the name that always fails.
+pub(super) const OTHER_TEMPLATE: &str = "russet_other_template";
 
 /// Widest field that a template may ask for, in characters.
 const MAX_WIDTH: usize = 1000;
@@ -29,6 +31,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter(CONCAT, concat);
     environment.add_filter(MULTIPLY, multiply);
     environment.add_filter(REMAINDER, remainder);
+    environment.add_filter(OTHER_TEMPLATE, other_template);
     environment.add_filter("tojson", to_json);
     environment.add_filter("join", join);
     environment.add_filter("replace", |text: Value, old: Value, new: Value, count: Option<i64>| {
@@ -139,6 +142,12 @@ fn has_wide_field(text: &str) -> bool {
 
 fn length(value: &Value) -> Result<usize, Error> {
     value.len().ok_or_else(|| invalid(format!("{} has no length", value.kind())))
+}
+
+/// A model has one template. By its own name it would run once more, without counting.
+fn other_template(name: Value) -> Result<Value, Error> {
+    let message = format!("include, import and extends of {name}: there is no other template");
+    Err(Error::new(ErrorKind::TemplateNotFound, message))
 }
 
 fn concat(left: Value, right: Value) -> Result<Value, Error> {

@@ -16,7 +16,7 @@ use thiserror::Error as ThisError;
 use super::template_filters;
 
 /// Bytes that a template may make of any conversation. At the last step before the end it holds at most twice this.
-pub(super) const MIN_BUDGET: usize = 24 << 20;
+pub(super) const MIN_BUDGET: usize = 16 << 20;
 /// Bytes that it may make besides for each byte of the conversation: real templates make three to five, trimming and
 /// concatenating each message.
 const BUDGET_PER_BYTE: usize = 16;
@@ -57,7 +57,7 @@ pub(super) fn left() -> usize {
 /// Counts bytes.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     let left = left().checked_sub(bytes);
-    // After an overrun nothing more is made, whoever catches the error.
+    // After an overrun nothing more is made, also where the template goes on.
     BUDGET.set(left.unwrap_or(0));
     left.map(drop).ok_or_else(over_budget)
 }
@@ -192,6 +192,9 @@ pub(super) fn counted<'source>(original: &Instructions<'source>) -> Instructions
         match step {
             Instruction::EmitRaw(text) => {
                 (vec![Instruction::LoadConst(Value::from(*text)), Instruction::Emit], None)
+            }
+            Instruction::Include(_) | Instruction::LoadBlocks => {
+                (vec![Instruction::ApplyFilter(template_filters::OTHER_TEMPLATE, Some(1), !0)], None)
             }
             Instruction::StringConcat => (filter(template_filters::CONCAT), None),
             Instruction::Mul => (filter(template_filters::MULTIPLY), None),

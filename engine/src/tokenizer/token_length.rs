@@ -8,9 +8,12 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::steps;
 
-/// Unicode normalisation makes a text shorter by less than this: U+1FBE with two marks, 7 bytes, becomes U+0390, 2
+/// Unicode normalisation makes a text shorter by at most this: U+1FBE with two marks, 7 bytes, becomes U+0390, 2
 /// bytes; a mathematical letter of 4 bytes becomes an ASCII letter.
 const UNICODE_SHRINK: u64 = 4;
+
+/// Bytes that a normalizer puts before an added token that is normalized too.
+const PREPENDED: usize = '▁'.len_utf8();
 
 /// Most text per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +53,13 @@ impl TokenLength {
         let vocabulary = tokenizer.get_vocab(false);
         let vocabulary =
             vocabulary.keys().map(|token| if byte_level { token.chars().count() } else { token.len() });
-        let longest = vocabulary.chain(added.values().map(|token| token.content.len())).max()?;
+        let longest = vocabulary
+            .chain(
+                added
+                    .values()
+                    .map(|token| token.content.len() + if token.normalized { PREPENDED } else { 0 }),
+            )
+            .max()?;
         Some(Self {
             max_bytes: (longest as u64).checked_mul(shrink).filter(|&bytes| bytes > 0)?,
             strips_whitespace: added.values().any(|token| token.lstrip || token.rstrip),

@@ -1,0 +1,34 @@
+//! Peak memory of a piece of work, measured in a process of its own: other tests run beside this one, and a peak never
+//! falls.
+
+use std::process::Command;
+
+/// Set in the process that does the work.
+const CHILD: &str = "RUSSET_PEAK_MEMORY";
+
+/// By how many bytes the peak of memory grows with the work of `test`, the path of the calling test.
+pub fn growth(test: &str, work: impl FnOnce()) -> u64 {
+    if std::env::var_os(CHILD).is_some() {
+        let before = peak();
+        work();
+        let grown = peak() - before;
+        println!("\n{CHILD} {grown}");
+        return grown;
+    }
+    let program = std::env::current_exe().unwrap();
+    let output =
+        Command::new(program).args([test, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let (shown, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{shown}\n{errors}");
+    let grown = shown.lines().find_map(|line| line.strip_prefix(CHILD)?.trim().parse().ok());
+    let grown = grown.unwrap_or_else(|| panic!("the test {test} measured nothing:\n{shown}"));
+    println!("{grown} bytes more");
+    grown
+}
+
+/// Peak memory of this process in bytes.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
