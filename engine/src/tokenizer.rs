@@ -255,6 +255,7 @@ impl ChatTokenizer {
         if (limits.is_abandoned)() {
             return Err(TokenizerError::Abandoned);
         }
+        self.encoder.check_conversation(messages.iter().map(|message| message.content.as_str()), limits)?;
         let text = self.template.render(messages, now)?;
         // The template inserts the special tokens itself.
         let tokens = self.encoder.encode(&text, limits)?;

@@ -66,12 +66,14 @@ impl BodyBudget {
         Self { usage: Arc::default(), max_bytes }
     }
 
-    /// Reads the whole body; an error if it is too large, too slow, or does not fit the budget.
-    pub async fn read(
+    /// Reads the whole body; an error if it is too large, too slow, does not fit the budget, or `check` refuses one of its
+    /// parts. Of a refused body no more is held, but the rest is read: a client that still sends would not see the answer.
+    pub(crate) async fn read(
         &self,
         headers: &HeaderMap,
         body: Body,
         caller: &Caller,
+        check: impl FnMut(&[u8]) -> Result<(), GatewayError>,
     ) -> Result<(Bytes, BodyPermit), GatewayError> {
         let announced = headers
             .get(header::CONTENT_LENGTH)
@@ -80,10 +82,12 @@ impl BodyBudget {
         if announced.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
             return Err(too_large());
         }
-        tokio::time::timeout(BODY_TIMEOUT, self.collect(body, caller)).await.unwrap_or_else(|_| {
-            let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
-            Err(GatewayError::new(ErrorKind::BodyTimeout, message))
-        })
+        tokio::time::timeout(BODY_TIMEOUT, self.collect(body, announced, caller, check)).await.unwrap_or_else(
+            |_| {
+                let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+                Err(GatewayError::new(ErrorKind::BodyTimeout, message))
+            },
+        )
     }
 
     /// Holds `bytes` more for a request of this caller; an error if they do not fit the budget.
@@ -101,9 +105,17 @@ impl BodyBudget {
         BodyPermit { usage: self.usage.clone(), key, bytes: 0 }
     }
 
-    async fn collect(&self, body: Body, caller: &Caller) -> Result<(Bytes, BodyPermit), GatewayError> {
+    async fn collect(
+        &self,
+        body: Body,
+        announced: Option<u64>,
+        caller: &Caller,
+        mut check: impl FnMut(&[u8]) -> Result<(), GatewayError>,
+    ) -> Result<(Bytes, BodyPermit), GatewayError> {
         let mut permit = self.empty_permit(caller);
-        let mut bytes = BytesMut::new();
+        // Memory is taken as it is written; growing would copy what is there.
+        let mut bytes = BytesMut::with_capacity(announced.unwrap_or_default() as usize);
+        let mut refusal = None;
         let mut body = Limited::new(body, MAX_BODY_BYTES);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
@@ -113,12 +125,18 @@ impl BodyBudget {
                     "the body ended before it was complete; send the request again",
                 ),
             })?;
-            if let Some(data) = frame.data_ref() {
-                self.reserve(&mut permit, data.len())?;
-                bytes.extend_from_slice(data);
+            let (Some(data), None) = (frame.data_ref(), &refusal) else { continue };
+            refusal = check(data).and_then(|()| self.reserve(&mut permit, data.len())).err();
+            if refusal.is_some() {
+                (bytes, permit) = (BytesMut::new(), self.empty_permit(caller));
+                continue;
             }
+            bytes.extend_from_slice(data);
         }
-        Ok((bytes.freeze(), permit))
+        match refusal {
+            Some(error) => Err(error),
+            None => Ok((bytes.freeze(), permit)),
+        }
     }
 
     fn reserve(&self, permit: &mut BodyPermit, bytes: usize) -> Result<(), GatewayError> {

@@ -1,5 +1,5 @@
-//! Decodes JSON bodies within bounds. A body is scanned first, without building anything: it says how deep the body
-//! nests, how many values it has, and so how much memory decoding takes. Not here: what the fields mean.
+//! Decodes JSON bodies within bounds. A body is scanned while it arrives, without building anything: it says how deep the
+//! body nests, how many values it has, and so how much memory decoding takes. Not here: what the fields mean.
 
 use std::borrow::Cow;
 
@@ -26,44 +26,94 @@ pub(crate) struct JsonScan {
     lone_surrogates: bool,
 }
 
-impl JsonScan {
-    /// Scans a body; an error if it is beyond the bounds, or is no JSON for a reason that its first bytes show. Whether
-    /// it is JSON at all is seen when it is decoded.
-    pub(crate) fn new(body: &[u8]) -> Result<Self, GatewayError> {
-        check_encoding(body)?;
-        let (mut depth, mut values, mut maps) = (0_usize, 1_usize, 0_usize);
-        let mut lone_surrogates = false;
-        let mut at = 0;
-        while let Some(byte) = body.get(at) {
-            at += 1;
-            match byte {
-                b'"' => {
-                    let (end, lone) = string_end(body, at);
-                    (at, lone_surrogates) = (end, lone_surrogates || lone);
-                }
-                b'[' | b'{' => {
-                    depth += 1;
-                    let first = body[at..].iter().find(|byte| !byte.is_ascii_whitespace());
-                    values += usize::from(!matches!(first, Some(b']' | b'}')));
-                    maps += usize::from(*byte == b'{');
-                    if depth > MAX_DEPTH {
-                        return Err(refused(format!(
-                            "the body nests deeper than the {MAX_DEPTH} levels allowed"
-                        )));
-                    }
-                }
-                b']' | b'}' => depth = depth.saturating_sub(1),
-                b',' => values += 1,
-                _ => {}
-            }
-            if values > MAX_VALUES {
-                return Err(refused(format!(
-                    "the body has more than the {MAX_VALUES} values allowed; send fewer, longer messages"
-                )));
+/// Counts what a body is made of while it arrives.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct JsonBounds {
+    position: Position,
+    depth: usize,
+    values: usize,
+    maps: usize,
+    /// Whether the last byte but for blanks opened a list or map.
+    is_open: bool,
+    is_begun: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Position {
+    #[default]
+    BetweenStrings,
+    InString,
+    AfterBackslash,
+}
+
+impl JsonBounds {
+    /// Counts the next part; an error if the body is beyond the bounds, or is no JSON for a reason that its first bytes
+    /// show. Whether it is JSON at all is seen when it is decoded.
+    pub(crate) fn feed(&mut self, part: &[u8]) -> Result<(), GatewayError> {
+        if !self.is_begun && !part.is_empty() {
+            check_encoding(part)?;
+            self.is_begun = true;
+        }
+        for byte in part {
+            match (self.position, byte) {
+                (Position::InString, b'"') => self.position = Position::BetweenStrings,
+                (Position::InString, b'\\') => self.position = Position::AfterBackslash,
+                (Position::InString, _) => {}
+                (Position::AfterBackslash, _) => self.position = Position::InString,
+                (Position::BetweenStrings, byte) => self.count(*byte)?,
             }
         }
-        let decoded_bytes = values * VALUE_BYTES + maps * MAP_BYTES + body.len();
-        Ok(Self { decoded_bytes, lone_surrogates })
+        Ok(())
+    }
+
+    /// Counts a byte outside strings.
+    fn count(&mut self, byte: u8) -> Result<(), GatewayError> {
+        if byte.is_ascii_whitespace() {
+            return Ok(());
+        }
+        let closes = matches!(byte, b']' | b'}');
+        // The first value in a list or map; the others follow commas.
+        self.values += usize::from(self.is_open && !closes);
+        self.is_open = matches!(byte, b'[' | b'{');
+        match byte {
+            b'"' => self.position = Position::InString,
+            b'[' | b'{' => {
+                self.depth += 1;
+                self.maps += usize::from(byte == b'{');
+                if self.depth > MAX_DEPTH {
+                    return Err(refused(format!(
+                        "the body nests deeper than the {MAX_DEPTH} levels allowed"
+                    )));
+                }
+            }
+            _ if closes => self.depth = self.depth.saturating_sub(1),
+            b',' => self.values += 1,
+            _ => {}
+        }
+        // The body itself is one more.
+        if self.values >= MAX_VALUES {
+            return Err(refused(format!(
+                "the body has more than the {MAX_VALUES} values allowed; send fewer, longer messages"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The scan of the whole body, every part of which was counted.
+    pub(crate) fn finish(self, body: &[u8]) -> Result<JsonScan, GatewayError> {
+        check_encoding(body)?;
+        let decoded_bytes = (1 + self.values) * VALUE_BYTES + self.maps * MAP_BYTES + body.len();
+        Ok(JsonScan { decoded_bytes, lone_surrogates: has_lone_surrogate(body) })
+    }
+}
+
+impl JsonScan {
+    /// Scans a body that is there.
+    #[cfg(test)]
+    pub(crate) fn new(body: &[u8]) -> Result<Self, GatewayError> {
+        let mut bounds = JsonBounds::default();
+        bounds.feed(body)?;
+        bounds.finish(body)
     }
 
     /// Decodes the body that was scanned. Half a character becomes U+FFFD, as in a well-formed string of JavaScript:
@@ -115,22 +165,18 @@ fn check_encoding(body: &[u8]) -> Result<(), GatewayError> {
     }
 }
 
-/// Where the string that begins at `at` ends, after its quotation mark, and whether it has half a character.
-fn string_end(body: &[u8], mut at: usize) -> (usize, bool) {
-    let mut lone = false;
-    while let Some(byte) = body.get(at) {
-        at += 1;
-        match byte {
-            b'"' => break,
-            b'\\' => match surrogate(body, at - 1) {
-                Some(Surrogate::High) if matches!(surrogate(body, at + 5), Some(Surrogate::Low)) => at += 11,
-                Some(_) => (at, lone) = (at + 5, true),
-                None => at += 1,
-            },
-            _ => {}
+/// Whether a string has half of a character outside the basic plane.
+fn has_lone_surrogate(body: &[u8]) -> bool {
+    let mut at = 0;
+    while let Some(next) = body.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == b'\\')) {
+        at += next;
+        match surrogate(body, at) {
+            Some(Surrogate::High) if matches!(surrogate(body, at + 6), Some(Surrogate::Low)) => at += 12,
+            Some(_) => return true,
+            None => at += 2,
         }
     }
-    (at, lone)
+    false
 }
 
 enum Surrogate {
@@ -198,6 +244,19 @@ mod tests {
         for cut in [r#"["\ud83"#, r#"["\ud83d"#, r#"["\ud83d\"#, r#"["\ud83d\ud"#, r#"["\u+83d"]"#] {
             assert!(decode(cut.as_bytes()).is_err(), "{cut}");
         }
+    }
+
+    #[test]
+    fn bodies_in_parts_are_scanned_as_whole_ones() {
+        let body = br#" {"a" : [ ] , "b\"]" : [1,[2 , {"c":"[,\\"}]], "d":{}} "#;
+        let whole = JsonScan::new(body).unwrap();
+        for size in 1..body.len() {
+            let mut bounds = JsonBounds::default();
+            body.chunks(size).for_each(|part| bounds.feed(part).unwrap());
+            assert_eq!(bounds.finish(body).unwrap(), whole, "parts of {size} bytes");
+        }
+        // a, b, 1, a list, 2, a map, c, d, and the body.
+        assert_eq!(whole.decoded_bytes, 9 * VALUE_BYTES + 3 * MAP_BYTES + body.len());
     }
 
     #[test]

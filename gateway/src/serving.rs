@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use crate::discard::discard;
 use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
 use crate::error::{ErrorKind, GatewayError};
-use crate::json_body::{JsonScan, check_headers};
+use crate::json_body::{JsonBounds, check_headers};
 use crate::keys::{Caller, Quota};
 use crate::request_id::RequestId;
 pub(crate) use api_state::ApiState;
@@ -91,9 +91,10 @@ async fn generate<W: ResponseWriter>(
         }
     };
     let deadline = timeout.map(|timeout| Deadline::new(arrived, timeout));
-    let read = api.bodies.read(&parts.headers, body, &caller).await;
+    let mut bounds = JsonBounds::default();
+    let read = api.bodies.read(&parts.headers, body, &caller, |part| bounds.feed(part)).await;
     let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
-    let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body };
+    let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
     let (parsed, prompt) = unread.read(parse).await?;
     let ParsedRequest { model, request, streamed, ignored, writer } = parsed;
     tracing::debug!(
@@ -130,6 +131,8 @@ struct UnreadRequest {
     id: RequestId,
     caller: Caller,
     body: Bytes,
+    /// Of the body.
+    bounds: JsonBounds,
 }
 
 impl UnreadRequest {
@@ -150,8 +153,8 @@ impl UnreadRequest {
         self,
         parse: ParseRequest<W>,
     ) -> Result<(ParsedRequest<W>, PromptDigest), GatewayError> {
-        let Self { api, id, caller, body } = self;
-        let scan = JsonScan::new(&body)?;
+        let Self { api, id, caller, body, bounds } = self;
+        let scan = bounds.finish(&body)?;
         // Held while the values are there; what is left of them is no larger than the body.
         let held = api.bodies.hold(&caller, scan.decoded_bytes);
         let _values = held.inspect_err(|error| api.metrics.rejected(error))?;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use reqwest::{Method, StatusCode};
 use russet_tests::cluster::{WAIT_TIMEOUT, condition, free_port, program};
 use russet_tests::control_plane::PlaneProcess;
@@ -179,13 +181,18 @@ impl HostileFixture {
     }
 
     /// A response of the API server to a tenant whose body is not read.
-    pub async fn open(&self, tenant: &str, path: &str) -> Result<reqwest::Response> {
+    pub async fn open(
+        &self,
+        client: &reqwest::Client,
+        tenant: &str,
+        path: &str,
+    ) -> Result<reqwest::Response> {
         let token = self.tokens.get(tenant).with_context(|| format!("{tenant} has no token"))?;
         let url = format!("{}{path}", self.clients.url);
-        Ok(self.clients.plain.get(url).bearer_auth(token).send().await?)
+        Ok(client.get(url).bearer_auth(token).send().await?)
     }
 
-    /// A new join token.
+    /// The bearer token of a new join token.
     pub async fn join_token(&self) -> Result<String> {
         let output = tokio::process::Command::new(program("russet")?)
             .args(["token", "create", "--quiet", "--data-dir"])
@@ -194,7 +201,12 @@ impl HostileFixture {
             .output()
             .await?;
         ensure!(output.status.success(), "russet token create: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+        // `rst1.` and JSON in Base64, see docs/joining.md.
+        let text = String::from_utf8(output.stdout)?;
+        let body = text.trim().strip_prefix("rst1.").context("no join token")?;
+        let token: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body)?)?;
+        let part = |name: &str| token[name].as_str().with_context(|| format!("a join token without {name}"));
+        Ok(format!("{}.{}", part("id")?, part("secret")?))
     }
 
     /// An object as the administrator reads it; null if there is none.

@@ -24,9 +24,10 @@ pub enum Flood {
 
 /// How many at once are being opened.
 const OPENING: usize = 32;
+const WATCHES_A_CONNECTION: usize = 50;
 /// Time for two renewals of a Lease, which come every few seconds.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(90);
-const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/russet-system/leases/node-a";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/russet-system/leases/node-node-a";
 
 /// Sends `count` of them; what came of it, in few words.
 pub async fn send(fixture: &HostileFixture, flood: Flood, count: usize) -> Result<String> {
@@ -56,8 +57,11 @@ async fn idle_connections(fixture: &HostileFixture, count: usize) -> Result<Stri
 
 async fn watches(fixture: &HostileFixture, count: usize) -> Result<String> {
     let path = format!("/api/v1/namespaces/{HOSTILE}/configmaps?watch=true");
+    // A connection carries a hundred requests at a time.
+    let clients: Vec<_> =
+        (0..count.div_ceil(WATCHES_A_CONNECTION)).map(|_| fixture.new_client()).collect::<Result<_>>()?;
     let answers: Vec<_> = stream::iter(0..count)
-        .map(|_| fixture.open(HOSTILE, &path))
+        .map(|number| fixture.open(&clients[number / WATCHES_A_CONNECTION], HOSTILE, &path))
         .buffer_unordered(OPENING)
         .filter_map(async |answer| answer.ok())
         .collect()

@@ -144,6 +144,7 @@ fn api_rows() -> Vec<HostileInput> {
             || vec![finalizers("plain", |n| format!("a/f{n}")); 4],
             ANSWERED,
         ),
+        row("many entries of a map", Method::POST, CONFIGMAPS, JSON, || vec![entries()], ANSWERED),
         row("a long key over a long list", Method::POST, CONFIGMAPS, JSON, || vec![long_key()], ANSWERED),
         row("many unknown fields", Method::POST, MODELS, JSON, || vec![unknown_fields()], ANSWERED),
         row("many wrong values", Method::POST, MODELS, JSON, || vec![wrong_values()], ANSWERED),
@@ -365,6 +366,12 @@ fn deep_protobuf() -> Vec<u8> {
 
 fn large_object(number: usize) -> Vec<u8> {
     object("plain", json!({"data": {"x": format!("{number}").repeat(400_000 / format!("{number}").len())}}))
+}
+
+/// As many fields as managers may own, of the longest names that fit.
+fn entries() -> Vec<u8> {
+    let data: serde_json::Map<String, Value> = (0..29_990).map(|n| (format!("{n:090}"), json!(""))).collect();
+    object("entries", json!({"data": data}))
 }
 
 fn messages() -> Vec<u8> {

@@ -70,6 +70,22 @@ pub enum ApplyError {
     Typed(String),
 }
 
+/// The maximum of fields, entries of maps and elements of lists that managers own one by one: each is a path in several
+/// sets while an object is written, some hundred bytes in each.
+const MAX_OWNED_FIELDS: usize = 30_000;
+
+/// Checks that the fields of `new` can be tracked; an older object that holds more of them may lose some.
+pub fn check_owned_fields(schema: &Schema, new: &Value, old: Option<&Value>) -> Result<(), String> {
+    let count = |value: &Value| fields::count(Shape::Typed(schema), value);
+    let fields = count(new);
+    if fields <= MAX_OWNED_FIELDS || old.is_some_and(|old| fields < count(old)) {
+        return Ok(());
+    }
+    Err(format!(
+        "it has {fields} fields, entries and elements that managers own one by one, more than the {MAX_OWNED_FIELDS} allowed; split it into several objects"
+    ))
+}
+
 /// Applies a configuration; the result equals `live` exactly when nothing changed, so that the caller can
 /// skip the write.
 pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {

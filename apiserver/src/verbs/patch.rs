@@ -140,6 +140,8 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
     let mut warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let unknown = call.resource.schema().prune(&mut config);
+    apply::check_owned_fields(call.resource.schema(), &config, None)
+        .map_err(|error| ApiError::bad_request(format!("the applied configuration is refused: {error}")))?;
     // Typed kinds have no place for them, whatever the client wants done about unknown fields.
     let strict = call.query.field_validation == FieldValidation::Strict || call.resource.custom.is_none();
     if strict && !unknown.is_empty() {

@@ -289,6 +289,8 @@ pub fn normalize(
     let schema = resource.schema();
     bounds::check(new).map_err(|error| ApiError::bad_request(format!("the object is refused: {error}")))?;
     unknown.extend(schema.prune(new).into_iter().map(|path| format!("unknown field \"{path}\"")));
+    apply::check_owned_fields(schema, new, old)
+        .map_err(|error| ApiError::bad_request(format!("the object is refused: {error}")))?;
     match call.query.field_validation {
         FieldValidation::Strict if !unknown.is_empty() => {
             return Err(ApiError::bad_request(format!(

@@ -194,6 +194,12 @@ async fn bodies_that_mean_endless_work_are_answered() {
     let json_media = [("content-type", "application/json")];
     assert_eq!(ask(&cluster, Method::POST, configmaps, &json_media, &plain.to_string()).await.0, 201);
     let finalizers = |object: &str, name: &dyn Fn(usize) -> String| json!({"metadata": {"name": object, "finalizers": (0..20_000).map(name).collect::<Vec<_>>()}});
+    let entries = |count: usize| {
+        let data: serde_json::Map<String, serde_json::Value> =
+            (0..count).map(|n| (n.to_string(), json!(""))).collect();
+        let metadata = json!({"name": format!("entries-{count}")});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}).to_string()
+    };
     let nested = |levels: usize| (0..levels).fold(json!({}), |inner, _| json!({ "x": inner }));
     let leaves = vec!["0"; 1000].join(",");
     let aliases = format!("a: &a [{leaves}]\nb: [{}]\n", vec!["*a"; 1000].join(","));
@@ -213,6 +219,16 @@ async fn bodies_that_mean_endless_work_are_answered() {
             "application/json",
             finalizers("same", &|_| "a/b".into()).to_string(),
             201,
+        ),
+        ("entries", Method::POST, configmaps, "application/json", entries(29_990), 201),
+        ("more entries", Method::POST, configmaps, "application/json", entries(30_010), 400),
+        (
+            "entries applied",
+            Method::PATCH,
+            "/api/v1/namespaces/default/configmaps/entries-30010?fieldManager=t",
+            "application/apply-patch+yaml",
+            entries(30_010),
+            400,
         ),
         ("aliases", Method::POST, configmaps, "application/yaml", aliases.clone(), 400),
         (

@@ -18,6 +18,9 @@ const PIECE_BYTES: usize = 32 << 10;
 /// context of 256k tokens.
 pub(super) const MAX_PIECE_BYTES: usize = 1 << 20;
 
+/// How many times longer than its prompt a conversation may be: templates leave out former reasoning.
+const DROPPED_BY_TEMPLATES: u64 = 4;
+
 /// A tokenizer with what is known about its tokens and words.
 pub(super) struct Encoder {
     tokenizer: Arc<Tokenizer>,
@@ -30,6 +33,20 @@ impl Encoder {
     pub(super) fn new(tokenizer: Arc<Tokenizer>) -> Self {
         let (length, cuts) = (TokenLength::of(&tokenizer), WordCuts::of(&tokenizer));
         Self { tokenizer, length, cuts }
+    }
+
+    /// Refuses a conversation that certainly is far too long, before a template copies it.
+    pub(super) fn check_conversation<'a>(
+        &self,
+        contents: impl Iterator<Item = &'a str>,
+        limits: &PromptLimits<'_>,
+    ) -> Result<(), TokenizerError> {
+        let Some(length) = self.length else { return Ok(()) };
+        let tokens: u64 = contents.map(|content| length.min_tokens(content)).sum();
+        if tokens / DROPPED_BY_TEMPLATES < u64::from(limits.context_tokens) {
+            return Ok(());
+        }
+        Err(TokenizerError::ContextLength { tokens, context_tokens: limits.context_tokens })
     }
 
     /// The tokens of `text`, the same as of the whole at once. A text that fills the context by itself is refused

@@ -18,6 +18,28 @@ pub fn from_value(shape: Shape<'_>, value: &Value) -> FieldSet {
     set
 }
 
+/// The number of those fields; those of elements with the same key are counted one by one.
+pub fn count(shape: Shape<'_>, value: &Value) -> usize {
+    count_below(shape, value).unwrap_or(1)
+}
+
+/// The number of fields in a map or list that is no field itself; `None` of a leaf.
+fn count_below(shape: Shape<'_>, value: &Value) -> Option<usize> {
+    match (shape.atom(Some(value)), value) {
+        (Atom::Map(fields), Value::Object(map)) if !fields.is_atomic() => {
+            let field = |(name, child): (&String, &Value)| {
+                let (shape, named, _) = fields.field(name);
+                count_below(shape, child).map_or(1, |below| below + usize::from(!named))
+            };
+            Some(map.iter().map(field).sum())
+        }
+        (Atom::List(list), Value::Array(items)) if !list.is_atomic() => {
+            Some(items.iter().map(|item| 1 + count_below(list.item, item).unwrap_or(0)).sum())
+        }
+        _ => None,
+    }
+}
+
 fn collect(shape: Shape<'_>, value: &Value, path: &mut Path, set: &mut FieldSet) {
     match (shape.atom(Some(value)), value) {
         (Atom::Map(fields), Value::Object(map)) if !fields.is_atomic() => {
