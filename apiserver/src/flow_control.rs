@@ -3,6 +3,7 @@
 //! from each other. Not here: connections, see `server/connection_limit.rs`.
 
 pub mod fair_queue;
+pub mod unsent_bytes;
 pub mod watch_limit;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use crate::auth::user::{MASTERS, User};
 use crate::metrics::Metrics;
 use crate::status::{ApiError, Result};
 use fair_queue::{FairQueue, QueueError, QueueLimits, QueuePermit};
+use unsent_bytes::UnsentBytes;
 use watch_limit::{WatchLimit, WatchLimiter, WatchLimits, WatchPermit};
 
 /// The users and groups that the cluster itself consists of: its nodes and controllers.
@@ -157,6 +159,8 @@ pub struct FlowControl {
     pub system: SystemUsers,
     levels: [Arc<FairQueue>; PriorityLevel::LIMITED.len()],
     watches: Arc<WatchLimiter>,
+    /// What watches have encoded and not sent.
+    pub unsent: UnsentBytes,
     /// Large bodies of components, and of all others: these take processors, not only permits.
     large_bodies: [Arc<FairQueue>; 2],
     metrics: Metrics,
@@ -185,6 +189,7 @@ impl FlowControl {
             levels: PriorityLevel::LIMITED
                 .map(|level| FairQueue::new(level.limits(), metrics.queue(level.name()))),
             watches: WatchLimiter::new(WatchLimits::default()),
+            unsent: UnsentBytes::default(),
             // A component writes large statuses in one go; a tenant's bodies are as hostile as they can be.
             large_bodies: [(LARGE_BODIES_SYSTEM, 2), (LARGE_BODIES, 1)].map(|(name, per_user)| {
                 FairQueue::new(QueueLimits { per_user, ..large_bodies }, metrics.queue(name))

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::list;
 use crate::call::Call;
+use crate::flow_control::unsent_bytes::{UnsentBudget, UnsentPermit};
 use crate::object;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;
@@ -34,6 +35,8 @@ const BOOKMARK: Duration = Duration::from_secs(60);
 const MIN_DEFAULT_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Size in bytes at which a batch of events is passed to the connection.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// Time for the user's other watches to be read, before one that waits for them ends.
+const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Handles a watch.
 pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>> {
@@ -61,10 +64,10 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
         Some(requested) => requested,
         None => revision.is_none(),
     };
-    let mut pending = VecDeque::new();
+    let mut pending: VecDeque<PendingEvent> = VecDeque::new();
     let from = if initial {
         let snapshot = api.store.range(&prefix, None, None).map_err(list::storage_error)?;
-        pending.extend(snapshot.records);
+        pending.extend(snapshot.records.into_iter().map(PendingEvent::Current));
         snapshot.revision
     } else {
         revision.unwrap_or_else(|| api.store.revision())
@@ -84,6 +87,7 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
     };
     let announce = query.initial_events == Some(true) && query.bookmarks;
     let feed = WatchFeed {
+        unsent: api.flow.unsent.of(call.user.flow()),
         call,
         shape,
         selector,
@@ -109,12 +113,30 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
     Ok(response)
 }
 
+/// What a watch will send.
+enum PendingEvent {
+    /// An object of the current state.
+    Current(Arc<StoredObject>),
+    /// A change.
+    Change(Arc<StoreEvent>),
+}
+
+impl PendingEvent {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Current(record) => record.value.len(),
+            Self::Change(event) => event.record.value.len(),
+        }
+    }
+}
+
 struct WatchFeed {
     call: Call,
     shape: Shape,
     selector: Selector,
-    /// Objects of the current state that were not sent yet.
-    pending: VecDeque<Arc<StoredObject>>,
+    /// What was not encoded yet.
+    pending: VecDeque<PendingEvent>,
+    unsent: UnsentBudget,
     /// The revision of the bookmark that ends the current state.
     announce: Option<u64>,
     watch: Option<Watch>,
@@ -136,13 +158,16 @@ impl WatchFeed {
                     json!({"type": "ERROR", "object": error.to_value()})
                 )));
             }
-            let mut chunk = BytesMut::new();
-            while let Some(record) = self.pending.pop_front() {
-                self.append(&mut chunk, "ADDED", &record);
-                if chunk.len() >= CHUNK_BYTES {
-                    return Some(chunk.freeze());
+            if let Some(first) = self.pending.front().map(PendingEvent::bytes) {
+                // Before anything is encoded: a client that does not read holds no more than its user may.
+                let unsent = self.reserve(first.max(CHUNK_BYTES)).await?;
+                let chunk = self.encode_pending();
+                if !chunk.is_empty() {
+                    return Some(unsent.keep_with(chunk.freeze()));
                 }
+                continue;
             }
+            let mut chunk = BytesMut::new();
             if let Some(revision) = self.announce.take() {
                 self.bookmark(&mut chunk, revision, true);
             }
@@ -153,14 +178,7 @@ impl WatchFeed {
             let bookmarks = self.call.query.bookmarks;
             tokio::select! {
                 events = watch.next() => match events {
-                    Ok(events) => {
-                        for event in events {
-                            self.event(&mut chunk, &event);
-                        }
-                        if !chunk.is_empty() {
-                            return Some(chunk.freeze());
-                        }
-                    }
+                    Ok(events) => self.pending.extend(events.into_iter().map(PendingEvent::Change)),
                     Err(StoreError::Closed) => return None,
                     Err(error) => {
                         self.watch = None;
@@ -177,6 +195,33 @@ impl WatchFeed {
                 () = crate::state::stopped(self.stopping.clone()) => return None,
             }
         }
+    }
+
+    /// Room for bytes to send; `None` if the watch ends before there is some.
+    async fn reserve(&self, bytes: usize) -> Option<UnsentPermit> {
+        tokio::select! {
+            permit = self.unsent.reserve(bytes) => permit,
+            // Its client lists anew.
+            () = tokio::time::sleep(UNSENT_TIMEOUT) => None,
+            () = tokio::time::sleep_until(self.deadline) => None,
+            () = crate::state::stopped(self.stopping.clone()) => None,
+        }
+    }
+
+    /// Encodes as much as a chunk takes; an object that is larger by itself.
+    fn encode_pending(&mut self) -> BytesMut {
+        let mut chunk = BytesMut::new();
+        while let Some(bytes) = self.pending.front().map(PendingEvent::bytes) {
+            if chunk.len() >= CHUNK_BYTES || (bytes >= CHUNK_BYTES && !chunk.is_empty()) {
+                break;
+            }
+            match self.pending.pop_front() {
+                Some(PendingEvent::Current(record)) => self.append(&mut chunk, "ADDED", &record),
+                Some(PendingEvent::Change(event)) => self.event(&mut chunk, &event),
+                None => {}
+            }
+        }
+        chunk
     }
 
     /// Maps a change in the store to an event of this watcher's selection.
