@@ -204,7 +204,7 @@ fn chat_rows() -> Vec<HostileInput> {
         ),
         row("many messages to the gateway", Subject::Gateway, || vec![messages()], &[400, 413, 429]),
         row("a prompt of 15 MB", Subject::Engine, || vec![prompt("word ")], &[400, 413]),
-        row("three prompts of 15 MB of emoji", Subject::Engine, || vec![prompt("😀"); 3], &[400, 413, 429]),
+        row("two prompts of 15 MB of emoji", Subject::Engine, || vec![prompt("😀"); 2], &[400, 413, 429]),
         row("a prompt of 15 MB without blanks", Subject::Engine, || vec![prompt("a")], &[400, 413]),
     ]
 }
