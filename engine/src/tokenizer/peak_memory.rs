@@ -15,9 +15,12 @@ pub fn growth(test: &str, work: impl FnOnce()) -> u64 {
         println!("\n{CHILD} {grown}");
         return grown;
     }
-    let program = std::env::current_exe().unwrap();
-    let output =
-        Command::new(program).args([test, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let program = std::env::current_exe().expect("this program has a path");
+    let output = Command::new(program)
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .expect("this program runs");
     let (shown, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}\n{errors}");
     let grown = shown.lines().find_map(|line| line.strip_prefix(CHILD)?.trim().parse().ok());
@@ -28,7 +31,7 @@ pub fn growth(test: &str, work: impl FnOnce()) -> u64 {
 
 /// Peak memory of this process in bytes.
 fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux says it");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") << 10
 }
