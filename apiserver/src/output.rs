@@ -208,6 +208,9 @@ pub fn wants_yaml(headers: &HeaderMap) -> bool {
 /// The largest response in bytes that is converted to YAML: what it is decoded to takes many times as much.
 const MAX_YAML_BYTES: usize = 4 << 20;
 
+/// The largest one that is converted between other requests.
+const MAX_INLINE_YAML_BYTES: usize = 16 * 1024;
+
 /// A response of JSON as YAML; other responses stay as they are.
 pub async fn to_yaml(response: Response<Body>) -> Result<Response<Body>> {
     if response.headers().get(CONTENT_TYPE).is_none_or(|media| media != "application/json") {
@@ -223,8 +226,15 @@ pub async fn to_yaml(response: Response<Body>) -> Result<Response<Body>> {
         );
         return Err(ApiError::new(http::StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message));
     }
-    let text =
-        serde_json::from_slice::<Value>(&json).ok().and_then(|value| serde_norway::to_string(&value).ok());
+    let convert = {
+        let json = json.clone();
+        move || serde_norway::to_string(&serde_json::from_slice::<Value>(&json).ok()?).ok()
+    };
+    let text = if json.len() > MAX_INLINE_YAML_BYTES {
+        tokio::task::spawn_blocking(convert).await.ok().flatten()
+    } else {
+        convert()
+    };
     let body = match text {
         Some(text) => {
             parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static(YAML));

@@ -24,7 +24,7 @@ use crate::auth::user::User;
 use crate::call::{Call, REQUEST_TIMEOUT};
 use crate::discovery;
 use crate::flow_control::fair_queue::QueuePermit;
-use crate::flow_control::{RequestInfo, UserClass, priority_level};
+use crate::flow_control::{PriorityLevel, RequestInfo, UserClass, priority_level};
 use crate::object;
 use crate::openapi;
 use crate::output::{self, Body};
@@ -32,9 +32,7 @@ use crate::request::{self, Query, RequestTarget};
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::{store, verbs};
-use connection_limit::{ActiveRequest, ConnectionPermit};
-use guarded_body::BodyGuard;
-use unread_responses::UnreadResponse;
+use connection_limit::ConnectionPermit;
 
 /// The metrics' label of every method that the API does not use: a client could invent more than memory holds.
 const OTHER_VERB: &str = "other";
@@ -84,23 +82,7 @@ pub async fn handle(
         let (parts, _) = response.into_parts();
         response = Response::from_parts(parts, http_body_util::Empty::new().boxed_unsync());
     }
-    // A watch waits for events, not for its client.
-    let unread = (verb != "watch").then(|| connection.begin_response());
-    Ok(guarded_body::keep(response, ResponseGuard { _active: active, unread }))
-}
-
-/// What ends with a response: its count among the requests, and its time to be read.
-struct ResponseGuard {
-    _active: ActiveRequest,
-    unread: Option<UnreadResponse>,
-}
-
-impl BodyGuard for ResponseGuard {
-    fn polled(&mut self) {
-        if let Some(unread) = &self.unread {
-            unread.touch();
-        }
-    }
+    Ok(guarded_body::keep_unread(response, active, connection.unread(), verb == "watch"))
 }
 
 async fn route(
@@ -176,12 +158,15 @@ async fn route(
     let RequestTarget { namespace, name, subresource, .. } = target;
     let headers = parts.headers;
     // What waited in a queue counts for components: a leader that lost its term must write nothing afterwards.
-    let begin = || if class == UserClass::System { arrived } else { tokio::time::Instant::now() };
-    let deadline = begin() + REQUEST_TIMEOUT;
+    let is_component = matches!(level, PriorityLevel::NodeHigh | PriorityLevel::System);
+    let in_time = |timeout| {
+        if is_component { arrived + REQUEST_TIMEOUT } else { tokio::time::Instant::now() + timeout }
+    };
+    let deadline = in_time(REQUEST_TIMEOUT);
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
     let response = if is_large(api, verb, &call, yaml) {
         let permits = (permit, api.flow.admit_large_body(class, &flow).await?);
-        let deadline = begin() + REQUEST_TIMEOUT;
+        let deadline = in_time(WORK_TIMEOUT);
         handle_large(api.clone(), verb, Call { deadline, ..call }, yaml, permits).await?
     } else {
         // A handler runs to completion even when its client disconnects: a durable write is also recorded. So the permit

@@ -5,7 +5,7 @@ mod added_tokens;
 pub mod chat_template;
 pub mod detokenizer;
 mod encoder;
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod peak_memory;
 mod steps;
 pub mod stop_strings;

@@ -21,6 +21,9 @@ const MAX_BODY_BYTES: usize = 16 * MIB;
 /// Time limit for one body; a slower one would hold memory for nothing.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Time for the rest of a refused body.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Memory budget of the bodies that are being read or held for an engine.
 pub struct BodyBudget {
     usage: Arc<Mutex<BodyUsage>>,
@@ -115,7 +118,6 @@ impl BodyBudget {
         let mut permit = self.empty_permit(caller);
         // Memory is taken as it is written; growing would copy what is there.
         let mut bytes = BytesMut::with_capacity(announced.unwrap_or_default() as usize);
-        let mut refusal = None;
         let mut body = Limited::new(body, MAX_BODY_BYTES);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
@@ -125,18 +127,15 @@ impl BodyBudget {
                     "the body ended before it was complete; send the request again",
                 ),
             })?;
-            let (Some(data), None) = (frame.data_ref(), &refusal) else { continue };
-            refusal = check(data).and_then(|()| self.reserve(&mut permit, data.len())).err();
-            if refusal.is_some() {
-                (bytes, permit) = (BytesMut::new(), self.empty_permit(caller));
-                continue;
+            let Some(data) = frame.data_ref() else { continue };
+            if let Err(refusal) = check(data).and_then(|()| self.reserve(&mut permit, data.len())) {
+                drop((bytes, permit));
+                discard_rest(body).await;
+                return Err(refusal);
             }
             bytes.extend_from_slice(data);
         }
-        match refusal {
-            Some(error) => Err(error),
-            None => Ok((bytes.freeze(), permit)),
-        }
+        Ok((bytes.freeze(), permit))
     }
 
     fn reserve(&self, permit: &mut BodyPermit, bytes: usize) -> Result<(), GatewayError> {
@@ -167,6 +166,12 @@ impl BodyBudget {
         message.push_str("; send the request again when others have finished");
         Err(GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(1)))
     }
+}
+
+/// Reads what is left of a refused body: a client that still sends would not see the answer.
+async fn discard_rest(mut body: Limited<Body>) {
+    let read = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = tokio::time::timeout(DISCARD_TIMEOUT, read).await;
 }
 
 fn too_large() -> GatewayError {

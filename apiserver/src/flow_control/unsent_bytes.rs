@@ -22,9 +22,7 @@ pub struct UnsentBudget(Arc<Semaphore>);
 
 /// Room for bytes that will be sent.
 #[derive(Debug)]
-pub struct UnsentPermit {
-    _permit: OwnedSemaphorePermit,
-}
+pub struct UnsentPermit(OwnedSemaphorePermit);
 
 impl UnsentBytes {
     /// The budget that all watches of a user share.
@@ -45,13 +43,15 @@ impl UnsentBudget {
     pub async fn reserve(&self, bytes: usize) -> Option<UnsentPermit> {
         let units = bytes.div_ceil(UNIT).clamp(1, MAX_UNSENT_BYTES / UNIT);
         let permit = self.0.clone().acquire_many_owned(units as u32).await;
-        permit.ok().map(|permit| UnsentPermit { _permit: permit })
+        permit.ok().map(UnsentPermit)
     }
 }
 
 impl UnsentPermit {
-    /// Bytes that hold the room until they are sent or dropped.
-    pub fn keep_with(self, bytes: Bytes) -> Bytes {
+    /// Bytes that hold the room they need until they are sent or dropped.
+    pub fn keep_with(mut self, bytes: Bytes) -> Bytes {
+        let excess = self.0.num_permits().saturating_sub(bytes.len().div_ceil(UNIT));
+        drop(self.0.split(excess));
         Bytes::from_owner(Unsent { bytes, _permit: self })
     }
 }
@@ -75,14 +75,17 @@ mod tests {
     async fn bytes_of_a_user_wait_until_others_were_sent() {
         let all = UnsentBytes::default();
         let (user, same, other) = (all.of("a"), all.of("a"), all.of("b"));
-        let sent = user.reserve(MAX_UNSENT_BYTES * 2).await.unwrap().keep_with(Bytes::from_static(b"x"));
+        let large = Bytes::from(vec![b'x'; MAX_UNSENT_BYTES]);
+        let sent = user.reserve(MAX_UNSENT_BYTES * 2).await.unwrap().keep_with(large);
         let mut waits = Box::pin(same.reserve(1));
         assert!(futures::poll!(&mut waits).is_pending());
         assert!(other.reserve(1).await.is_some(), "another user has its own");
-        assert_eq!(&sent[..], b"x");
+        assert_eq!(sent.len(), MAX_UNSENT_BYTES);
         drop(sent);
         assert!(waits.await.is_some());
-        drop((user, same, other));
+        let small = user.reserve(MAX_UNSENT_BYTES).await.unwrap().keep_with(Bytes::from_static(b"x"));
+        assert!(same.reserve(MAX_UNSENT_BYTES / 2).await.is_some(), "what was encoded counts");
+        drop((user, same, other, small));
         all.of("c");
         assert_eq!(all.0.lock().unwrap().len(), 1, "users without watches are forgotten");
     }

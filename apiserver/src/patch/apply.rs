@@ -74,11 +74,11 @@ pub enum ApplyError {
 /// sets while an object is written, some hundred bytes in each.
 const MAX_OWNED_FIELDS: usize = 30_000;
 
-/// Checks that the fields of `new` can be tracked; an older object that holds more of them may lose some.
+/// Checks that the fields of `new` can be tracked; an object that holds more of them already may not grow.
 pub fn check_owned_fields(schema: &Schema, new: &Value, old: Option<&Value>) -> Result<(), String> {
     let count = |value: &Value| fields::count(Shape::Typed(schema), value);
     let fields = count(new);
-    if fields <= MAX_OWNED_FIELDS || old.is_some_and(|old| fields < count(old)) {
+    if fields <= MAX_OWNED_FIELDS || old.is_some_and(|old| fields <= count(old)) {
         return Ok(());
     }
     Err(format!(

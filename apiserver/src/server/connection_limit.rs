@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::handshakes::host;
-use super::unread_responses::{UnreadResponse, UnreadResponses};
+use super::unread_responses::UnreadResponses;
 use crate::auth::user::User;
 use crate::flow_control::{SystemUsers, UserClass};
 use crate::metrics::Metrics;
@@ -245,9 +245,9 @@ impl ConnectionPermit {
         ActiveRequest(self.active.clone())
     }
 
-    /// A response that its client has to read.
-    pub fn begin_response(&self) -> UnreadResponse {
-        self.unread.begin()
+    /// What its client has to read.
+    pub fn unread(&self) -> Arc<UnreadResponses> {
+        self.unread.clone()
     }
 
     /// Counts the connection to the first user who is authenticated on it.
@@ -408,7 +408,7 @@ mod tests {
         let _request = permit.begin_request();
         let mut idle = Box::pin(permit.idle());
         assert!(futures::poll!(&mut idle).is_pending(), "its handler is at work");
-        let response = permit.begin_response();
+        let response = permit.unread().begin();
         response.touch();
         idle.await;
         drop(response);

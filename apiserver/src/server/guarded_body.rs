@@ -1,31 +1,48 @@
-//! A response body that keeps something until it was sent or its client is gone.
+//! A response body that keeps something until it was sent or its client is gone. Its data is passed on in pieces, each of
+//! which counts as unread until the connection has sent it. Not here: who closes a connection whose client does not
+//! read, see `connection_limit.rs`.
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt as _;
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Body as _, Frame, SizeHint};
 
-use crate::flow_control::watch_limit::WatchPermit;
+use super::unread_responses::{UnreadResponse, UnreadResponses};
 use crate::output::Body;
 
-/// What is kept.
-pub trait BodyGuard {
-    /// The connection takes the next part of the body.
-    fn polled(&mut self) {}
-}
-
-impl BodyGuard for WatchPermit {}
+/// Most bytes of a piece. A client takes one within the timeout, however slow its link.
+const PIECE_BYTES: usize = 64 * 1024;
 
 struct GuardedBody<G> {
     body: Body,
-    guard: G,
+    /// What is left of the last frame.
+    rest: Bytes,
+    guard: Arc<G>,
+    /// What the client has not read; `None` where another body counts.
+    unread: Option<Arc<UnreadResponses>>,
+    /// The response itself, until its next piece is taken; `None` of a watch, which waits for events.
+    next: Option<UnreadResponse>,
 }
 
-impl<G: BodyGuard + Unpin> hyper::body::Body for GuardedBody<G> {
+/// A piece of a body, until it was sent.
+struct Piece<G> {
+    bytes: Bytes,
+    _unread: Option<UnreadResponse>,
+    _guard: Arc<G>,
+}
+
+impl<G> AsRef<[u8]> for Piece<G> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl<G: Send + Sync + 'static> hyper::body::Body for GuardedBody<G> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -33,20 +50,64 @@ impl<G: BodyGuard + Unpin> hyper::body::Body for GuardedBody<G> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.guard.polled();
-        Pin::new(&mut self.body).poll_frame(context)
+        if let Some(next) = &self.next {
+            next.touch();
+        }
+        while self.rest.is_empty() {
+            match std::task::ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                ended => return Poll::Ready(ended),
+            }
+        }
+        let length = self.rest.len().min(PIECE_BYTES);
+        let piece = Piece {
+            bytes: self.rest.split_to(length),
+            _unread: self.unread.as_ref().map(UnreadResponses::begin),
+            _guard: self.guard.clone(),
+        };
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(piece)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (mut hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let upper = hint.upper();
+        hint.set_lower(hint.lower() + rest);
+        if let Some(upper) = upper {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
 /// The response with a body that keeps `guard`.
-pub fn keep<G: BodyGuard + Unpin + Send + 'static>(response: Response<Body>, guard: G) -> Response<Body> {
-    response.map(|body| GuardedBody { body, guard }.boxed_unsync())
+pub fn keep<G: Send + Sync + 'static>(response: Response<Body>, guard: G) -> Response<Body> {
+    wrap(response, guard, None, None)
+}
+
+/// The same, and its client has to read it: all of it, or of a watch each event.
+pub fn keep_unread<G: Send + Sync + 'static>(
+    response: Response<Body>,
+    guard: G,
+    unread: Arc<UnreadResponses>,
+    is_watch: bool,
+) -> Response<Body> {
+    let next = (!is_watch).then(|| unread.begin());
+    wrap(response, guard, Some(unread), next)
+}
+
+fn wrap<G: Send + Sync + 'static>(
+    response: Response<Body>,
+    guard: G,
+    unread: Option<Arc<UnreadResponses>>,
+    next: Option<UnreadResponse>,
+) -> Response<Body> {
+    let guard = Arc::new(guard);
+    response.map(|body| GuardedBody { body, rest: Bytes::new(), guard, unread, next }.boxed_unsync())
 }

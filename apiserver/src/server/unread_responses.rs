@@ -1,11 +1,11 @@
-//! Responses of one connection that its client has not read: an HTTP/2 client that grants no window keeps each of them
-//! in memory for as long as it answers pings. Not here: who closes the connection, see `connection_limit.rs`.
+//! Responses of one connection, and pieces of them, that its client has not read: an HTTP/2 client that grants no window
+//! keeps each of them in memory for as long as it answers pings. Not here: who closes the connection, see `connection_limit.rs`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The responses by number, each with the time at which its client last took a part.
+/// They by number, each with the time since which its client has taken nothing of it.
 #[derive(Debug, Default)]
 pub struct UnreadResponses(Mutex<Numbered>);
 
@@ -15,7 +15,7 @@ struct Numbered {
     touched: HashMap<u64, Instant>,
 }
 
-/// One response, until it was sent.
+/// One of them, until it was sent.
 #[derive(Debug)]
 pub struct UnreadResponse {
     all: Arc<UnreadResponses>,
@@ -23,7 +23,7 @@ pub struct UnreadResponse {
 }
 
 impl UnreadResponses {
-    /// Counts a response.
+    /// Counts one.
     pub fn begin(self: &Arc<Self>) -> UnreadResponse {
         let mut responses = self.responses();
         let number = responses.next;

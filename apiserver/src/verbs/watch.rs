@@ -125,7 +125,10 @@ impl PendingEvent {
     fn bytes(&self) -> usize {
         match self {
             Self::Current(record) => record.value.len(),
-            Self::Change(event) => event.record.value.len(),
+            Self::Change(event) => {
+                let before = event.previous.as_ref().map_or(0, |previous| previous.value.len());
+                event.record.value.len().max(before)
+            }
         }
     }
 }
@@ -201,7 +204,7 @@ impl WatchFeed {
     async fn reserve(&self, bytes: usize) -> Option<UnsentPermit> {
         tokio::select! {
             permit = self.unsent.reserve(bytes) => permit,
-            // Its client lists anew.
+            // Its client watches again from its last version.
             () = tokio::time::sleep(UNSENT_TIMEOUT) => None,
             () = tokio::time::sleep_until(self.deadline) => None,
             () = crate::state::stopped(self.stopping.clone()) => None,
@@ -212,7 +215,7 @@ impl WatchFeed {
     fn encode_pending(&mut self) -> BytesMut {
         let mut chunk = BytesMut::new();
         while let Some(bytes) = self.pending.front().map(PendingEvent::bytes) {
-            if chunk.len() >= CHUNK_BYTES || (bytes >= CHUNK_BYTES && !chunk.is_empty()) {
+            if !chunk.is_empty() && chunk.len() + bytes > CHUNK_BYTES {
                 break;
             }
             match self.pending.pop_front() {

@@ -56,6 +56,16 @@ impl Connection {
         user: &str,
         groups: &[&str],
     ) -> std::io::Result<Self> {
+        Self::open_with(cluster, address, user, groups, &http2::Builder::new(TokioExecutor::new())).await
+    }
+
+    async fn open_with(
+        cluster: &TestServer,
+        address: std::net::SocketAddr,
+        user: &str,
+        groups: &[&str],
+        builder: &http2::Builder<TokioExecutor>,
+    ) -> std::io::Result<Self> {
         let running = cluster.running();
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(running.ca_pem().as_bytes()).unwrap()).unwrap();
@@ -77,9 +87,8 @@ impl Connection {
         let stream = TcpStream::connect(address).await?;
         let name = ServerName::try_from("localhost").unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-        let (requests, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .map_err(std::io::Error::other)?;
+        let (requests, connection) =
+            builder.handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
         let task = tokio::spawn(async move {
             let _ = connection.await;
         });
@@ -253,6 +262,33 @@ async fn connections_that_only_answer_pings_are_closed() {
     assert!(!used.task.is_finished(), "its watch was open all the while");
     drop(events);
     cluster.eventually("it is closed after its watch", || async { used.task.is_finished() }).await;
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_are_closed() {
+    let limits = ConnectionLimits {
+        unread_timeout: std::time::Duration::from_millis(500),
+        ..ConnectionLimits::default()
+    };
+    let cluster = cluster_with(limits).await;
+    let large = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(1 << 20)}});
+    assert_eq!(ask(&cluster, Method::POST, CONFIGMAPS, &JSON, &large.to_string()).await.0, 201);
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    // Each stream may send one byte until its body is read.
+    builder.initial_stream_window_size(1);
+    for path in [format!("{CONFIGMAPS}/large"), format!("{CONFIGMAPS}?watch=true")] {
+        let address = cluster.running().addr();
+        let stalled = Connection::open_with(&cluster, address, "quiet", &[], &builder).await.unwrap();
+        let empty = Full::<Bytes>::default().boxed_unsync();
+        let response = stalled.send(Method::GET, &path, empty).await.unwrap();
+        assert_eq!(response.status(), 200);
+        cluster.eventually("it is closed", || async { stalled.task.is_finished() }).await;
+        drop(response);
+    }
+    let reads = Connection::open(&cluster, "quiet", &[]).await;
+    let (code, answer) = reads.ask(Method::GET, &format!("{CONFIGMAPS}/large"), &Value::Null).await;
+    assert_eq!((code, answer["data"]["a"].as_str().map(str::len)), (200, Some(1 << 20)));
     cluster.stop().await;
 }
 
