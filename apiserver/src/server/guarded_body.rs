@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Frame, SizeHint};
+use hyper::body::{Frame, SizeHint};
 
 use super::unread_responses::{UnreadResponse, UnreadResponses};
 use crate::output::Body;
