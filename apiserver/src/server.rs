@@ -24,6 +24,7 @@ use crate::auth::user::User;
 use crate::call::{Call, REQUEST_TIMEOUT};
 use crate::discovery;
 use crate::flow_control::fair_queue::QueuePermit;
+use crate::flow_control::watch_limit::WatchPermit;
 use crate::flow_control::{PriorityLevel, RequestInfo, UserClass, priority_level};
 use crate::object;
 use crate::openapi;
@@ -58,20 +59,17 @@ pub async fn handle(
     let started = Instant::now();
     let head = *request.method() == Method::HEAD;
     let yaml = output::wants_yaml(request.headers());
-    let (mut verb, mut resource) = (String::new(), String::new());
-    let outcome = route(&api, &connection, certified.as_ref(), request, &mut verb, &mut resource).await;
+    let mut routed = RoutedRequest::default();
+    let outcome = route(&api, &connection, certified.as_ref(), request, yaml, &mut routed).await;
+    let RoutedRequest { verb, resource, watch } = routed;
     let mut response = match outcome {
         Ok(response) => response,
         Err(error) => {
             if error.code.is_server_error() {
                 tracing::warn!(%error, verb, resource, "a request failed");
             }
-            let response = output::error(&error);
-            if yaml {
-                output::to_yaml(response).await.unwrap_or_else(|error| output::error(&error))
-            } else {
-                response
-            }
+            let response = as_asked(yaml, Ok(output::error(&error))).await;
+            response.unwrap_or_else(|error| output::error(&error))
         }
     };
     api.metrics.request(&verb, &resource, response.status().as_u16(), started.elapsed());
@@ -82,7 +80,18 @@ pub async fn handle(
         let (parts, _) = response.into_parts();
         response = Response::from_parts(parts, http_body_util::Empty::new().boxed_unsync());
     }
-    Ok(guarded_body::keep_unread(response, active, connection.unread(), verb == "watch"))
+    Ok(guarded_body::keep(response, (active, watch), connection.unread(), verb == "watch"))
+}
+
+/// What is known of a request once it is routed, also where it fails then.
+#[derive(Default)]
+struct RoutedRequest {
+    /// For the metrics.
+    verb: String,
+    /// For the metrics: the plural of a resource that exists.
+    resource: String,
+    /// Of an open watch.
+    watch: Option<WatchPermit>,
 }
 
 async fn route(
@@ -90,12 +99,11 @@ async fn route(
     connection: &ConnectionPermit,
     certified: Option<&User>,
     request: Request<Incoming>,
-    counted_verb: &mut String,
-    counted_resource: &mut String,
+    yaml: bool,
+    routed: &mut RoutedRequest,
 ) -> Result<Response<Body>> {
     let arrived = tokio::time::Instant::now();
     let (parts, body) = request.into_parts();
-    let yaml = output::wants_yaml(&parts.headers);
     let path = parts.uri.path();
     let raw_query = parts.uri.query().unwrap_or_default();
     let user = auth::authenticate(api, certified, &parts.headers)?;
@@ -105,7 +113,7 @@ async fn route(
     let flow = if class == UserClass::Anonymous { connection.host() } else { user.flow() }.to_owned();
     let Some(target) = request::target(path) else {
         let verb = request::non_resource_verb(&parts.method);
-        *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
+        routed.verb = verb.unwrap_or(OTHER_VERB).to_owned();
         let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
         let info = RequestInfo { verb, path, ..RequestInfo::default() };
         let _permit = api.flow.admit(priority_level(class, &user, info), &flow).await?;
@@ -119,7 +127,7 @@ async fn route(
     let mut query = Query::parse(raw_query)?;
     query.watch |= target.watch;
     let verb = request::verb(&parts.method, &target, &query);
-    *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
+    routed.verb = verb.unwrap_or(OTHER_VERB).to_owned();
     let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
     let info = RequestInfo { verb, resource: &target.resource, subresource: &target.subresource, path };
     // Before the body is read, so that a request that waits holds nothing but its head.
@@ -141,9 +149,13 @@ async fn route(
         .find(&target.group, &target.version, &target.resource)
         .ok_or_else(ApiError::no_such_path)?;
     // The metric label is set only once the resource is known to exist: clients must not invent labels.
-    counted_resource.clone_from(&resource.plural);
+    routed.resource.clone_from(&resource.plural);
     check_scope(&target, &resource)?;
-    let watch = if verb == "watch" { Some(api.flow.open_watch(class, &flow)?) } else { None };
+    if verb == "watch" {
+        routed.watch = Some(api.flow.open_watch(class, &flow)?);
+    }
+    // Events are JSON.
+    let yaml = yaml && verb != "watch";
     let reading = Limited::new(body, BODY_LIMIT).collect();
     let body = match tokio::time::timeout(level.body_timeout(), reading).await {
         Err(_) => {
@@ -164,26 +176,21 @@ async fn route(
     };
     let deadline = in_time(REQUEST_TIMEOUT);
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
-    let response = if is_large(api, verb, &call, yaml) {
+    if is_large(api, verb, &call, yaml) {
         let permits = (permit, api.flow.admit_large_body(class, &flow).await?);
         let deadline = in_time(WORK_TIMEOUT);
-        handle_large(api.clone(), verb, Call { deadline, ..call }, yaml, permits).await?
+        handle_large(api.clone(), verb, Call { deadline, ..call }, yaml, permits).await
     } else {
         // A handler runs to completion even when its client disconnects: a durable write is also recorded. So the permit
         // is given back by the handler, not by its client.
         let api = api.clone();
         let handler = tokio::spawn(async move {
-            let yaml = yaml && verb != "watch";
             let response = as_asked(yaml, verbs::dispatch(&api, verb, call).await).await;
             drop(permit);
             response
         });
-        handler.await.unwrap_or_else(|error| Err(stopped_handler(&error)))?
-    };
-    Ok(match watch {
-        Some(watch) => guarded_body::keep(response, watch),
-        None => response,
-    })
+        handler.await.unwrap_or_else(|error| Err(stopped_handler(&error)))
+    }
 }
 
 /// The response in the media type that the client asked for.

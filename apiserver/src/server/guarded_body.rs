@@ -23,8 +23,8 @@ struct GuardedBody<G> {
     /// What is left of the last frame.
     rest: Bytes,
     guard: Arc<G>,
-    /// What the client has not read; `None` where another body counts.
-    unread: Option<Arc<UnreadResponses>>,
+    /// What the client of this connection has not read.
+    unread: Arc<UnreadResponses>,
     /// The response itself, until its next piece is taken; `None` of a watch, which waits for events.
     next: Option<UnreadResponse>,
 }
@@ -32,7 +32,7 @@ struct GuardedBody<G> {
 /// A piece of a body, until it was sent.
 struct Piece<G> {
     bytes: Bytes,
-    _unread: Option<UnreadResponse>,
+    _unread: UnreadResponse,
     _guard: Arc<G>,
 }
 
@@ -65,7 +65,7 @@ impl<G: Send + Sync + 'static> hyper::body::Body for GuardedBody<G> {
         let length = self.rest.len().min(PIECE_BYTES);
         let piece = Piece {
             bytes: self.rest.split_to(length),
-            _unread: self.unread.as_ref().map(UnreadResponses::begin),
+            _unread: self.unread.begin(),
             _guard: self.guard.clone(),
         };
         Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(piece)))))
@@ -86,28 +86,13 @@ impl<G: Send + Sync + 'static> hyper::body::Body for GuardedBody<G> {
     }
 }
 
-/// The response with a body that keeps `guard`.
-pub fn keep<G: Send + Sync + 'static>(response: Response<Body>, guard: G) -> Response<Body> {
-    wrap(response, guard, None, None)
-}
-
-/// The same, and its client has to read it: all of it, or of a watch each event.
-pub fn keep_unread<G: Send + Sync + 'static>(
+/// The response with a body that keeps `guard`; its client has to read all of it, or of a watch each event.
+pub fn keep<G: Send + Sync + 'static>(
     response: Response<Body>,
     guard: G,
     unread: Arc<UnreadResponses>,
     is_watch: bool,
 ) -> Response<Body> {
-    let next = (!is_watch).then(|| unread.begin());
-    wrap(response, guard, Some(unread), next)
-}
-
-fn wrap<G: Send + Sync + 'static>(
-    response: Response<Body>,
-    guard: G,
-    unread: Option<Arc<UnreadResponses>>,
-    next: Option<UnreadResponse>,
-) -> Response<Body> {
-    let guard = Arc::new(guard);
+    let (guard, next) = (Arc::new(guard), (!is_watch).then(|| unread.begin()));
     response.map(|body| GuardedBody { body, rest: Bytes::new(), guard, unread, next }.boxed_unsync())
 }

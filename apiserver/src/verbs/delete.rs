@@ -47,32 +47,18 @@ impl Options {
         if body["orphanDependents"] == true {
             propagation = "Orphan".into();
         }
+        let unsupported = |field: &str, value: &str, supported: &str| {
+            let message = format!("Unsupported value: {value}: supported values: {supported}");
+            let cause = Cause { reason: "FieldValueNotSupported".into(), message, field: field.into() };
+            Err(ApiError::invalid("meta.k8s.io", "DeleteOptions", "", vec![cause]))
+        };
         if !matches!(propagation.as_str(), "" | "Background" | "Foreground" | "Orphan") {
-            return Err(ApiError::invalid(
-                "meta.k8s.io",
-                "DeleteOptions",
-                "",
-                vec![Cause {
-                    reason: "FieldValueNotSupported".into(),
-                    message: format!(
-                        "Unsupported value: \"{propagation}\": supported values: \"Background\", \"Foreground\", \"Orphan\""
-                    ),
-                    field: "propagationPolicy".into(),
-                }],
-            ));
+            let supported = r#""Background", "Foreground", "Orphan""#;
+            return unsupported("propagationPolicy", &format!("\"{propagation}\""), supported);
         }
         let wrong = |value: &&Value| **value != "All";
         if let Some(wrong) = body["dryRun"].as_array().into_iter().flatten().find(wrong) {
-            return Err(ApiError::invalid(
-                "meta.k8s.io",
-                "DeleteOptions",
-                "",
-                vec![Cause {
-                    reason: "FieldValueNotSupported".into(),
-                    message: format!("Unsupported value: {wrong}: supported values: \"All\""),
-                    field: "dryRun".into(),
-                }],
-            ));
+            return unsupported("dryRun", &wrong.to_string(), r#""All""#);
         }
         let dry_run =
             body["dryRun"].as_array().is_some_and(|values| values.iter().any(|value| value == "All"));

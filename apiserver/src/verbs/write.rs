@@ -68,22 +68,6 @@ pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
     Ok((value, duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect()))
 }
 
-/// Checks that an object is a map, and its metadata too: what follows reads and sets fields of both.
-pub fn check_maps(object: &Value, kind: &str) -> Result<()> {
-    let metadata = &object["metadata"];
-    let what = if !object.is_object() {
-        object
-    } else if !metadata.is_null() && !metadata.is_object() {
-        metadata
-    } else {
-        return Ok(());
-    };
-    Err(ApiError::bad_request(format!(
-        "json: cannot unmarshal {} into Go value of type {kind}: an object and its metadata are maps",
-        json_type(what)
-    )))
-}
-
 /// Checks that a patch which merges is a map.
 pub fn check_merge_patch(patch: &Value) -> Result<()> {
     if patch.is_object() {
@@ -112,6 +96,19 @@ pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks that an object is a map, and its metadata too: what follows reads and sets fields of both.
+pub fn check_maps(object: &Value, kind: &str) -> Result<()> {
+    let metadata = &object["metadata"];
+    if object.is_object() && (metadata.is_null() || metadata.is_object()) {
+        return Ok(());
+    }
+    let what = if object.is_object() { metadata } else { object };
+    Err(ApiError::bad_request(format!(
+        "json: cannot unmarshal {} into Go value of type {kind}: an object and its metadata are maps",
+        json_type(what)
+    )))
 }
 
 /// The type of a JSON value, in the words of Go's decoder.

@@ -9,7 +9,7 @@ use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs, from_args}
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use serde::Serialize as _;
 
-use super::template_memory::{self, BoundedText, bounded_text, charge};
+use super::template_memory::{self, BoundedText, ITEM_BYTES, bounded_text, charge};
 
 /// `~` as a filter of two values.
 pub(super) const CONCAT: &str = "russet_concat";
@@ -22,8 +22,6 @@ pub(super) const OTHER_TEMPLATE: &str = "russet_other_template";
 
 /// Widest field that a template may ask for, in characters.
 const MAX_WIDTH: usize = 1000;
-/// Bytes that a reference in a list takes.
-const ITEM_BYTES: usize = 32;
 
 /// Adds them.
 pub(super) fn add_to(environment: &mut Environment<'static>) {

@@ -21,7 +21,7 @@ pub(super) const MIN_BUDGET: usize = 16 << 20;
 /// concatenating each message.
 const BUDGET_PER_BYTE: usize = 16;
 /// Bytes that a place in a list takes, and that a list itself takes.
-const ITEM_BYTES: usize = 32;
+pub(super) const ITEM_BYTES: usize = 32;
 /// Bytes of a place in a sum of lists, on average: minijinja copies the places of one sum in some ten.
 const SUM_ITEM_BYTES: usize = 4;
 /// Depth of lists within lists: what walks through them, dropping them included, recurses.
