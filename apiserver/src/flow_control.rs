@@ -43,6 +43,9 @@ pub enum UserClass {
 }
 
 impl UserClass {
+    /// All classes.
+    pub const ALL: [Self; 3] = [Self::Anonymous, Self::Authenticated, Self::System];
+
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -85,7 +88,7 @@ pub enum PriorityLevel {
 
 impl PriorityLevel {
     /// All levels that may wait.
-    const LIMITED: [Self; 4] = [Self::NodeHigh, Self::System, Self::GlobalDefault, Self::CatchAll];
+    pub const LIMITED: [Self; 4] = [Self::NodeHigh, Self::System, Self::GlobalDefault, Self::CatchAll];
 
     /// Its name, as Kubernetes has it.
     pub fn name(self) -> &'static str {

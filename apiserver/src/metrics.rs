@@ -9,6 +9,8 @@ use prometheus::{
     TextEncoder,
 };
 
+use crate::flow_control::fair_queue::QueueError;
+use crate::flow_control::{PriorityLevel, UserClass};
 use crate::store::Store;
 
 /// The metrics of one server.
@@ -115,6 +117,15 @@ impl Metrics {
         }
         for gauge in [&watches, &revision] {
             registry.register(Box::new(gauge.clone()))?;
+        }
+        // A series that begins at zero is there before anything is rejected: its rate is known from the first time on.
+        for class in UserClass::ALL {
+            closed_connections.with_label_values(&[class.name()]);
+        }
+        for (level, error) in
+            PriorityLevel::LIMITED.into_iter().flat_map(|level| QueueError::ALL.map(|error| (level, error)))
+        {
+            rejected.with_label_values(&[level.name(), error.reason()]);
         }
         Ok(Self {
             registry,

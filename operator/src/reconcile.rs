@@ -66,7 +66,12 @@ pub async fn run_controller<K, E, F>(
                 Err(error) => {
                     context.metrics.reconciles.with_label_values(&[controller, &error.label()]).inc();
                     context.metrics.failures.with_label_values(&[controller]).inc();
-                    tracing::warn!(controller, object = %reference, error = %errors::chain(error), "reconciliation failed; it is retried");
+                    let chain = errors::chain(error);
+                    if is_conflict(error) {
+                        tracing::debug!(controller, object = %reference, error = %chain, "the object was changed meanwhile; it is retried");
+                    } else {
+                        tracing::warn!(controller, object = %reference, error = %chain, "reconciliation failed; it is retried");
+                    }
                 }
             }
             result
@@ -116,6 +121,12 @@ impl<E: std::error::Error + 'static> ReconcileError<E> {
     }
 }
 
+/// Whether an object was changed between being read and being written: usual, and over with the next attempt.
+fn is_conflict(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| matches!(cause.downcast_ref(), Some(kube::Error::Api(status)) if status.is_conflict()))
+}
+
 /// One reconciliation, whose panic or hang is an error of its object and of no other: all of a controller are
 /// one task. What may take long without waiting is done by [`crate::planner`], on other threads. They are no
 /// tasks of their own, because the leader's work is only polled while it certainly leads (`leader`).
@@ -159,6 +170,21 @@ mod tests {
         for (failures, millis) in [(1, 100), (2, 200), (5, 1600), (10, 51_200), (11, 60_000), (500, 60_000)] {
             assert_eq!(backoff(failures), Duration::from_millis(millis), "{failures}");
         }
+    }
+
+    #[test]
+    fn a_conflict_is_found_among_the_causes() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("a finalizer")]
+        struct Wrapped(#[source] kube::Error);
+        for (reason, code, expected) in
+            [("Conflict", 409, true), ("AlreadyExists", 409, false), ("Forbidden", 403, false)]
+        {
+            let status = kube::core::Status::failure("no", reason).with_code(code);
+            let error = ReconcileError::Failed(Wrapped(kube::Error::Api(status.boxed())));
+            assert_eq!(is_conflict(&error), expected, "{reason}");
+        }
+        assert!(!is_conflict(&ReconcileError::<Wrapped>::Panicked("a plan".into())));
     }
 
     #[tokio::test]

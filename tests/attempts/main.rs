@@ -2,10 +2,12 @@
 //! actions, which must be rejected with 403 and a message that names the action. The server is that of
 //! `KUBECONFIG` (an administrator's, of any Kubernetes) or the one that `RUSSET_CONTROL_PLANE` names, started
 //! for the test: `embedded`, the default, or `kubernetes`, the real API server. Both of a node's identities
-//! are tested: the user of its certificate, and its ServiceAccount.
+//! are tested: the user of its certificate, and its ServiceAccount. With an embedded control plane a second machine is
+//! started, on which a tenant tries what it can on another one (`tenants`).
 
 mod server;
 mod table;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -260,7 +262,27 @@ fn main() -> Result<()> {
             outcome.map_err(|error| Failed::from(format!("{error:#}")))
         }));
     }
+    let machine = match &*stage {
+        Some(stage) if stage.server.is_embedded() => {
+            let folder = folder.path().join("tenants");
+            std::fs::create_dir(&folder)?;
+            Some(runtime.block_on(tenants::start(&folder))?)
+        }
+        _ => None,
+    };
+    let machine = Arc::new(machine);
+    for sequence in tenants::SEQUENCES.iter().filter(|_| arguments.list || machine.is_some()) {
+        let (runtime, machine) = (runtime.clone(), machine.clone());
+        trials.push(Trial::test(sequence.name, move || {
+            let machine = machine.as_ref().as_ref().ok_or("there is no machine")?;
+            let outcome = runtime.block_on((sequence.run)(machine));
+            outcome.map_err(|error| Failed::from(format!("{error:#}\n{}", machine.logs())))
+        }));
+    }
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..arguments }, trials);
+    if let Some(machine) = Arc::into_inner(machine).flatten() {
+        runtime.block_on(machine.stop())?;
+    }
     if let Some(stage) = Arc::into_inner(stage).flatten() {
         runtime.block_on(stage.server.stop())?;
     }

@@ -99,6 +99,11 @@ impl AttemptServer {
         }
     }
 
+    /// Whether it is a `russet up` that was started for the test.
+    pub fn is_embedded(&self) -> bool {
+        matches!(self.started, Some(ControlPlane::Embedded(_)))
+    }
+
     /// Stops the control plane, and waits until it has exited: its folder is deleted next.
     pub async fn stop(self) -> Result<()> {
         match self.started {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::fixture::{HOSTILE, HostileFixture};
+use russet_tests::tenants::{HOSTILE, TenantMachine};
 
 /// What is sent many times.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(90);
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/russet-system/leases/node-node-a";
 
 /// Sends `count` of them; what came of it, in few words.
-pub async fn send(fixture: &HostileFixture, flood: Flood, count: usize) -> Result<String> {
+pub async fn send(fixture: &TenantMachine, flood: Flood, count: usize) -> Result<String> {
     match flood {
         Flood::IdleConnections => idle_connections(fixture, count).await,
         Flood::Watches => watches(fixture, count).await,
@@ -38,7 +38,7 @@ pub async fn send(fixture: &HostileFixture, flood: Flood, count: usize) -> Resul
     }
 }
 
-async fn idle_connections(fixture: &HostileFixture, count: usize) -> Result<String> {
+async fn idle_connections(fixture: &TenantMachine, count: usize) -> Result<String> {
     let clients: Vec<_> = stream::iter(0..count)
         .map(|_| async {
             let client = fixture.new_client().ok()?;
@@ -55,7 +55,7 @@ async fn idle_connections(fixture: &HostileFixture, count: usize) -> Result<Stri
     Ok(format!("{} of {count} answered", clients.len()))
 }
 
-async fn watches(fixture: &HostileFixture, count: usize) -> Result<String> {
+async fn watches(fixture: &TenantMachine, count: usize) -> Result<String> {
     let path = format!("/api/v1/namespaces/{HOSTILE}/configmaps?watch=true");
     // A connection carries a hundred requests at a time.
     let clients: Vec<_> =
@@ -72,7 +72,7 @@ async fn watches(fixture: &HostileFixture, count: usize) -> Result<String> {
     Ok(format!("{} of {count} watch", codes.iter().filter(|code| **code == 200).count()))
 }
 
-async fn signing_requests(fixture: &HostileFixture, count: usize) -> Result<String> {
+async fn signing_requests(fixture: &TenantMachine, count: usize) -> Result<String> {
     let token = fixture.join_token().await?;
     let request = rcgen::CertificateParams::new(Vec::<String>::new())?
         .serialize_request(&rcgen::KeyPair::generate()?)?
@@ -99,7 +99,7 @@ async fn signing_requests(fixture: &HostileFixture, count: usize) -> Result<Stri
 }
 
 /// Waits until the Lease of the node was renewed twice; it must not lapse meanwhile.
-async fn lease_is_renewed(fixture: &HostileFixture) -> Result<()> {
+async fn lease_is_renewed(fixture: &TenantMachine) -> Result<()> {
     let begin = Instant::now();
     let mut renewals = std::collections::BTreeSet::new();
     while renewals.len() < 3 {

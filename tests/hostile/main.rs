@@ -1,7 +1,6 @@
 //! Hostile inputs against a running machine: each must be refused or answered, by a process that grows by less than a
 //! bound and goes on, while another namespace is answered. `cargo xtask proof hostile` runs all of it and writes the table.
 
-mod fixture;
 mod floods;
 mod inputs;
 mod memory;
@@ -15,15 +14,17 @@ use anyhow::{Context, Result, bail, ensure};
 use reqwest::Method;
 use russet_tests::chat;
 use russet_tests::control_plane::PlaneProcess;
+use russet_tests::tenants::{HOSTILE, MachineOptions, OTHER, RUSSET, TenantMachine};
 use serde_json::json;
 
-use fixture::{HOSTILE, HostileFixture, OTHER, RUSSET};
 use inputs::{Delivery, HostileInput, Subject};
 
 /// A process may grow by so much, in bytes, for what it was sent.
 const MAX_GROWTH: u64 = 64 << 20;
 /// An agent that reads headers may hold so much, in bytes.
 const MAX_AGENT: u64 = 500 << 20;
+/// Descriptors that each process may open: few, so that floods reach the bounds that follow from them.
+const DESCRIPTORS: usize = 1024;
 /// Another namespace shall be answered within this.
 const GOAL: Duration = Duration::from_secs(1);
 /// Time for a condition to appear.
@@ -55,7 +56,9 @@ async fn run() -> Result<bool> {
     let served: Vec<_> = repositories.iter().map(|(name, path)| (*name, path.as_path())).collect();
     let data = folder.path().join("russet");
     std::fs::create_dir(&data)?;
-    let fixture = Arc::new(HostileFixture::start(&data, &served).await?);
+    let options =
+        MachineOptions { repositories: &served, descriptors: DESCRIPTORS, ..MachineOptions::default() };
+    let fixture = Arc::new(TenantMachine::start(&data, &options).await?);
     let (mut passed, mut failed) = (0, 0);
     for input in inputs::table().iter().filter(|input| input.name.contains(&only)) {
         let row = row(&fixture, input).await;
@@ -78,7 +81,7 @@ async fn run() -> Result<bool> {
 }
 
 /// Sends an input and measures; its line of the table.
-async fn row(fixture: &Arc<HostileFixture>, input: &HostileInput) -> Result<String> {
+async fn row(fixture: &Arc<TenantMachine>, input: &HostileInput) -> Result<String> {
     let pid = pid(fixture, input.subject).await?;
     memory::reset_peak(pid)?;
     let before = memory::resident(pid)?;
@@ -103,7 +106,7 @@ async fn row(fixture: &Arc<HostileFixture>, input: &HostileInput) -> Result<Stri
     ))
 }
 
-async fn pid(fixture: &HostileFixture, subject: Subject) -> Result<i32> {
+async fn pid(fixture: &TenantMachine, subject: Subject) -> Result<i32> {
     match subject {
         Subject::Serve => fixture.pid(PlaneProcess::Serve),
         Subject::Gateway => fixture.pid(PlaneProcess::Gateway),
@@ -113,7 +116,7 @@ async fn pid(fixture: &HostileFixture, subject: Subject) -> Result<i32> {
 }
 
 /// Sends an input; how it was answered, in few words.
-async fn deliver(fixture: &Arc<HostileFixture>, delivery: &Delivery) -> Result<String> {
+async fn deliver(fixture: &Arc<TenantMachine>, delivery: &Delivery) -> Result<String> {
     match delivery {
         Delivery::Api { method, path, media, bodies, accepted } => {
             let mut codes = Vec::new();
@@ -154,7 +157,7 @@ fn shortened(mut codes: Vec<u16>) -> String {
     codes.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")
 }
 
-async fn made_up_methods(fixture: &HostileFixture, count: usize) -> Result<String> {
+async fn made_up_methods(fixture: &TenantMachine, count: usize) -> Result<String> {
     let series = async || -> Result<usize> {
         let (_, metrics) = fixture.send(None, Method::GET, "/metrics", "text/plain", Vec::new()).await?;
         Ok(String::from_utf8_lossy(&metrics).lines().count())
@@ -174,7 +177,7 @@ async fn made_up_methods(fixture: &HostileFixture, count: usize) -> Result<Strin
 }
 
 /// Creates a Model and its deployment, and waits until a condition of either has all words.
-async fn model(fixture: &HostileFixture, repository: &str, words: &[&str]) -> Result<String> {
+async fn model(fixture: &TenantMachine, repository: &str, words: &[&str]) -> Result<String> {
     let name = repository.rsplit('/').next().context("a repository has a name")?;
     let place = format!("{RUSSET}/namespaces/{HOSTILE}");
     let api = "russet.dev/v1alpha1";
@@ -218,7 +221,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn start(fixture: Arc<HostileFixture>, subject: Subject) -> Self {
+    fn start(fixture: Arc<TenantMachine>, subject: Subject) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
         let over = ended.clone();
         let task = tokio::spawn(async move {

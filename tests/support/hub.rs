@@ -48,8 +48,8 @@ struct HubState {
     bytes_served: Mutex<BTreeMap<String, u64>>,
     /// Token of each gated model.
     tokens: Mutex<BTreeMap<String, String>>,
-    /// Whether weights are redirected to another host of the hub, like those in Xet's storage.
-    bridge: Mutex<Option<SocketAddr>>,
+    /// Host and port that weights are redirected to, like those in Xet's storage.
+    bridge: Mutex<Option<String>>,
 }
 
 impl FakeHub {
@@ -87,12 +87,17 @@ impl FakeHub {
     /// Redirects weights to another host from now on, like those in Xet's storage.
     pub async fn redirect(&mut self) -> Result<()> {
         let other = tokio::net::TcpListener::bind((self.address.ip(), 0)).await?;
-        *self.state.bridge.lock().unwrap_or_else(PoisonError::into_inner) = Some(other.local_addr()?);
+        self.redirect_to(&other.local_addr()?.to_string());
         let app = self.bridge.clone();
         self.bridged = Some(tokio::spawn(async move {
             let _ = axum::serve(other, app).await;
         }));
         Ok(())
+    }
+
+    /// Redirects weights to this host and port from now on.
+    pub fn redirect_to(&self, host: &str) {
+        *locked(&self.state.bridge) = Some(host.to_owned());
     }
 
     /// Makes a model require this token from now on.
@@ -336,7 +341,7 @@ async fn resolve(
         Err(refusal) => return refusal,
     };
     let hub_file = HubFile::new(&file, &bytes);
-    let bridge = *locked(&served.bridge);
+    let bridge = locked(&served.bridge).clone();
     let mut response = match bridge.filter(|_| hub_file.large.is_some()) {
         Some(bridge) => Response::builder()
             .status(StatusCode::FOUND)

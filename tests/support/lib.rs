@@ -2,6 +2,7 @@
 //! an OpenAI client. Real processes, real sockets; nothing of Russet is mocked.
 
 pub mod booted;
+pub mod bucket;
 pub mod chat;
 pub mod clock;
 pub mod cluster;
@@ -14,6 +15,7 @@ pub mod lab;
 pub mod mac;
 pub mod processes;
 pub mod prometheus;
+pub mod tenants;
 pub mod tool;
 
 /// The model that every agent has built in, and a deployment of it, as docs/catalog.md makes them.

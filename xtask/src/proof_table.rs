@@ -37,7 +37,8 @@ one request after the other; the goal is that the slowest is answered within a s
         title: "Attempts",
         about: "\
 What each identity tries on Russet's own API server: its own work, which must succeed, and other actions, which must be \
-refused with 403 and a message that names the action. `cargo xtask oracle attempts` tries the same on kube-apiserver.",
+refused with 403 and a message that names the action. `cargo xtask oracle attempts` tries the same on kube-apiserver. A \
+tenant's rows are what it tries on another tenant of one machine: it is refused, or what both get is apart.",
         columns: &["identity", "attempt", "answer"],
         program: |prepared| test_binaries::command(prepared, "attempts"),
     },

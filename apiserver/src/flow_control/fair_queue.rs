@@ -35,6 +35,9 @@ pub enum QueueError {
 }
 
 impl QueueError {
+    /// All errors.
+    pub const ALL: [Self; 2] = [Self::Full, Self::TimedOut];
+
     /// The `reason` of the metric `apiserver_flowcontrol_rejected_requests_total`.
     pub fn reason(self) -> &'static str {
         match self {

@@ -248,6 +248,8 @@ mod tests {
                 "2",
             ),
             ("{% macro turn(m) %}<{{ m.role }}>{% endmacro %}{{ turn(messages[0]) }}", "<system>"),
+            ("{% set j = joiner() %}{% for x in [1, 2, 3] %}{{ j() }}{{ x }}{% endfor %}", "1, 2, 3"),
+            ("{% set j = joiner('|') %}{% for x in [1, 2] %}{{ j() }}{{ x }}{% endfor %}", "1|2"),
             (
                 "{{ messages[0].content.split(' ')[-1].upper() }}{{ 'x' if messages[0].content.startswith('Be') }}",
                 "BRIEF.x",
@@ -297,6 +299,24 @@ mod tests {
             ("'a\nb' | indent(2)", "a\n  b"),
             ("'AbC' | lower | upper | trim", "ABC"),
             ("[1, 2] | sum", "3"),
+            ("dict([('a', 1)], b=2)", "{'a': 1, 'b': 2}"),
+            ("dict([('a', [1]), ('a', 2)]).a", "2"),
+            ("dict({'a': 1}) ~ dict(a=1) ~ dict()", "{'a': 1}{'a': 1}{}"),
+            ("'one two three four' | wordwrap(9)", "one two\nthree\nfour"),
+            ("'one two three four' | wordwrap(width=9, wrapstring='~')", "one two~three~four"),
+            ("'abcdefghij kl' | wordwrap(4)", "abcd\nefgh\nij\nkl"),
+            ("'abcdefghij kl' | wordwrap(4, false)", "abcdefghij\nkl"),
+            ("'a\nb c d' | wordwrap(3)", "a\nb c\nd"),
+            ("'well-known fact' | wordwrap(6)", "well-\nknown\nfact"),
+            ("'a b&c/ü~' | urlencode", "a%20b%26c/%C3%BC~"),
+            ("{'a b': 'c&d', 'e': 1} | urlencode", "a+b=c%26d&e=1"),
+            ("[('a', 'b')] | urlencode", "a=b"),
+            ("none | urlencode", "None"),
+            ("'<p>a  <b>b</b> &amp; c</p><!-- x -->' | striptags", "a b & c"),
+            ("1 | filesizeformat ~ ', ' ~ 0 | filesizeformat", "1 Byte, 0 Bytes"),
+            ("1234567 | filesizeformat ~ ', ' ~ 1024 | filesizeformat(true)", "1.2 MB, 1.0 KiB"),
+            ("{'class': 'my', 'missing': none, 'id': 'x<1'} | xmlattr", " class=\"my\" id=\"x&lt;1\""),
+            ("{'a': 1} | xmlattr(false) ~ {} | xmlattr", "a=\"1\""),
         ] {
             let source = format!("{{{{ {expression} }}}}");
             assert_eq!(render(&source, &[say("user", "hi")]).as_deref(), Ok(expected), "{expression}");
@@ -346,6 +366,9 @@ mod tests {
             "{{ (['x' * 1000000] * 100000) | map('replace', 'x', 'y' * 1000000) | list | length }}".to_owned(),
             "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}".to_owned(),
             "{% for i in range(100000) %}{% set ns = namespace(l=messages) %}{% set x %}raw{{ 'y' * 9999 }}{% endset %}{% endfor %}".to_owned(),
+            "{{ ('x ' * 1000000) | wordwrap(1, wrapstring='y' * 1000000) }}".to_owned(),
+            "{{ {'x': '<' * 5000000} | xmlattr }}".to_owned(),
+            "{{ ('%' * 6000000) | urlencode }}".to_owned(),
             // Kept by reference.
             doubling("{% for i in range(9999) %}{% set ns.l = ns.l + [ns.s[i:] + ns.s * 999] %}{% endfor %}", ""),
         ] {
@@ -359,6 +382,10 @@ mod tests {
             "{{ ('a\n' * 999) | indent(99999999) }}",
             "{{ ('a\n' * 999) | indent(width=99999999) }}",
             "{{ [1] | batch(99999999, 'x') | list }}",
+            "{{ 'x' | wordwrap(99999999) }}",
+            "{{ 'x' | wordwrap(0) }}",
+            "{{ dict([1]) }}",
+            "{{ {'a b': 1} | xmlattr }}",
             "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}",
         ] {
             let error = render(source, &[say("user", "hi")]);

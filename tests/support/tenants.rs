@@ -1,58 +1,71 @@
-//! One machine with `russet up`: API server, operator, gateway and agent, a model that another namespace serves, and the
-//! tokens of two tenants.
+//! One machine with `russet up` and two tenants: a namespace each, and the token of an account that may edit there. The
+//! namespace `other` serves a model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::cluster::{WAIT_TIMEOUT, condition, free_port, program};
+use crate::control_plane::PlaneProcess;
+use crate::control_plane::embedded::Embedded;
+use crate::hub::FakeHub;
+use crate::kubeconfig::KubeconfigClients;
+use crate::processes::tail;
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use reqwest::{Method, StatusCode};
-use russet_tests::cluster::{WAIT_TIMEOUT, condition, free_port, program};
-use russet_tests::control_plane::PlaneProcess;
-use russet_tests::control_plane::embedded::Embedded;
-use russet_tests::hub::FakeHub;
-use russet_tests::kubeconfig::KubeconfigClients;
-use russet_tests::processes::tail;
 use serde_json::{Value, json};
 
-/// The namespace of the tenant that sends hostile inputs.
+/// The namespace of the tenant that attacks.
 pub const HOSTILE: &str = "hostile";
 /// The namespace of the tenant that must be answered meanwhile; it has the deployment `smoke`.
 pub const OTHER: &str = "other";
 /// The kinds of Russet.
 pub const RUSSET: &str = "/apis/russet.dev/v1alpha1";
-/// No hostile request may take longer than this.
+/// No request may take longer than this.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(90);
-/// Descriptors that each process may open.
-const DESCRIPTORS: usize = 1024;
 /// A ClusterRole for Russet's kinds, as the chart's for people.
 const KINDS_ROLE: &str = "tests-edit";
+/// Resources that a tenant writes in its own namespace.
+const TENANT_KINDS: [&str; 5] = ["models", "modeldeployments", "modelroutes", "accesskeys", "approvals"];
 const APPLY: &str = "application/apply-patch+yaml";
 
+/// How the machine is started.
+#[derive(Default)]
+pub struct MachineOptions<'a> {
+    /// Repositories of the hub that it knows as Hugging Face.
+    pub repositories: &'a [(&'a str, &'a Path)],
+    /// Descriptors that each process may open; 0: as many as the system lets it.
+    pub descriptors: usize,
+    /// More arguments of `russet up`.
+    pub arguments: &'a [&'a str],
+}
+
 /// The machine.
-pub struct HostileFixture {
+pub struct TenantMachine {
     up: Embedded,
     folder: PathBuf,
     clients: KubeconfigClients,
     tokens: BTreeMap<&'static str, String>,
     gateway_port: u16,
-    // Serves the repositories for as long as it lives.
-    _hub: FakeHub,
+    /// The hub of its agent.
+    pub hub: FakeHub,
 }
 
-impl HostileFixture {
-    /// Starts everything in `folder`; `repositories` are those of the hub.
-    pub async fn start(folder: &Path, repositories: &[(&str, &Path)]) -> Result<Self> {
+impl TenantMachine {
+    /// Starts everything in `folder`.
+    pub async fn start(folder: &Path, options: &MachineOptions<'_>) -> Result<Self> {
         let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
-        let hub = FakeHub::start(loopback, repositories).await?;
+        let hub = FakeHub::start(loopback, options.repositories).await?;
         let (api_port, gateway_port) = (free_port(loopback)?, free_port(loopback)?);
-        // Few descriptors, so that floods reach the bounds that follow from them.
         let mut russet = tokio::process::Command::new("bash");
-        let limited = format!("ulimit -n {DESCRIPTORS} && exec \"$0\" \"$@\"");
+        let limit = match options.descriptors {
+            0 => String::new(),
+            descriptors => format!("ulimit -n {descriptors} && "),
+        };
         russet
-            .args(["-c", &limited])
+            .args(["-c", &format!("{limit}exec \"$0\" \"$@\"")])
             .arg(program("russet")?)
             .env("HF_ENDPOINT", hub.endpoint())
             .env_remove("KUBECONFIG")
@@ -66,6 +79,7 @@ impl HostileFixture {
         ]
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .chain(options.arguments.iter().map(|argument| (*argument).to_owned()))
         .collect::<Vec<_>>();
         let mut up = Embedded::start(russet, folder, std::fs::File::create(&log)?, &arguments)?;
         let kubeconfig = folder.join("kubeconfig");
@@ -79,10 +93,9 @@ impl HostileFixture {
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
         let mut fixture =
-            Self { up, folder: folder.to_owned(), clients, tokens: BTreeMap::new(), gateway_port, _hub: hub };
+            Self { up, folder: folder.to_owned(), clients, tokens: BTreeMap::new(), gateway_port, hub };
         fixture.until("node-a is Ready", &format!("{RUSSET}/inferencenodes/node-a"), "Ready").await?;
-        let rule =
-            json!({"apiGroups": ["russet.dev"], "resources": ["models", "modeldeployments"], "verbs": ["*"]});
+        let rule = json!({"apiGroups": ["russet.dev"], "resources": TENANT_KINDS, "verbs": ["*"]});
         let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": KINDS_ROLE}, "rules": [rule]});
         fixture.apply(&format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{KINDS_ROLE}"), role).await?;
         for namespace in [HOSTILE, OTHER] {
@@ -215,18 +228,35 @@ impl HostileFixture {
         Ok(if code.is_success() { serde_json::from_slice(&answer)? } else { Value::Null })
     }
 
+    /// Waits until a condition is True.
     async fn until(&self, what: &str, path: &str, kind: &str) -> Result<()> {
+        let met = |object: &Value| condition(object, kind).is_some_and(|found| found["status"] == "True");
+        self.until_object(what, path, met).await.map(drop)
+    }
+
+    /// Waits until an object is as it should be.
+    pub async fn until_object(
+        &self,
+        what: &str,
+        path: &str,
+        is_met: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
         let begin = Instant::now();
         loop {
             let object = self.get(path).await?;
-            if condition(&object, kind).is_some_and(|condition| condition["status"] == "True") {
-                return Ok(());
+            if is_met(&object) {
+                return Ok(object);
             }
             if begin.elapsed() > WAIT_TIMEOUT {
                 bail!("not within {} s: {what}: {}", WAIT_TIMEOUT.as_secs(), object["status"]);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// The data folder of `russet up`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Base URL of the gateway.
