@@ -41,6 +41,7 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
         ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),
         ("losing_the_gateway_to_a_freeze_only_delays_its_streams", |c| Box::pin(frozen::gateway(c))),
         ("losing_the_cable_breaks_no_stream_and_the_group_reforms", |c| Box::pin(network::cable(c))),
+        ("losing_an_address_breaks_no_stream_and_the_group_reforms", |c| Box::pin(network::address(c))),
         ("losing_the_ring_breaks_no_stream_and_the_group_reforms", |c| Box::pin(network::ring(c))),
         ("losing_the_wire_of_a_ring_is_reported_and_network_is_used", |c| Box::pin(wire::wire(c))),
         ("losing_a_plan_to_an_edit_breaks_no_stream", |c| Box::pin(rollout::edit(c))),
@@ -49,6 +50,7 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
         ("losing_an_agent_in_a_copy_fetches_nothing_twice", |c| Box::pin(copies::killed(c))),
         ("losing_disk_space_under_a_copy_is_reported_and_it_resumes", |c| Box::pin(disk::copy(c))),
         ("losing_disk_space_of_the_store_loses_nothing_acknowledged", |c| Box::pin(disk::store(c))),
+        ("losing_disk_space_of_a_machine_ends_no_process", |c| Box::pin(disk::machine(c))),
     ]
 }
 

@@ -67,6 +67,8 @@ fn ends(cable: char) -> [String; 2] {
 
 /// The network between the machines.
 const NETWORK: char = 'n';
+/// Second byte of the addresses of the network that the far machine moves to.
+const MOVED_NETWORK: u8 = 215;
 /// The second cable.
 const WIRE: char = 'w';
 
@@ -105,6 +107,31 @@ impl TwoMachineLab {
         let [_, there] = ends(cable);
         let link = |state| vec![format!("link set {there} {state}")];
         self.cut_by(&link("down"), link("up"))
+    }
+
+    /// Moves the far machine into another network, as another Wi-Fi does: its address goes without a word to anybody that
+    /// it is connected with. It gets the new one.
+    pub fn change_address(&self) -> Result<(IpAddr, NetworkFault)> {
+        let [here, there] = ends(NETWORK);
+        let IpAddr::V4(near) = self.near.address else { bail!("the near machine has no IPv4 address") };
+        let IpAddr::V4(far) = self.far.address else { bail!("the far machine has no IPv4 address") };
+        let moved = |address: Ipv4Addr| {
+            let [_, _, third, fourth] = address.octets();
+            Ipv4Addr::new(10, MOVED_NETWORK, third, fourth)
+        };
+        // It is gone with the cable.
+        ip(&["addr", "replace", &format!("{}/30", moved(near)), "dev", &here])?;
+        let cut = [
+            format!("addr del {far}/30 dev {there}"),
+            format!("addr add {}/30 dev {there}", moved(far)),
+            format!("route replace {near}/32 dev {there}"),
+        ];
+        let mend = vec![
+            format!("route del {near}/32 dev {there}"),
+            format!("addr del {}/30 dev {there}", moved(far)),
+            format!("addr add {far}/30 dev {there}"),
+        ];
+        Ok((moved(far).into(), self.cut_by(&cut, mend)?))
     }
 
     /// Bytes received on the near machine over the second cable.

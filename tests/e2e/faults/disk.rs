@@ -1,6 +1,7 @@
-//! A separate disk that fills up under the API server's store or under a model's copy.
+//! A separate disk that fills up under the API server's store, under a model's copy, or under a whole machine.
 
 mod copy;
+mod machine;
 mod store;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use russet_tests::processes::program;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::copy::copy;
+pub use self::machine::machine;
 pub use self::store::store;
 
 /// `russet` retries while a server is temporarily unavailable; here that would be for ever.

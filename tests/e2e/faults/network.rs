@@ -55,6 +55,47 @@ async fn with_fault<T>(
     Ok(())
 }
 
+/// The far machine gets another address, and its old connections are dead without a word. Its agent comes back under the
+/// new one, the group re-forms there, and the stream resumes.
+pub async fn address(cluster: &mut TestCluster) -> Result<()> {
+    if let Some(why) = &cluster.lab.fallback {
+        println!("  skipped: there is no second address, because {why}");
+        return Ok(());
+    }
+    // Only after that there are engines.
+    expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let mut moved = None;
+    let printed = ("another address, group begins anew", 30, "another address, stream went on");
+    with_fault(
+        cluster,
+        |cluster| {
+            moved = Some(cluster.lab.change_address()?);
+            Ok(())
+        },
+        printed,
+    )
+    .await?;
+    let (address, fault) = moved.context("the address was not changed")?;
+    let shown = |node: &serde_json::Value| node["status"]["addresses"][0] == address.to_string().as_str();
+    let node = cluster.get("inferencenodes node-b").await?;
+    ensure!(shown(&node), "node-b shows {}, not {address}", node["status"]["addresses"]);
+    path::ready(cluster).await?;
+    // The moved engine listens at an address that is gone, so there is another one.
+    println!("  engines {engines:?} became {:?}", cluster.engines().await?);
+    let back = Instant::now();
+    drop(fault);
+    cluster
+        .until("node-b has its old address again", async |cluster| {
+            Ok(!shown(&cluster.get("inferencenodes node-b").await?))
+        })
+        .await?;
+    println!("fault: its old address again, seen = {:.2} of 30", back.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    answers_again(cluster).await?;
+    check_invariants(cluster).await
+}
+
 /// Only the traffic of MLX's ring is dropped: every process runs and sends heartbeats, every connection is
 /// open, and a batch waits for ever. The stream resumes with the re-formed group.
 pub async fn ring(cluster: &mut TestCluster) -> Result<()> {

@@ -10,6 +10,22 @@ use tokio::process::{Child, Command};
 use super::PlaneProcess;
 use crate::processes::processes;
 
+/// Process id of a child of the `russet up` with this id.
+pub fn child_pid(up: u32, role: PlaneProcess) -> Result<i32> {
+    let verb = match role {
+        PlaneProcess::Serve => "serve",
+        PlaneProcess::Gateway => "gateway",
+        PlaneProcess::Agent => "agent",
+    };
+    processes()
+        .into_iter()
+        .find(|process| {
+            process.parent == up as i32 && process.arguments.get(1).is_some_and(|word| word == verb)
+        })
+        .map(|process| process.pid)
+        .with_context(|| format!("russet up has no child `{verb}`"))
+}
+
 /// A running `russet up`.
 pub struct Embedded {
     data_dir: PathBuf,
@@ -58,19 +74,7 @@ impl Embedded {
 
     /// Process id of a child of `russet up`.
     pub fn pid(&self, role: PlaneProcess) -> Result<i32> {
-        let verb = match role {
-            PlaneProcess::Serve => "serve",
-            PlaneProcess::Gateway => "gateway",
-            PlaneProcess::Agent => "agent",
-        };
-        let up = self.up.id().context("russet up is not running")?;
-        processes()
-            .into_iter()
-            .find(|process| {
-                process.parent == up as i32 && process.arguments.get(1).is_some_and(|word| word == verb)
-            })
-            .map(|process| process.pid)
-            .with_context(|| format!("russet up has no child `{verb}`"))
+        child_pid(self.up.id().context("russet up is not running")?, role)
     }
 
     /// Stops it as Ctrl-C would.
