@@ -36,6 +36,8 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
     }
     let table = api.kinds.current();
     let mut warnings = Vec::new();
+    // Of the request's own version, for all policies that see it so.
+    let mut own_inputs = None;
     for (policy, bindings) in &book.policies {
         let Some(seen_as) = policy.matching.covers(&table, &*api.store, attempt) else { continue };
         if let Some(why) = parameters::param_kind_problem(api, policy) {
@@ -44,7 +46,7 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
             }
             continue;
         }
-        let mut inputs = None;
+        let mut converted_inputs = None;
         for binding in bindings {
             if binding
                 .matching
@@ -65,8 +67,9 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
                 }
                 Err(_) => continue,
             };
-            let inputs =
-                inputs.get_or_insert_with(|| Inputs::new(attempt, &seen_as, namespace(api, attempt)));
+            let inputs = if attempt.is_of(&seen_as) { &mut own_inputs } else { &mut converted_inputs };
+            let inputs = &*inputs
+                .get_or_insert_with(|| Inputs::new(attempt, seen_as.clone(), || namespace(api, attempt)));
             for params in params {
                 let asked = || policy.evaluate(inputs, params.as_deref());
                 let denials = authorizer::with_policy(api.policies.current(), call.user.clone(), asked);

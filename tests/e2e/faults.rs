@@ -8,7 +8,7 @@ mod copies;
 mod disk;
 pub mod frozen;
 mod memory;
-mod network;
+pub mod network;
 mod out_of_memory;
 mod rollout;
 mod wire;

@@ -14,6 +14,7 @@ mod path;
 mod pools;
 mod priorities;
 mod prometheus;
+mod restores;
 mod scaling;
 mod servers;
 mod skew;
@@ -43,8 +44,10 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
     }
     let mut scenarios = everywhere();
     scenarios.extend(faults::others());
-    if matches!(PlaneKind::from_environment(), Ok(PlaneKind::Etcd)) {
-        scenarios.extend(on_etcd());
+    match PlaneKind::from_environment() {
+        Ok(PlaneKind::Etcd) => scenarios.extend(on_etcd()),
+        Ok(PlaneKind::Embedded) => scenarios.extend(embedded()),
+        _ => {}
     }
     match std::env::var(PART) {
         Ok(selected) => part(scenarios, &selected),
@@ -76,6 +79,14 @@ fn on_etcd() -> Vec<(&'static str, Scenario)> {
         ("losing_the_leader_restarts_no_group", |c| Box::pin(servers::leader(c))),
         // Afterwards the leader is unknown, so it comes after the scenario that must know it.
         ("losing_the_network_of_etcd_disturbs_no_stream", |c| Box::pin(servers::cut(c))),
+    ]
+}
+
+/// Scenarios for the server whose objects are in a file.
+fn embedded() -> Vec<(&'static str, Scenario)> {
+    vec![
+        ("losing_an_open_api_server_disturbs_no_stream", |c| Box::pin(faults::network::closed(c))),
+        ("a_restored_store_is_followed_by_what_runs", |c| Box::pin(restores::restore(c))),
     ]
 }
 

@@ -208,6 +208,31 @@ impl TestCluster {
         Ok(())
     }
 
+    /// Stops the `russet up` of an embedded control plane as Ctrl-C does, and starts it again after `between`, with
+    /// more arguments. The far machine's agent goes on.
+    pub async fn restart_up(
+        &mut self,
+        more: &[String],
+        between: impl AsyncFnOnce(&Self) -> Result<()>,
+    ) -> Result<()> {
+        match self.plane.take() {
+            Some(ControlPlane::Embedded(up)) => {
+                let kubeconfig = up.kubeconfig();
+                up.stop().await?;
+                between(self).await?;
+                // It says that the server is ready, and lies there from before.
+                std::fs::remove_file(kubeconfig)?;
+            }
+            other => {
+                self.plane = other;
+                bail!("the control plane is no embedded one");
+            }
+        }
+        self.start_up(more)?;
+        self.until_joined("node-a").await?;
+        self.until_joined("node-b").await
+    }
+
     async fn start_on_etcd(&mut self, say: &mut dyn FnMut(&str)) -> Result<()> {
         let near = self.lab.near.clone();
         let url = format!("https://{}:{}", near.address, free_port(near.address)?);

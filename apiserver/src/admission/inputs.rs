@@ -1,7 +1,9 @@
 //! Variables of a policy's expressions, in the formats Kubernetes documents: `request`, `object`,
 //! `oldObject`, `namespaceObject`.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
 use kube_cel::cel::Value as Cel;
@@ -11,31 +13,47 @@ use serde_json::{Value, json};
 use super::attempt::{AdmissionRequest, Operation};
 use crate::kinds::resource::Resource;
 
-/// All variables of a request, as JSON.
-#[derive(Debug)]
-pub struct Inputs {
-    /// The requested state; `None` for a deletion.
-    pub object: Option<Value>,
-    /// The state before; `None` for a creation.
-    pub old_object: Option<Value>,
+/// A value that is made when the first expression needs it: most policies look at who asks, and at nothing else.
+type LazyValue<'a> = LazyCell<Cel, Box<dyn FnOnce() -> Cel + 'a>>;
+
+/// All variables of a request.
+pub struct Inputs<'a> {
+    /// The requested state; null for a deletion.
+    pub object: LazyValue<'a>,
+    /// The state before; null for a creation.
+    pub old_object: LazyValue<'a>,
+    /// The `request` variable, as JSON.
+    pub request_json: Rc<Value>,
     /// The `request` variable.
-    pub request: Value,
-    /// The namespace of the object; `None` for cluster-scoped objects.
-    pub namespace: Option<Value>,
+    pub request: LazyValue<'a>,
+    /// The namespace of the object; null for cluster-scoped objects.
+    pub namespace: LazyValue<'a>,
 }
 
-impl Inputs {
+impl<'a> Inputs<'a> {
     /// The variables of a request, for a policy that matched it as `resource`.
-    pub fn new(attempt: &AdmissionRequest<'_>, resource: &Resource, namespace: Option<Value>) -> Self {
-        let shown = |object: &Value| {
-            let same = attempt.is_of(resource);
-            if same { object.clone() } else { resource.convert(object.clone()) }
+    pub fn new(
+        attempt: &AdmissionRequest<'a>,
+        resource: Arc<Resource>,
+        namespace: impl FnOnce() -> Option<Value> + 'a,
+    ) -> Self {
+        let request_json = Rc::new(request(attempt, &resource));
+        let same = attempt.is_of(&resource);
+        let shown = |object: Option<&'a Value>| -> LazyValue<'a> {
+            let resource = resource.clone();
+            LazyCell::new(Box::new(move || match object {
+                None => Cel::Null,
+                Some(object) if same => value(object),
+                Some(object) => value(&resource.convert(object.clone())),
+            }))
         };
+        let json = request_json.clone();
         Self {
-            object: attempt.new.map(shown),
-            old_object: attempt.old.map(shown),
-            request: request(attempt, resource),
-            namespace,
+            object: shown(attempt.new),
+            old_object: shown(attempt.old),
+            request_json,
+            request: LazyCell::new(Box::new(move || value(&json))),
+            namespace: LazyCell::new(Box::new(move || namespace().as_ref().map_or(Cel::Null, value))),
         }
     }
 }

@@ -41,8 +41,10 @@ pub struct Policy {
     conditions: Vec<Expression>,
     variables: Vec<(String, Expression)>,
     validations: Vec<Validation>,
-    /// The variables its expressions use.
-    names: BTreeSet<String>,
+    /// The variables its match conditions use.
+    condition_names: BTreeSet<String>,
+    /// Those that only its other expressions use.
+    other_names: BTreeSet<String>,
 }
 
 /// Why an expression of a stored policy cannot be evaluated.
@@ -188,40 +190,49 @@ impl Policy {
             conditions,
             variables,
             validations,
-            names: BTreeSet::new(),
+            condition_names: BTreeSet::new(),
+            other_names: BTreeSet::new(),
         };
-        read.names = read.expressions().flat_map(|expression| expression.names.iter().cloned()).collect();
+        read.condition_names = read.conditions.iter().flat_map(|it| it.names.iter().cloned()).collect();
+        let others = read.judging().flat_map(|it| it.names.iter().cloned());
+        read.other_names = others.filter(|name| !read.condition_names.contains(name)).collect();
         (read, problems)
     }
 
-    fn expressions(&self) -> impl Iterator<Item = &Expression> {
+    /// The expressions that are evaluated once the policy applies.
+    fn judging(&self) -> impl Iterator<Item = &Expression> {
         let validations = self.validations.iter();
-        self.conditions
-            .iter()
-            .chain(self.variables.iter().map(|(_, expression)| expression))
+        let variables = self.variables.iter().map(|(_, expression)| expression);
+        variables
             .chain(validations.flat_map(|it| std::iter::once(&it.expression).chain(&it.message_expression)))
     }
 
-    fn bind(&self, session: &mut Session<'_>, inputs: &Inputs, params: Option<&Value>) {
-        let null = Value::Null;
-        let known = [
-            ("object", inputs.object.as_ref().unwrap_or(&null)),
-            ("oldObject", inputs.old_object.as_ref().unwrap_or(&null)),
+    /// Binds those of the variables of a request that these expressions use.
+    fn bind(
+        names: &BTreeSet<String>,
+        session: &mut Session<'_>,
+        inputs: &Inputs<'_>,
+        params: Option<&Value>,
+    ) {
+        for (name, input) in [
+            ("object", &inputs.object),
+            ("oldObject", &inputs.old_object),
             ("request", &inputs.request),
-            ("namespaceObject", inputs.namespace.as_ref().unwrap_or(&null)),
-            ("params", params.unwrap_or(&null)),
-        ];
-        for (name, json) in known {
-            if self.names.contains(name) {
-                session.bind(name, value(json));
+            ("namespaceObject", &inputs.namespace),
+        ] {
+            if names.contains(name) {
+                session.bind(name, Cel::clone(input));
             }
         }
-        if self.names.contains("authorizer") {
+        if names.contains("params") {
+            session.bind("params", params.map_or(Cel::Null, value));
+        }
+        if names.contains("authorizer") {
             session.bind("authorizer", authorizer::start());
         }
-        if self.names.contains(authorizer::REQUEST_RESOURCE) {
+        if names.contains(authorizer::REQUEST_RESOURCE) {
             let text = |field: &Value| field.as_str().unwrap_or_default().to_string();
-            let request = &inputs.request;
+            let request = &inputs.request_json;
             let resource = &request["requestResource"];
             let own = authorizer::request_resource(
                 &text(&resource["group"]),
@@ -235,14 +246,15 @@ impl Policy {
     }
 
     /// Evaluates the validations for a request; returns the failed ones in order.
-    pub fn evaluate(&self, inputs: &Inputs, params: Option<&Value>) -> Vec<Denial> {
+    pub fn evaluate(&self, inputs: &Inputs<'_>, params: Option<&Value>) -> Vec<Denial> {
         session(|session| {
-            self.bind(session, inputs, params);
+            Self::bind(&self.condition_names, session, inputs, params);
             match self.applies(session) {
                 Ok(true) => {}
                 Ok(false) => return Vec::new(),
                 Err(message) => return self.failure(message).into_iter().collect(),
             }
+            Self::bind(&self.other_names, session, inputs, params);
             for (name, expression) in &self.variables {
                 session.define(name, expression);
             }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::handshakes::host;
 use super::unread_responses::UnreadResponses;
@@ -93,10 +94,37 @@ struct OpenConnection {
     class: UserClass,
     /// The host or the user.
     owner: Arc<str>,
-    /// The requests in progress.
-    active: Arc<watch::Sender<usize>>,
+    activity: Arc<ConnectionActivity>,
     /// Dropped when the connection has to go.
     _close: watch::Sender<()>,
+}
+
+/// The requests in progress on a connection. That one begins or ends wakes nobody: it would cost each of them a switch of
+/// threads. Who waits for an idle connection looks now and then.
+#[derive(Debug)]
+struct ConnectionActivity(Mutex<RequestCount>);
+
+#[derive(Debug)]
+struct RequestCount {
+    active: usize,
+    /// Whether there was any.
+    had_request: bool,
+    /// When the last one ended, or when the connection was opened.
+    idle_since: Instant,
+}
+
+impl ConnectionActivity {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(RequestCount { active: 0, had_request: false, idle_since: Instant::now() })))
+    }
+
+    fn requests(&self) -> MutexGuard<'_, RequestCount> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.requests().active == 0
+    }
 }
 
 /// One open connection.
@@ -105,18 +133,20 @@ pub struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
     number: u64,
     host: Arc<str>,
-    active: Arc<watch::Sender<usize>>,
+    activity: Arc<ConnectionActivity>,
     unread: Arc<UnreadResponses>,
     closed: watch::Receiver<()>,
 }
 
 /// One request on a connection, until its response was sent.
 #[derive(Debug)]
-pub struct ActiveRequest(Arc<watch::Sender<usize>>);
+pub struct ActiveRequest(Arc<ConnectionActivity>);
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.send_modify(|active| *active = active.saturating_sub(1));
+        let mut requests = self.0.requests();
+        requests.active = requests.active.saturating_sub(1);
+        requests.idle_since = Instant::now();
     }
 }
 
@@ -149,12 +179,19 @@ impl ConnectionLimiter {
             self.metrics.closed_connection(class.name());
             return None;
         }
-        let active = Arc::new(watch::Sender::new(0));
+        let activity = ConnectionActivity::new();
         let (close, closed) = watch::channel(());
         self.metrics.connections(class.name()).inc();
-        open.insert(number, OpenConnection { class, owner, active: active.clone(), _close: close });
+        open.insert(number, OpenConnection { class, owner, activity: activity.clone(), _close: close });
         drop(open);
-        Some(ConnectionPermit { limiter: self.clone(), number, host, active, unread: Arc::default(), closed })
+        Some(ConnectionPermit {
+            limiter: self.clone(),
+            number,
+            host,
+            activity,
+            unread: Arc::default(),
+            closed,
+        })
     }
 
     fn remove(&self, open: &mut BTreeMap<u64, OpenConnection>, number: u64) {
@@ -186,7 +223,7 @@ impl ConnectionLimiter {
                 *connection.owner == *owner
                     || !self.system.users.iter().any(|user| **user == *connection.owner)
             })
-            .map(|(number, connection)| (*number, &*connection.owner, *connection.active.borrow() == 0))
+            .map(|(number, connection)| (*number, &*connection.owner, connection.activity.is_idle()))
             .collect();
         // Without a login nothing is worth waiting for.
         match victim(&candidates, owner, class == UserClass::Anonymous) {
@@ -241,8 +278,11 @@ impl ConnectionPermit {
 
     /// Counts a request until the guard is dropped.
     pub fn begin_request(&self) -> ActiveRequest {
-        self.active.send_modify(|active| *active += 1);
-        ActiveRequest(self.active.clone())
+        let mut requests = self.activity.requests();
+        requests.active += 1;
+        requests.had_request = true;
+        drop(requests);
+        ActiveRequest(self.activity.clone())
     }
 
     /// What its client has to read.
@@ -278,21 +318,24 @@ impl ConnectionPermit {
     pub async fn idle(&self) {
         let ConnectionLimits { first_request_timeout, idle_timeout, unread_timeout, .. } =
             self.limiter.limits;
-        let mut active = self.active.subscribe();
-        let mut timeout = first_request_timeout;
+        let interval = (unread_timeout / 2).max(Duration::from_millis(1));
         loop {
-            let idle = *active.borrow_and_update() == 0;
-            let changed = active.changed();
-            if !idle {
-                // Looked at now and then: no request may begin or end meanwhile.
-                let _ = tokio::time::timeout(unread_timeout / 2, changed).await;
-                if self.unread.is_stalled(unread_timeout) {
+            let wait = {
+                let requests = self.activity.requests();
+                let timeout = if requests.had_request { idle_timeout } else { first_request_timeout };
+                let idle = requests.idle_since.elapsed();
+                if requests.active > 0 {
+                    interval
+                } else if idle >= timeout {
                     return;
+                } else {
+                    interval.min(timeout - idle)
                 }
-            } else if tokio::time::timeout(timeout, changed).await.is_err() {
+            };
+            if self.unread.is_stalled(unread_timeout) {
                 return;
             }
-            timeout = idle_timeout;
+            tokio::time::sleep(wait).await;
         }
     }
 }
@@ -388,6 +431,8 @@ mod tests {
         let limits = ConnectionLimits {
             first_request_timeout: zero,
             idle_timeout: zero,
+            // Half of it is the interval of looking.
+            unread_timeout: Duration::from_millis(2),
             ..ConnectionLimits::default()
         };
         let limiter = limiter(limits, SystemUsers::default());

@@ -165,6 +165,40 @@ pub async fn agent(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
+/// The machine is closed for others by hand: their connections end and new ones are refused, while streams go on. It is
+/// opened again, and the node returns by itself.
+pub async fn closed(cluster: &mut TestCluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    if let Some(why) = &cluster.lab.fallback {
+        println!("  skipped: there is no other machine, because {why}");
+        return Ok(());
+    }
+    let data_dir = cluster.near_dir().display().to_string();
+    let heartbeat = async |cluster: &TestCluster| -> Result<String> {
+        let lease = cluster.get("leases node-node-b -n russet-system").await?;
+        Ok(lease["spec"]["renewTime"].as_str().context("a Lease without a time")?.to_owned())
+    };
+    let connect = async |cluster: &TestCluster| {
+        tokio::net::TcpStream::connect((cluster.lab.near.address, cluster.api_port)).await
+    };
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
+    cluster.russet(&["token", "close", "--data-dir", &data_dir]).await?;
+    cluster.until("the API server is closed", async |cluster| Ok(connect(cluster).await.is_err())).await?;
+    let closed = heartbeat(cluster).await?;
+    finish_undisturbed(&mut answer).await?;
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+    until_reachable(cluster, "False").await?;
+    ensure!(heartbeat(cluster).await? == closed, "node-b reached a closed API server");
+    cluster.russet(&["token", "create", "--quiet", "--data-dir", &data_dir]).await?;
+    let back = Instant::now();
+    until_reachable(cluster, "True").await?;
+    println!("fault: API server open again, called reachable = {:.2} of 40", back.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
+    check_invariants(cluster).await
+}
+
 async fn until_reachable(cluster: &mut TestCluster, expected: &str) -> Result<()> {
     cluster
         .until(&format!("node-b's Reachable is {expected}"), async |cluster| {

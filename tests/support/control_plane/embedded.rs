@@ -62,7 +62,7 @@ impl Embedded {
         &self.data_dir
     }
 
-    pub(super) fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.data_dir.join("kubeconfig")
     }
 
