@@ -49,7 +49,10 @@ use kube::Client;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 
+use russet_rpc::cache_status::CacheStatus;
+use russet_rpc::informer;
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
+use russet_telemetry::admin::Readiness;
 use russet_telemetry::tasks::{TaskEnded, TaskSet};
 
 use self::fabric::measure::{self, LinkMonitor};
@@ -195,7 +198,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         true => SocketAddr::new(*address.borrow(), at.port()).to_string(),
         false => at.to_string(),
     });
-    let (registry, metrics) = metrics::AgentMetrics::new();
+    let caches = CacheStatus::default();
+    let (registry, metrics) = metrics::AgentMetrics::new(&caches);
     let ready = Arc::new(AtomicBool::new(false));
 
     tracing::info!(node = identity.node, address = %*address.borrow(), server = identity.server, "agent starts");
@@ -274,13 +278,24 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
             report_interval: config.report_interval,
         }),
     );
+    tasks.spawn("cache reports", {
+        let caches = caches.clone();
+        async move { caches.report().await }
+    });
     tasks.spawn("machine load", machine_load::run(config.fabric_tools.clone(), metrics.clone()));
     tasks.spawn("address", address::run(config.address, identity.server.clone(), addresses));
     tasks.spawn("certificate renewal", renew::run(identity.clone(), metrics.clone()));
     let exposition = metrics_proxy::MetricsProxy::default();
     let pages = exposition.pages();
+    let readiness = Readiness {
+        ready,
+        problems: Arc::new({
+            let caches = caches.clone();
+            move || caches.problems(std::time::Instant::now())
+        }),
+    };
     tasks.spawn("metrics", async move {
-        if let Err(error) = russet_telemetry::admin::serve_with(listener, registry, ready, pages).await {
+        if let Err(error) = russet_telemetry::admin::serve_with(listener, registry, readiness, pages).await {
             tracing::error!(%error, "metrics are no longer served");
         }
     });
@@ -300,8 +315,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     // Before any claim, and before it is recorded which ranks were lost.
     reading.scan();
     tasks.spawn("panic scan", reading.run());
-    let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
-    let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
+    let watcher = watcher::NodeWatcher { client: watching, node: &identity.node, caches };
+    let (shards, model_copies) = (watcher.shards(&mut tasks), watcher.copies(&mut tasks));
     let reach = copies::PeerAccess {
         downloader: peer_download::PeerDownloader { store, connector, limiter: paces.nodes.clone() },
         address: address.clone(),
@@ -400,7 +415,7 @@ async fn clients(identity: &NodeIdentity) -> Result<(Client, Client), Error> {
     let watching = identity.client(|config| {
         common(config);
         // Longer than a watch without events: a list has no timeout of its own.
-        config.read_timeout = Some(watcher::WATCH_TIMEOUT + Duration::from_secs(10));
+        config.read_timeout = Some(Duration::from_secs(u64::from(informer::WATCH_SECONDS) + 10));
     });
     Ok((requests.await?, watching.await?))
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use russet_crds::conditions::Reason;
+use russet_rpc::cache_status::CacheStatus;
 
 use crate::machine_load::MachineLoad;
 
@@ -39,7 +40,8 @@ fn registered<T>(made: prometheus::Result<T>) -> T {
 }
 
 impl AgentMetrics {
-    pub fn new() -> (Registry, Self) {
+    /// A registry with them, and with those of the caches.
+    pub fn new(caches: &CacheStatus) -> (Registry, Self) {
         let registry = Registry::new();
         let gauge = |name: &str, help: &str| registered(IntGauge::new(name, help));
         let gauges = |name: &str, help: &str, labels: &[&str]| {
@@ -183,6 +185,7 @@ impl AgentMetrics {
         for collector in collectors {
             registered(registry.register(collector));
         }
+        registered(registry.register(Box::new(registered(caches.collector()))));
         (registry, metrics)
     }
 
@@ -298,7 +301,7 @@ mod tests {
 
     #[test]
     fn missing_load_values_have_no_series() {
-        let (registry, metrics) = AgentMetrics::new();
+        let (registry, metrics) = AgentMetrics::new(&CacheStatus::default());
         let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         metrics.load(&MachineLoad { gpu: Some(0.5), watts: Some(31.5), ..MachineLoad::default() });
         assert!(text().contains("russet_node_gpu_active_ratio 0.5"), "{}", text());
@@ -310,7 +313,7 @@ mod tests {
 
     #[test]
     fn engines_are_counted_by_state_without_exited_ones() {
-        let (registry, metrics) = AgentMetrics::new();
+        let (registry, metrics) = AgentMetrics::new(&CacheStatus::default());
         metrics.engines(["serving", "serving", "gone", "loading"].into_iter());
         metrics.engines(["serving"].into_iter());
         let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();

@@ -17,7 +17,7 @@ use crate::list_item::ListItem;
 
 /// Seconds of one watch. A server that disappeared without closing the connection is detected when a watch
 /// exceeds this.
-const WATCH_SECONDS: u32 = 60;
+pub const WATCH_SECONDS: u32 = 60;
 /// Pause after the first failure. Short, because a restarted API server is back within seconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Doublings of the pause: the longest is two seconds. Informers are few, and cannot overload a server.
