@@ -49,8 +49,8 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
         ("losing_an_agents_network_alone_disturbs_no_stream", |c| Box::pin(network::agent(c))),
         ("losing_an_agent_in_a_copy_fetches_nothing_twice", |c| Box::pin(copies::killed(c))),
         ("losing_disk_space_under_a_copy_is_reported_and_it_resumes", |c| Box::pin(disk::copy(c))),
-        ("losing_disk_space_of_the_store_loses_nothing_acknowledged", |c| Box::pin(disk::store(c))),
         ("losing_disk_space_of_a_machine_ends_no_process", |c| Box::pin(disk::machine(c))),
+        ("losing_disk_space_of_the_store_loses_nothing_acknowledged", |c| Box::pin(disk::store(c))),
     ]
 }
 

@@ -22,7 +22,7 @@ const REQUESTS: usize = 20;
 const SMALL_RESERVE: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: small}\nspec: {disk: {reserve: 1Mi}}\n";
 const QUESTION: &str = "17 + 25";
 /// How long the disk stays full after the engine was killed: every process logs and tries several times.
-const FULL_FOR: Duration = Duration::from_secs(12);
+const FULL_FOR: Duration = Duration::from_secs(8);
 
 async fn get(kubeconfig: &Path, what: &[&str]) -> Result<Value> {
     let arguments = [&["get"], what, &["-o", "json"]].concat();
