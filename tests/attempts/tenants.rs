@@ -11,9 +11,11 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use futures::future::LocalBoxFuture;
 use reqwest::Method;
-use russet_tests::cluster::{condition, repository};
+use russet_tests::cluster::repository;
 use russet_tests::tenants::{HOSTILE, MachineOptions, OTHER, RUSSET, TenantMachine};
 use serde_json::{Value, json};
+
+use crate::table;
 
 /// A repository of the hub whose weights need a token.
 const CLOSED: &str = "other/closed";
@@ -31,40 +33,23 @@ pub struct TenantSequence {
     pub run: for<'a> fn(&'a TenantMachine) -> LocalBoxFuture<'a, Result<()>>,
 }
 
+/// A sequence by the name of its function.
+macro_rules! sequence {
+    ($room:ident::$name:ident) => {
+        TenantSequence { name: stringify!($name), run: |machine| Box::pin($room::$name(machine)) }
+    };
+}
+
 /// All of them, in this order: a key closes the gateway to callers without one.
 pub const SEQUENCES: &[TenantSequence] = &[
-    TenantSequence {
-        name: "one_uri_is_each_tenants_own_bucket",
-        run: |machine| Box::pin(sources::one_uri_is_each_tenants_own_bucket(machine)),
-    },
-    TenantSequence {
-        name: "closed_weights_need_the_tenants_own_credential",
-        run: |machine| Box::pin(sources::closed_weights_need_the_tenants_own_credential(machine)),
-    },
-    TenantSequence {
-        name: "folders_of_the_machine_are_closed",
-        run: |machine| Box::pin(sources::folders_of_the_machine_are_closed(machine)),
-    },
-    TenantSequence {
-        name: "sources_reach_no_private_address",
-        run: |machine| Box::pin(sources::sources_reach_no_private_address(machine)),
-    },
-    TenantSequence {
-        name: "replicas_of_others_stop_for_nobody_but_who_may_decide",
-        run: |machine| Box::pin(serving::replicas_of_others_stop_for_nobody_but_who_may_decide(machine)),
-    },
-    TenantSequence {
-        name: "a_route_takes_no_name_of_others",
-        run: |machine| Box::pin(serving::a_route_takes_no_name_of_others(machine)),
-    },
-    TenantSequence {
-        name: "a_secret_stays_with_its_namespace",
-        run: |machine| Box::pin(serving::a_secret_stays_with_its_namespace(machine)),
-    },
-    TenantSequence {
-        name: "cached_prefixes_say_nothing_of_others",
-        run: |machine| Box::pin(serving::cached_prefixes_say_nothing_of_others(machine)),
-    },
+    sequence!(sources::one_uri_is_each_tenants_own_bucket),
+    sequence!(sources::closed_weights_need_the_tenants_own_credential),
+    sequence!(sources::folders_of_the_machine_are_closed),
+    sequence!(sources::sources_reach_no_private_address),
+    sequence!(serving::replicas_of_others_stop_for_nobody_but_who_may_decide),
+    sequence!(serving::a_route_takes_no_name_of_others),
+    sequence!(serving::a_secret_stays_with_its_namespace),
+    sequence!(serving::cached_prefixes_say_nothing_of_others),
 ];
 
 /// Starts the machine in `folder`.
@@ -80,9 +65,7 @@ pub async fn start(folder: &Path) -> Result<TenantMachine> {
     for namespace in [HOSTILE, OTHER] {
         let_nodes_read_secrets(&machine, namespace).await?;
     }
-    let smoke = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Model", "metadata": {"name": "smoke"},
-        "spec": {"source": {"uri": "builtin://smoke"}}});
-    create(&machine, HOSTILE, "models", smoke).await?;
+    create(&machine, HOSTILE, "models", table::model("smoke", "builtin://smoke")).await?;
     Ok(machine)
 }
 
@@ -160,9 +143,4 @@ async fn reason(machine: &TenantMachine, path: &str, reason: &str) -> Result<Str
         .await?;
     let message = of_reason(&object).and_then(|condition| condition["message"].as_str().map(str::to_owned));
     message.with_context(|| format!("{reason} without a message"))
-}
-
-fn is_ready(object: &Value) -> bool {
-    condition(object, "Ready").is_some_and(|ready| ready["status"] == "True")
-        && object["status"]["observedGeneration"] == object["metadata"]["generation"]
 }

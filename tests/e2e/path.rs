@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_tests::chat::{self, StreamEnd};
-use russet_tests::cluster::{TestCluster, condition, repository};
+use russet_tests::cluster::{TestCluster, is_ready_as_edited, repository};
 use serde_json::{Value, json};
 
 /// Applies the quickstart and waits for Ready, two ranks on two nodes.
@@ -40,9 +40,8 @@ pub async fn ready(cluster: &mut TestCluster) -> Result<()> {
 
 /// Whether a deployment is Ready as it was last edited.
 async fn is_ready(cluster: &TestCluster, name: &str) -> bool {
-    let Ok(deployment) = cluster.get(&format!("modeldeployments {name}")).await else { return false };
-    deployment["status"]["observedGeneration"] == deployment["metadata"]["generation"]
-        && condition(&deployment, "Ready").is_some_and(|ready| ready["status"] == "True")
+    let deployment = cluster.get(&format!("modeldeployments {name}")).await;
+    deployment.is_ok_and(|deployment| is_ready_as_edited(&deployment))
 }
 
 /// Prompts of the smoke model's own list, each with its one correct answer.

@@ -548,6 +548,12 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }
 
+/// Whether an object is Ready as it was last edited.
+pub fn is_ready_as_edited(object: &Value) -> bool {
+    object["status"]["observedGeneration"] == object["metadata"]["generation"]
+        && condition(object, "Ready").is_some_and(|ready| ready["status"] == "True")
+}
+
 fn log_level() -> String {
     std::env::var("RUSSET_LOG").unwrap_or_else(|_| "info".into())
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use reqwest::Method;
 use russet_tests::chat;
-use russet_tests::cluster::{WAIT_TIMEOUT, condition};
+use russet_tests::cluster::{WAIT_TIMEOUT, condition, is_ready_as_edited};
 use russet_tests::tenants::{HOSTILE, OTHER, RUSSET, TenantMachine};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{collection, create, delete, is_ready, merged, path, reason, row, send};
+use super::{collection, create, delete, merged, path, reason, row, send};
 
 fn deployment(name: &str, more: Value) -> Value {
     let spec = merged(json!({"modelRef": {"name": "smoke"}}), more);
@@ -66,7 +66,7 @@ pub async fn replicas_of_others_stop_for_nobody_but_who_may_decide(machine: &Ten
     ensure!(code == 403 && says, "{code} {answer}");
     row("decide the Approval in its own namespace", "refused");
     let served = machine.get(&path(OTHER, "modeldeployments", "smoke")).await?;
-    ensure!(is_ready(&served), "the other namespace's replica stopped: {}", served["status"]);
+    ensure!(is_ready_as_edited(&served), "the other namespace's replica stopped: {}", served["status"]);
     ask(machine, None, "other/smoke", "Is it still there?").await?;
     delete(machine, HOSTILE, "modeldeployments", "taker").await
 }
@@ -151,7 +151,10 @@ fn access_key(name: &str, key: &str) -> Value {
 /// A key that the gateway accepts.
 async fn accepted_key(machine: &TenantMachine, namespace: &str, name: &str, key: &str) -> Result<()> {
     create(machine, namespace, "accesskeys", access_key(name, key)).await?;
-    machine.until_object("the key is Ready", &path(namespace, "accesskeys", name), is_ready).await.map(drop)
+    machine
+        .until_object("the key is Ready", &path(namespace, "accesskeys", name), is_ready_as_edited)
+        .await
+        .map(drop)
 }
 
 /// G5: whoever knows a hash does not get the requests of its key when the key is made anew.
@@ -187,7 +190,9 @@ pub async fn cached_prefixes_say_nothing_of_others(machine: &TenantMachine) -> R
     accepted_key(machine, HOSTILE, "prefix", own).await?;
     // The same files, so the same blocks on the disk.
     create(machine, HOSTILE, "modeldeployments", deployment("smoke", json!({}))).await?;
-    machine.until_object("it is Ready", &path(HOSTILE, "modeldeployments", "smoke"), is_ready).await?;
+    machine
+        .until_object("it is Ready", &path(HOSTILE, "modeldeployments", "smoke"), is_ready_as_edited)
+        .await?;
     let secret = "The merger with the lighthouse company is planned for the ninth of March. ".repeat(6);
     let cached = async |key: &str, more: Value| -> Result<u64> {
         let (code, answer) = chat_as(machine, Some(key), "smoke", &secret, more).await?;

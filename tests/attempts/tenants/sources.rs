@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result, ensure};
 use reqwest::Method;
 use russet_tests::bucket::FakeBucket;
-use russet_tests::cluster::{condition, repository};
+use russet_tests::cluster::{condition, is_ready_as_edited, repository};
 use russet_tests::tenants::{HOSTILE, OTHER, RUSSET, TenantMachine};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    BUCKETS, CLOSED, OPEN, SMOKE_FILES, collection, create, delete, is_ready, path, reason, row, send,
-};
+use crate::table;
+
+use super::{BUCKETS, CLOSED, OPEN, SMOKE_FILES, collection, create, delete, path, reason, row, send};
 
 /// A Model that every node fetches.
 fn model(name: &str, uri: &str, secret: Option<&str>) -> Value {
-    let mut source = json!({ "uri": uri });
+    let mut model = table::model(name, uri);
+    model["spec"]["preload"] = json!({"policy": "Always"});
     if let Some(secret) = secret {
-        source["secretRef"] = json!({ "name": secret });
+        model["spec"]["source"]["secretRef"] = json!({ "name": secret });
     }
-    json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Model", "metadata": {"name": name},
-        "spec": {"source": source, "preload": {"policy": "Always"}}})
+    model
 }
 
 fn secret(name: &str, values: &[(&str, &str)]) -> Value {
@@ -111,7 +111,7 @@ pub async fn closed_weights_need_the_tenants_own_credential(machine: &TenantMach
         create(machine, HOSTILE, "models", asked).await?;
         let place = path(HOSTILE, "models", "closed");
         reason(machine, &place, "SourceForbidden").await?;
-        ensure!(!is_ready(&machine.get(&place).await?), "{what}");
+        ensure!(!is_ready_as_edited(&machine.get(&place).await?), "{what}");
         row(what, "refused");
         delete(machine, HOSTILE, "models", "closed").await?;
     }
