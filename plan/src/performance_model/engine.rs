@@ -42,8 +42,8 @@ const MLX: Coefficients = Coefficients {
     core: 999.0,
     expert: 166_000.0,
     attention: 3.01,
-    gemm: 0.81,
-    start: 0.027_7,
+    gemm: 0.807,
+    start: 0.027_5,
     hop: 0.0,
 };
 

@@ -3,7 +3,7 @@
 //! A product runs in tiles: a tile loads its weights once, and computes all its rows even if few are used. Rows of an
 //! expert that do not fill a tile cost a whole one, so experts with few tokens each are slow.
 
-use super::{Estimator, GpuProfile, MATMUL_TILE_ROWS, READ_EFFICIENCY, UNPACK_OPS};
+use super::{Estimator, Experts, GpuProfile, MATMUL_TILE_ROWS, READ_EFFICIENCY, UNPACK_OPS};
 
 /// Tokens of a chunk.
 const CHUNK_TOKENS: u32 = 2048;
@@ -11,6 +11,8 @@ const CHUNK_TOKENS: u32 = 2048;
 const EXPERT_TILE_ROWS: u32 = 16;
 /// Rows of a tile of MLX's kernels on matrix units, with and without experts (`qmm_t_nax`, `gather_qmm_rhs_nax`).
 const MATRIX_UNIT_TILE_ROWS: u32 = 64;
+/// Mean tokens of an expert from which MLX sorts them; fewer are products of vectors (`GatherQMM`).
+const MIN_SORTED_TOKENS: f64 = 4.0;
 /// Operations of MLX's kernels per weight that a tile loads. Tiles of 16 rows are 6 to 13 % slower than those of 32 by
 /// the row (MLX's issues 4246 and 3918, M3), which is 5 to 11 operations; the number of bits makes no difference (its
 /// pull request 2946).
@@ -60,22 +62,25 @@ impl Estimator<'_> {
         let needed = f64::from(model.cache_layers.min(model.layers - 1)) / f64::from(model.layers);
         let routed = model.experts.map_or(0.0, |experts| experts.active);
         let dense = (model.active - model.head - routed).max(0.0);
-        let all = f64::from(tokens.div_ceil(tile));
-        // A tile with rows of several experts is computed once for each.
-        let sorted = model.experts.map_or(0.0, |experts| {
-            f64::from(tokens) / f64::from(expert_tile) + experts.read_factor(f64::from(tokens))
-        });
-        needed
-            * (dense * self.tiles_ops(all, tile, tokens, machine)
-                + routed * self.tiles_ops(sorted, expert_tile, tokens, machine))
-    }
-
-    /// Operations per weight in `tiles` of `rows`; of a few tokens, products of vectors are cheaper.
-    fn tiles_ops(&self, tiles: f64, rows: u32, tokens: u32, machine: &GpuProfile) -> f64 {
-        let matrix = 2.0 / (self.coefficients.gemm * machine.matmul_speedup);
-        let ops = tiles * (matrix * f64::from(rows) + self.load_ops(machine));
-        let vectors = UNPACK_OPS * f64::from(tokens) / machine.matmul_speedup;
-        if self.model.quantised { ops.min(vectors) } else { ops }
+        let tokens = f64::from(tokens);
+        let vectors = UNPACK_OPS * tokens / machine.matmul_speedup;
+        let tiles = |count: f64, rows: u32| {
+            let matrix = 2.0 / (self.coefficients.gemm * machine.matmul_speedup);
+            count * (matrix * f64::from(rows) + self.load_ops(machine))
+        };
+        let mut each = tiles((tokens / f64::from(tile)).ceil(), tile);
+        if model.quantised {
+            each = each.min(vectors);
+        }
+        let sorted = |experts: Experts| {
+            let tokens_each = tokens * f64::from(experts.used) / f64::from(experts.count.max(1));
+            if model.quantised && tokens_each < MIN_SORTED_TOKENS {
+                return vectors;
+            }
+            // A tile with rows of several experts is computed once for each.
+            tiles(tokens / f64::from(expert_tile) + experts.read_factor(tokens), expert_tile)
+        };
+        needed * (dense * each + routed * model.experts.map_or(0.0, sorted))
     }
 
     /// Operations per weight that a tile loads; in other engines their share of the peak includes it.
