@@ -105,6 +105,8 @@ impl From<&Chip> for GpuProfile {
             flops: chip.teraflops * 1e12,
             cores: f64::from(chip.gpu_cores),
             matmul_speedup: chip.matmul_speedup,
+            // GPUs of M1 and M2 have no BF16; Metal converts every value.
+            emulates_bfloat16: chip.name.starts_with("M1") || chip.name.starts_with("M2"),
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod calibration;
 pub mod engine;
 pub mod link;
 pub mod model;
+mod prefill;
 
 pub use calibration::Calibration;
 pub use engine::{Coefficients, EngineFamily};
@@ -28,8 +29,6 @@ pub use model::{Experts, ModelProfile, WeightFormat, Window};
 const READ_EFFICIENCY: f64 = 0.85;
 /// Rows of a tile of the matrix kernels: a product with fewer rows costs as much as one with this many.
 const MATMUL_TILE_ROWS: u32 = 32;
-/// Tokens of a prefill chunk.
-const PREFILL_CHUNK_TOKENS: u32 = 2048;
 /// Operations per quantised weight for each stream beyond the first, as the weights are unpacked again. On an
 /// M3 Ultra a product of 2, 4 and 8 rows costs 1.8, 3.3 and 6.1 times that of one (MLX's issue 4265), which
 /// is 13 with 60 cores and 17 with 80. Fitting it to batched rates gives 16.
@@ -50,6 +49,8 @@ pub struct GpuProfile {
     pub cores: f64,
     /// Speed of large matrix products relative to its shaders.
     pub matmul_speedup: f64,
+    /// Whether its shaders compute BF16 in software.
+    pub emulates_bfloat16: bool,
 }
 
 impl GpuProfile {
@@ -108,7 +109,8 @@ pub struct Speed {
     pub total: f64,
     /// Seconds to the first token, without other load.
     pub ttft: f64,
-    /// Prefill tokens per second.
+    /// Prefill tokens per second, as the engine's programs count: MLX's divide the prompt by the time to the first
+    /// token, the others by the time without the first step.
     pub prefill: f64,
 }
 
@@ -164,12 +166,14 @@ pub fn predict_with(
     let run = Estimator { engine, coefficients, model, group };
     let streams = load.streams.max(1);
     let step = run.step(load.context, streams);
-    let prefill = run.prefill(load.prompt.max(1));
+    let prompt = load.prompt.max(1);
+    let prefill = run.prefill(prompt);
+    let ttft = prefill + run.step(load.prompt, 1);
     Some(Speed {
         decode: 1.0 / step,
         total: f64::from(streams) / step,
-        ttft: prefill + run.step(load.prompt, 1),
-        prefill: f64::from(load.prompt.max(1)) / prefill,
+        ttft,
+        prefill: f64::from(prompt) / if engine.evaluates_caches_only() { ttft } else { prefill },
     })
 }
 
@@ -194,27 +198,6 @@ impl Estimator<'_> {
                 + self.latency(stage, machine)
                 + self.coefficients.attention * 2.0 * attended * part / machine.flops
         }) + self.message_seconds(streams, 1)
-    }
-
-    /// Seconds to prefill the prompt.
-    fn prefill(&self, prompt: u32) -> f64 {
-        let (whole, rest) = (prompt / PREFILL_CHUNK_TOKENS, prompt % PREFILL_CHUNK_TOKENS);
-        let tokens = f64::from(prompt);
-        let products =
-            f64::from(whole * PREFILL_CHUNK_TOKENS + rest.div_ceil(MATMUL_TILE_ROWS) * MATMUL_TILE_ROWS);
-        // Every token attends to those before it, half the prompt on average.
-        let attended = self.model.attention * tokens * tokens / 2.0;
-        let chunks = whole + u32::from(rest > 0);
-        self.stages(|stage, machine, first| {
-            let part = self.member_share(stage);
-            let reads = f64::from(whole) * self.weights(f64::from(PREFILL_CHUNK_TOKENS), part, first)
-                + if rest > 0 { self.weights(f64::from(rest), part, first) } else { 0.0 };
-            reads / (READ_EFFICIENCY * machine.bandwidth)
-                + 2.0 * products * self.model.active * part
-                    / (self.coefficients.gemm * machine.matmul_speedup * machine.flops)
-                + 2.0 * attended * part / (self.coefficients.gemm * machine.flops)
-                + f64::from(chunks) * self.latency(stage, machine)
-        }) + self.message_seconds(prompt, chunks)
     }
 
     /// Sum over the stages, each as slow as its slowest member. `cost` gets whether the stage is the first.
@@ -245,9 +228,10 @@ impl Estimator<'_> {
     /// Operations per weight of the products for streams beyond the first. A few rows run as that many vector
     /// products, each unpacking the weights again, until a tile of the matrix kernel is cheaper.
     fn extra_products(&self, streams: u32, machine: &GpuProfile) -> f64 {
-        let matrix = 2.0 / self.coefficients.gemm;
+        let rows = f64::from(MATMUL_TILE_ROWS);
+        let matrix = 2.0 / self.coefficients.gemm + self.load_ops(machine) / rows;
         let each = if self.model.quantised { UNPACK_OPS } else { matrix };
-        let tiles = matrix * f64::from(streams.div_ceil(MATMUL_TILE_ROWS) * MATMUL_TILE_ROWS);
+        let tiles = matrix * rows * f64::from(streams.div_ceil(MATMUL_TILE_ROWS));
         (each * f64::from(streams - 1)).min(tiles) / machine.matmul_speedup
     }
 

@@ -22,8 +22,13 @@ const PLANNED_CONTEXT_TOKENS: u32 = 2048;
 const TYPICAL_MESSAGE_BYTES: f64 = 32768.0;
 /// Profile of a machine with an unknown chip: an M4 Pro, in the middle of what people have. It serves only
 /// for comparison; no rate is shown for it.
-const UNKNOWN_GPU: GpuProfile =
-    GpuProfile { bandwidth: 273e9, flops: 9.2e12, cores: 20.0, matmul_speedup: 1.0 };
+const UNKNOWN_GPU: GpuProfile = GpuProfile {
+    bandwidth: 273e9,
+    flops: 9.2e12,
+    cores: 20.0,
+    matmul_speedup: 1.0,
+    emulates_bfloat16: false,
+};
 
 /// Predictions for one model.
 #[derive(Clone, Debug)]

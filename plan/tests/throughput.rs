@@ -33,6 +33,10 @@ const ENGINES: [EngineFamily; 3] = [EngineFamily::Mlx, EngineFamily::LlamaCpp, E
 /// SHA-256 of the file that the constants were fitted on. On any other they are tested, not fitted.
 const FITTED_ON: &str = "ecc17b9f6f3422baafa22663fd83ff8f140df1b1b9ef6699d699ca3e7e7f1bff";
 
+fn is_fitted(text: &str) -> bool {
+    hex::encode(Sha256::digest(text.as_bytes())) == FITTED_ON
+}
+
 /// The file, or `None` if it does not exist.
 fn file() -> Option<String> {
     let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/data/throughput.csv");
@@ -71,15 +75,27 @@ fn error(row: &Row, by: &Coefficients) -> Option<f64> {
     row.rate.map(|rate| (row.predict(by).total / rate - 1.0).abs())
 }
 
-/// Coefficients fitted without the source of each row.
-fn left_out(rows: &[Row], engine: EngineFamily) -> BTreeMap<String, Coefficients> {
+/// Coefficients fitted without the source of each row, or without a fold of all sources.
+fn left_out(rows: &[Row], engine: EngineFamily, folds: usize) -> BTreeMap<String, Coefficients> {
     let all = knowable(rows, engine);
     let sources: BTreeSet<&str> = all.iter().map(|row| row.source.as_str()).collect();
-    let without = |source: &str| {
-        let rest: Vec<&Row> = all.iter().copied().filter(|row| row.source != source).collect();
-        fit::fit(&rest, engine, engine.coefficients(), 0.1, 250)
+    let fold: BTreeMap<&str, usize> =
+        sources.into_iter().enumerate().map(|(index, source)| (source, index % folds)).collect();
+    let without = |left: usize| {
+        let rest: Vec<&Row> = all.iter().copied().filter(|row| fold[row.source.as_str()] != left).collect();
+        fit::fit(&rest, engine, engine.coefficients(), 0.1, 300)
     };
-    sources.into_iter().map(|source| (source.to_owned(), without(source))).collect()
+    let fits: Vec<Coefficients> = (0..folds.min(fold.len())).map(without).collect();
+    fold.into_iter().map(|(source, fold)| (source.to_owned(), fits[fold])).collect()
+}
+
+/// Errors of a class, and with each row's source left out of the fit.
+struct ClassErrors {
+    n: usize,
+    median: f64,
+    within: f64,
+    median_apart: f64,
+    within_apart: f64,
 }
 
 /// Whether a row belongs to a class.
@@ -125,20 +141,27 @@ fn published_rates_are_predicted_within_the_bounds() {
         let prefill = prefill.map(|rate| {
             format!("{:6.0} {rate:6.0} {:+4.0} %", speed.prefill, 100.0 * (speed.prefill / rate - 1.0))
         });
+        let ttft = row.ttft.filter(|_| row.load.prompt > 0);
+        let ttft = ttft.map(|seconds| {
+            format!("{:6.2} {seconds:6.2} {:+4.0} %", speed.ttft, 100.0 * (speed.ttft / seconds - 1.0))
+        });
         let why = row.unknowable.map(|why| format!("  [{why}]")).unwrap_or_default();
         println!(
-            "{:<5} {} | {:<22} | {:<20}{why}",
+            "{:<5} {} | {:<22} | {:<20} | {:<20}{why}",
             row.id,
             row.what,
             rate.unwrap_or_default(),
-            prefill.unwrap_or_default()
+            prefill.unwrap_or_default(),
+            ttft.unwrap_or_default()
         );
     }
     for line in &left {
         println!("not predicted: {line}");
     }
 
-    let without: BTreeMap<EngineFamily, _> = ENGINES.map(|engine| (engine, left_out(&rows, engine))).into();
+    let without: BTreeMap<EngineFamily, _> =
+        ENGINES.map(|engine| (engine, left_out(&rows, engine, usize::MAX))).into();
+    let folds = left_out(&rows, EngineFamily::Mlx, 5);
     println!(
         "\n{:<28} {:>4}  median   90 %  within 25 %   source left out: median   90 %  within 25 %",
         "class", "n"
@@ -165,7 +188,7 @@ fn published_rates_are_predicted_within_the_bounds() {
             100.0 * most_apart,
             100.0 * within_apart
         );
-        (n, median, within)
+        ClassErrors { n, median, within, median_apart, within_apart }
     };
     let mut found = BTreeMap::new();
     for (name, class) in CLASSES {
@@ -181,11 +204,18 @@ fn published_rates_are_predicted_within_the_bounds() {
         Some((row.predict(by).ttft / seconds - 1.0).abs())
     };
     let known = |row: &Row| row.unknowable.is_none();
-    table(
-        "prefill, MLX, one node",
-        &|row| known(row) && is(row, EngineFamily::Mlx, RowSplit::Single),
-        &prefill,
-    );
+    let mlx = |row: &Row| known(row) && row.engine == EngineFamily::Mlx;
+    let mlx_prefill =
+        table("prefill, MLX, one node", &|row| mlx(row) && row.split == RowSplit::Single, &prefill);
+    for (name, sparse) in [("  dense", false), ("  experts", true)] {
+        table(name, &|row| mlx(row) && row.split == RowSplit::Single && row.moe() == sparse, &prefill);
+    }
+    // What the planner knows of a model does not include whether it is F16.
+    let planned = |row: &Row, by: &Coefficients| {
+        let model = ModelProfile { bfloat16: true, ..row.model };
+        prefill(&Row { model, ..row.clone() }, by)
+    };
+    table("  every model BF16", &|row| mlx(row) && row.split == RowSplit::Single, &planned);
     table("prefill, llama.cpp", &|row| known(row) && row.engine == EngineFamily::LlamaCpp, &prefill);
     table(
         "prefill, ds4, one node",
@@ -193,7 +223,21 @@ fn published_rates_are_predicted_within_the_bounds() {
         &prefill,
     );
     table("prefill, clusters", &|row| known(row) && row.split != RowSplit::Single, &prefill);
-    table("TTFT, MLX", &|row| known(row) && row.engine == EngineFamily::Mlx, &ttft);
+    let mlx_ttft = table("TTFT, MLX", &mlx, &ttft);
+    let folded = |judged: &dyn Fn(&Row, &Coefficients) -> Option<f64>| {
+        let chosen = rows.iter().filter(|row| mlx(row) && row.split == RowSplit::Single);
+        spread(chosen.filter_map(|row| judged(row, &folds[&row.source])).collect())
+    };
+    for (name, (n, median, most, within)) in
+        [("prefill, MLX, one node", folded(&prefill)), ("TTFT, MLX, one node", folded(&ttft))]
+    {
+        println!(
+            "{name:<28} {n:>4}  a fifth of the sources left out:              {:5.1} % {:5.1} %  {:9.1} %",
+            100.0 * median,
+            100.0 * most,
+            100.0 * within
+        );
+    }
     table("with unknowable: one node", &|row| row.split == RowSplit::Single, &error);
     table("with unknowable: clusters", &|row| row.split != RowSplit::Single, &error);
     for (name, fence) in
@@ -215,25 +259,44 @@ fn published_rates_are_predicted_within_the_bounds() {
     };
     table("as if configs were unknown", &|row| known(row) && row.load.streams == 1, &estimated);
 
-    let (n, median, within) = found["MLX, one node, one stream"];
+    let ClassErrors { n, median, within, .. } = found["MLX, one node, one stream"];
     assert!(
         median <= 0.08 && within >= 0.90,
         "MLX, one node: median {median}, {within} within 25 %, {n} rows"
     );
-    let (n, median, _) = found["clusters"];
+    let ClassErrors { n, median, .. } = found["clusters"];
     assert!(median <= 0.25, "clusters: median {median}, {n} rows");
+    // On another file the goal, and on the fitted one what was reached.
+    let (prefill, ttft) =
+        if is_fitted(&text) { ((0.10, 0.88), (0.10, 0.92)) } else { ((0.12, 0.80), (0.12, 0.80)) };
+    for (name, errors, (most, least)) in [("prefill", mlx_prefill, prefill), ("TTFT", mlx_ttft, ttft)] {
+        let ClassErrors { n, median_apart: median, within_apart: within, .. } = errors;
+        assert!(
+            median <= most && within >= least,
+            "{name} of MLX, source left out: median {median}, {within} within 25 %, {n} rows"
+        );
+    }
 }
 
 #[test]
 fn rates_that_were_never_fitted_are_predicted_too() {
-    // Quoted in issues, a chart and a benchmark page; these rows are not in the fitted file.
+    // Quoted in issues, a chart and a benchmark page; these rows are not in the fitted file. The issues of rows P…
+    // were searched after the model had its form.
     let (rows, left) = rows::read(include_str!("fixtures/throughput-apart.csv"));
-    assert_eq!((rows.len(), left.len()), (13, 0), "{left:?}");
+    assert_eq!((rows.len(), left.len()), (30, 0), "{left:?}");
     let judged = |chosen: fn(&Row) -> bool| {
         let chosen: Vec<&Row> = rows.iter().filter(|row| chosen(row)).collect();
         for row in &chosen {
             let speed = row.predict(&row.engine.coefficients());
-            println!("{} {} | {:6.1} {:6.1}", row.id, row.what, speed.total, row.rate.unwrap_or_default());
+            println!(
+                "{} {} | {:6.1} {:6.1} | {:6.0} {:6.0}",
+                row.id,
+                row.what,
+                speed.total,
+                row.rate.unwrap_or_default(),
+                speed.prefill,
+                row.prefill.unwrap_or_default()
+            );
         }
         spread(chosen.iter().filter_map(|row| error(row, &row.engine.coefficients())).collect())
     };
@@ -243,12 +306,18 @@ fn rates_that_were_never_fitted_are_predicted_too() {
     let (n, median, _, _) = judged(|row| row.split != RowSplit::Single);
     println!("clusters: n {n}, median {median:.3}");
     assert!(median <= 0.25, "clusters: median {median}, {n} rows");
+    let prefill = |row: &Row| {
+        row.prefill.map(|rate| (row.predict(&row.engine.coefficients()).prefill / rate - 1.0).abs())
+    };
+    let (n, median, _, within) = spread(rows.iter().filter_map(prefill).collect());
+    println!("prefill: n {n}, median {median:.3}, within 25 % {within:.3}");
+    assert!(median <= 0.10 && within >= 0.85, "prefill: median {median}, {within} within 25 %, {n} rows");
 }
 
 #[test]
 fn the_constants_are_the_best_on_the_rows_they_were_fitted_on() {
     let Some(text) = file() else { return };
-    if hex::encode(Sha256::digest(text.as_bytes())) != FITTED_ON {
+    if !is_fitted(&text) {
         eprintln!("skipped: this is another file than the constants were fitted on");
         return;
     }
@@ -264,7 +333,7 @@ fn the_constants_are_the_best_on_the_rows_they_were_fitted_on() {
         let mut best = fit::fit(&rows, engine, first, 0.1, 300);
         let (ours, least) = (loss(&rows, &constants), loss(&rows, &best));
         println!("{engine:?}: loss {ours:.5}, least {least:.5}, at {best:?}");
-        assert!(fitted(engine).len() <= 5);
+        assert!(fitted(engine).len() <= 6);
         assert!(
             ours <= least * 1.002,
             "{engine:?}: {ours} is not the least loss, which is {least} at {best:?}"

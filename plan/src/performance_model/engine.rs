@@ -1,4 +1,4 @@
-//! Coefficients of measured engines: at most five numbers each, fitted on the rows of `throughput.csv` that
+//! Coefficients of measured engines: at most six numbers each, fitted on the rows of `throughput.csv` that
 //! are not `claimed`, with the least Huber loss of the logarithm of predicted over measured.
 //! `tests/throughput.rs` refits them and checks that these constants are the optimum.
 
@@ -27,16 +27,25 @@ pub struct Coefficients {
     pub expert: f64,
     /// Shader operations per flop of attention over the cache.
     pub attention: f64,
-    /// Share of the peak that products of large matrices reach.
+    /// Share of the peak that products of large matrices reach; in MLX while no weights are loaded.
     pub gemm: f64,
+    /// Seconds of a prompt whatever its length, before its first chunk.
+    pub start: f64,
     /// Seconds of a hop between stages beyond the link's own.
     pub hop: f64,
 }
 
-/// Five fitted, on 97 rows of one stream on one node, 15 batched, 20 of clusters and 41 of prefill; the hop
+/// Six fitted, on 97 rows of one stream on one node, 15 batched, 20 of clusters and 41 of prefill; the hop
 /// is the link's.
-const MLX: Coefficients =
-    Coefficients { layer: 47_800.0, core: 999.0, expert: 166_000.0, attention: 3.01, gemm: 0.724, hop: 0.0 };
+const MLX: Coefficients = Coefficients {
+    layer: 47_800.0,
+    core: 999.0,
+    expert: 166_000.0,
+    attention: 3.01,
+    gemm: 0.807,
+    start: 0.027_5,
+    hop: 0.0,
+};
 
 /// Five fitted, on 92 rows of one node, 70 of prefill and 4 of pipelines. More cores do not slow its layers:
 /// that coefficient fits to zero.
@@ -46,6 +55,7 @@ const LLAMA_CPP: Coefficients = Coefficients {
     expert: 73_000.0,
     attention: 15.0,
     gemm: 0.677,
+    start: 0.0,
     hop: 0.004_6,
 };
 
@@ -57,6 +67,7 @@ const DS4: Coefficients = Coefficients {
     expert: 468_000.0,
     attention: 3.57,
     gemm: 0.515,
+    start: 0.0,
     hop: 0.003_84,
 };
 
@@ -68,6 +79,12 @@ impl EngineFamily {
             EngineFamily::LlamaCpp => LLAMA_CPP,
             EngineFamily::Ds4 => DS4,
         }
+    }
+
+    /// Whether prefill evaluates the caches and nothing else. MLX is lazy: of a prompt's tokens it computes
+    /// neither the head nor what follows the last cache, and the prompt's last token is the first step.
+    pub(super) fn evaluates_caches_only(self) -> bool {
+        self == EngineFamily::Mlx
     }
 
     /// Seconds that the GPU waits for the CPU around a collective. Only MLX runs collectives on the CPU

@@ -12,6 +12,10 @@ pub struct ModelProfile {
     pub hidden: u32,
     /// Active parameters per token: including the head, without the embedding, which is a look-up.
     pub active: f64,
+    /// Parameters of the head among them.
+    pub head: f64,
+    /// Layers until the last one that keeps a cache of its own; all, if every layer does.
+    pub cache_layers: u32,
     /// Bytes of these parameters.
     pub bytes: f64,
     /// Bytes of the head among them, which a tensor group does not shard.
@@ -26,6 +30,8 @@ pub struct ModelProfile {
     pub attention: f64,
     /// Whether the weights are unpacked before they are multiplied.
     pub quantised: bool,
+    /// Whether activations and scales are BF16, as in models since 2025, and not F16.
+    pub bfloat16: bool,
 }
 
 /// Experts of a model.
@@ -35,7 +41,9 @@ pub struct Experts {
     pub count: u32,
     /// Active per token in each layer.
     pub used: u32,
-    /// Bytes of a token's active experts, in all layers.
+    /// Parameters of a token's active experts, in all layers.
+    pub active: f64,
+    /// Bytes of these.
     pub bytes: f64,
 }
 
@@ -140,6 +148,8 @@ impl ModelProfile {
             layers: shape.layers,
             hidden: shape.hidden_size,
             active: parameters.max(0.0),
+            head: embedding.min(parameters.max(0.0)),
+            cache_layers: shape.layers,
             bytes: head_bytes,
             head_bytes,
             experts: None,
@@ -147,6 +157,8 @@ impl ModelProfile {
             window: None,
             attention: 0.0,
             quantised: shape.quantization_group_size > 0,
+            // The shape does not say it.
+            bfloat16: true,
         };
         let mut idle = 0.0;
         for LayerGroup { count, weight_bytes, replicated_bytes: _, state, experts } in shape.groups() {
@@ -157,7 +169,7 @@ impl ModelProfile {
                 let chosen = all * f64::from(used) / f64::from(count.max(1));
                 idle += all - chosen;
                 let bytes = model.experts.map_or(0.0, |experts| experts.bytes) + chosen;
-                model.experts = Some(Experts { count, used, bytes });
+                model.experts = Some(Experts { count, used, active: 0.0, bytes });
             }
             let per_token = layers * state.per_token_bytes as f64;
             match state.window_tokens {
@@ -173,8 +185,12 @@ impl ModelProfile {
             }
         }
         // Experts have as many parameters as their part of the bytes.
+        let per_byte = model.active / model.bytes.max(1.0);
         model.active *= 1.0 - (idle / model.bytes.max(1.0)).clamp(0.0, 1.0);
         model.bytes -= idle;
+        if let Some(experts) = &mut model.experts {
+            experts.active = (per_byte * experts.bytes).min(model.active);
+        }
         model
     }
 
@@ -200,15 +216,21 @@ impl ModelProfile {
             layers: layers as u32,
             hidden: hidden as u32,
             active,
+            head: head.min(active / 2.0),
+            cache_layers: layers as u32,
             bytes: weights.bytes(active),
             head_bytes: weights.bytes(head.min(active / 2.0)),
             // Half of a token's active parameters are experts, 8 of about 160.
-            experts: sparse.then(|| Experts { count: 160, used: 8, bytes: weights.bytes(active * 0.53) }),
+            experts: sparse.then(|| {
+                let active = active * 0.53;
+                Experts { count: 160, used: 8, active, bytes: weights.bytes(active) }
+            }),
             // Eight KV heads of 128, keys and values.
             kv_bytes: layers * 2048.0 * KV_VALUE_BYTES,
             window: None,
             attention: layers * hidden * 2.0,
             quantised: weights != WeightFormat::Half,
+            bfloat16: true,
         }
     }
 
@@ -241,11 +263,11 @@ mod tests {
 
     #[test]
     fn tokens_that_choose_alone_spread_over_all_experts() {
-        let experts = Experts { count: 128, used: 8, bytes: 1.0 };
+        let experts = Experts { count: 128, used: 8, active: 1.0, bytes: 1.0 };
         assert_eq!(experts.read_factor(1.0), 1.0);
         assert!((experts.read_factor(4.0) - 3.65).abs() < 0.01);
         assert!((experts.read_factor(10_000.0) - 16.0).abs() < 1e-6, "all of them, and no more");
-        assert_eq!(Experts { count: 0, used: 0, bytes: 1.0 }.read_factor(9.0), 1.0);
+        assert_eq!(Experts { count: 0, used: 0, ..experts }.read_factor(9.0), 1.0);
     }
 
     #[test]
@@ -274,5 +296,6 @@ mod tests {
         });
         assert_eq!((own.active, own.bytes, own.head_bytes), (2000.0, 4016.0, 1616.0));
         assert_eq!(own.attention, 32.0);
+        assert_eq!((own.head, own.cache_layers), (800.0, 2));
     }
 }

@@ -20,13 +20,16 @@ fn qwen3_235b() -> ModelProfile {
         layers: 94,
         hidden: 4096,
         active: 21.6e9,
+        head: 0.62e9,
+        cache_layers: 94,
         bytes: EIGHT.bytes(21.6e9),
         head_bytes: EIGHT.bytes(0.62e9),
-        experts: Some(Experts { count: 128, used: 8, bytes: EIGHT.bytes(14.2e9) }),
+        experts: Some(Experts { count: 128, used: 8, active: 14.2e9, bytes: EIGHT.bytes(14.2e9) }),
         kv_bytes: 94.0 * 2048.0,
         window: None,
         attention: 94.0 * 64.0 * 256.0,
         quantised: true,
+        bfloat16: true,
     }
 }
 
@@ -37,6 +40,8 @@ fn llama(layers: u32, hidden: u32, billions: f64, weights: WeightFormat) -> Mode
         layers,
         hidden,
         active: billions * 1e9 - head,
+        head,
+        cache_layers: layers,
         bytes: weights.bytes(billions * 1e9 - head),
         head_bytes: weights.bytes(head),
         experts: None,
@@ -44,6 +49,7 @@ fn llama(layers: u32, hidden: u32, billions: f64, weights: WeightFormat) -> Mode
         window: None,
         attention: f64::from(layers) * f64::from(hidden) * 2.0,
         quantised: weights != WeightFormat::Half,
+        bfloat16: true,
     }
 }
 
@@ -233,4 +239,52 @@ fn a_hybrid_lies_between_its_parts() {
         .map(|ranks| mlx(&model, &tensor(&model, ranks, LinkProfile::RDMA, FenceMode::Fast), one()).decode);
     let hybrid = mlx(&model, &hybrid, one()).decode;
     assert!(hybrid < two && hybrid > 0.9 * two && two < four, "{hybrid} {two} {four}");
+}
+
+#[test]
+fn prefill_of_experts_with_few_tokens_fills_no_tiles() {
+    let group = GroupTopology::single(ultra(), 94);
+    let rate = |experts: Option<Experts>, prompt: u32| {
+        let model = ModelProfile { experts, ..qwen3_235b() };
+        mlx(&model, &group, Load { prompt, ..one() }).prefill
+    };
+    let experts = qwen3_235b().experts;
+    let finer = experts.map(|experts| Experts { count: 4 * experts.count, used: experts.used, ..experts });
+    assert!(rate(finer, 512) < 0.7 * rate(experts, 512));
+    assert!(rate(experts, 512) < 0.9 * rate(experts, 2049), "a full chunk fills more of every tile");
+    assert!(rate(experts, 2049) < rate(None, 2049));
+}
+
+#[test]
+fn only_bfloat16_before_m3_is_emulated_in_prefill() {
+    let model = llama(32, 4096, 8.03, FOUR);
+    let half = ModelProfile { bfloat16: false, ..model };
+    for (chip, emulated) in [("M1 Max", true), ("M2 Pro", true), ("M3 Pro", false), ("M5 Max", false)] {
+        let group = GroupTopology::single(machine(chip, 64), 32);
+        let (slow, fast) = (mlx(&model, &group, one()), mlx(&half, &group, one()));
+        assert_eq!(slow.prefill < 0.75 * fast.prefill, emulated, "{chip}: {slow:?} {fast:?}");
+        assert_eq!(slow.decode, fast.decode, "{chip}");
+    }
+}
+
+#[test]
+fn prompts_of_any_length_have_a_time() {
+    let model = qwen3_235b();
+    let groups = [
+        GroupTopology::single(ultra(), 94),
+        tensor(&model, 2, LinkProfile::RDMA, FenceMode::Fast),
+        GroupTopology::pipeline(&[(ultra(), 47), (ultra(), 47)], LinkProfile::RDMA, FenceMode::Fast),
+    ];
+    for group in groups {
+        let mut last = 0.0;
+        for prompt in [0, 1, 2, 15, 300, 2048, 2049, 2050, 100_000] {
+            let ttft = mlx(&model, &group, Load { prompt, ..one() }).ttft;
+            assert!(ttft.is_finite() && ttft >= last, "{prompt}: {ttft} after {last}");
+            last = ttft;
+        }
+    }
+    let head = ModelProfile { head: 2.0 * model.head, head_bytes: model.head_bytes, ..model };
+    let load = Load { prompt: 2048, ..one() };
+    let group = GroupTopology::single(ultra(), 94);
+    assert!(mlx(&head, &group, load).ttft < mlx(&model, &group, load).ttft, "a prompt passes no head");
 }

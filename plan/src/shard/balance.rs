@@ -209,6 +209,7 @@ mod tests {
                 flops: (4 + rng.below(20)) as f64 * 1e12,
                 cores: (10 + 10 * rng.below(7)) as f64,
                 matmul_speedup: 1.0,
+                emulates_bfloat16: false,
             }),
         };
         TpTeam { slots: (0..members).map(|_| slot(rng)).collect() }

@@ -7,16 +7,17 @@ use super::rows::{Row, RowSplit};
 /// A fitted field of the coefficients.
 pub type Field = fn(&mut Coefficients) -> &mut f64;
 
-/// The fitted fields of an engine, five at most.
+/// The fitted fields of an engine, six at most.
 pub fn fitted(engine: EngineFamily) -> Vec<(&'static str, Field)> {
     let layer: (&str, Field) = ("layer", |by| &mut by.layer);
     let expert: (&str, Field) = ("expert", |by| &mut by.expert);
     let attention: (&str, Field) = ("attention", |by| &mut by.attention);
     let gemm: (&str, Field) = ("gemm", |by| &mut by.gemm);
+    let start: (&str, Field) = ("start", |by| &mut by.start);
     let core: (&str, Field) = ("core", |by| &mut by.core);
     let hop: (&str, Field) = ("hop", |by| &mut by.hop);
     match engine {
-        EngineFamily::Mlx => vec![layer, core, expert, attention, gemm],
+        EngineFamily::Mlx => vec![layer, core, expert, attention, gemm, start],
         EngineFamily::LlamaCpp => vec![layer, expert, attention, gemm, hop],
         EngineFamily::Ds4 => vec![expert, attention, gemm, hop],
     }

@@ -26,6 +26,8 @@ pub struct Facts {
     pub window: (u32, u32),
     /// Query heads × (key + value width), over the layers with full attention.
     pub attention: f64,
+    /// Layers at the end that share the caches of earlier ones.
+    pub sharing: u32,
     /// Published quantised: experts in 4 bits with a scale for 32, the rest in BF16, according to the size of
     /// the published files (594 GB).
     pub native: bool,
@@ -41,14 +43,22 @@ impl Facts {
             layers: self.layers,
             hidden: self.hidden,
             active: self.read * 1e9,
+            head: f64::from(self.vocabulary) * f64::from(self.hidden),
+            cache_layers: self.layers - self.sharing,
             bytes: expert_bytes + rest.bytes(rest_read * 1e9),
             head_bytes: rest.bytes(f64::from(self.vocabulary) * f64::from(self.hidden)),
-            experts: (count > 0).then_some(Experts { count, used, bytes: expert_bytes }),
+            experts: (count > 0).then_some(Experts {
+                count,
+                used,
+                active: self.routed * 1e9,
+                bytes: expert_bytes,
+            }),
             kv_bytes: 2.0 * f64::from(self.cached),
             window: (self.window.0 > 0)
                 .then(|| Window { tokens: self.window.0, kv_bytes: 2 * self.window.1 }),
             attention: self.attention,
             quantised: routed != WeightFormat::Half || rest != WeightFormat::Half,
+            bfloat16: true,
         }
     }
 }
@@ -77,6 +87,7 @@ fn dense(
         cached: layers * 2 * kv * width,
         window: (0, 0),
         attention: f64::from(layers * queries * 2 * width),
+        sharing: 0,
         native: false,
     }
 }
@@ -122,6 +133,7 @@ fn sparse(
         cached: 0,
         window: (0, 0),
         attention: 0.0,
+        sharing: 0,
         native: false,
     }
 }
@@ -247,6 +259,7 @@ pub fn table() -> Vec<Facts> {
         // Its per-layer embeddings are look-ups: 2.3 of its 5.1 billion are multiplied. Heads guessed.
         Facts {
             total: 5.1,
+            sharing: 20,
             ..windowed(dense("Gemma-4-E2B", 2.3, (35, 1536, 262_144), true, (8, 1, 512)), 7, 512)
         },
         cache(

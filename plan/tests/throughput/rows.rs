@@ -61,6 +61,11 @@ const UNKNOWABLE: [(&str, &str); 7] = [
 const FAST_FENCE: [&str; 5] =
     ["Geerling chart", "exo#1468", "mlx-lm PR 698", "exo#1723", "exo#2070, plain MLX"];
 
+/// Models that MLX's users run in F16: of those that were published before 2025, mlx-lm converted the tensors that are
+/// not quantised to F16. Later ones keep the BF16 of their publishers (mlxcel's issue 289 names some of both).
+const FLOAT16: [&str; 7] =
+    ["LLaMA-2", "Llama-3", "TinyLlama", "Mistral-7B", "Codestral", "Qwen2.5", "DeepSeek-Coder-V2"];
+
 impl Row {
     /// The prediction with some coefficients.
     pub fn predict(&self, by: &Coefficients) -> Speed {
@@ -122,7 +127,9 @@ fn row<'a>(field: &impl Fn(&str) -> &'a str, table: &[Facts]) -> Result<Row, Str
     let total = number("total_b").ok_or("its parameters are not stated")? * 1e9;
     let size = ParameterCounts { total, active: number("active_b").map_or(total, |active| active * 1e9) };
     let estimate = ModelProfile::estimate(size, rest);
+    let bfloat16 = !FLOAT16.iter().any(|name| field("model").starts_with(name));
     let model = facts.map_or(estimate, |facts| facts.model(routed, rest));
+    let model = ModelProfile { bfloat16, ..model };
     let (split, group) = group(field("split"), &machines, model.layers, field("link"), field("source"))?;
     let (prompt, generated) = (count("prompt_tokens"), count("gen_tokens"));
     let source = field("source");

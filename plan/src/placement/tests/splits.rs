@@ -251,6 +251,7 @@ fn deepest() -> Snapshot {
             flops: (4 + 3 * at) as f64 * 1e12,
             cores: (10 + 10 * at) as f64,
             matmul_speedup: 1.0,
+            emulates_bfloat16: false,
         });
     }
     let shape = view.models.get_mut(&("ns".to_owned(), "m".to_owned())).unwrap();
