@@ -1,0 +1,56 @@
+//! Weights in GGUF, read as if they were those of an MLX repository: `model` says where each byte of the converted
+//! tensors would lie and what blocks it is made of.
+
+use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
+
+use russet_model::{
+    error::Error,
+    gguf::layout::Layout,
+    safetensors::Headers,
+};
+
+use super::{OpenFile, WeightsError};
+use crate::gguf_folder::{GgufFolder, GgufFolderError};
+
+/// A file of weights.
+#[derive(Debug)]
+pub(super) enum WeightFile {
+    /// As the engine has them in memory.
+    Plain(File),
+    /// Converted as they are read.
+    Gguf(File, Layout),
+}
+
+impl WeightFile {
+    /// Fills `bytes` from an offset on, of converted weights where they are converted.
+    pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.read_exact_at(bytes, offset),
+            Self::Gguf(file, layout) => {
+                layout.read(offset, bytes, &|offset, bytes| file.read_exact_at(bytes, offset))
+            }
+        }
+    }
+}
+
+/// Configuration, headers and files of the model in GGUF of a folder; `None` where there is none.
+pub(super) fn open(dir: &Path) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>)>, WeightsError> {
+    let failed = |error: GgufFolderError| match error {
+        GgufFolderError::Io { path, source } => WeightsError::Io { path, source },
+        GgufFolderError::Model(Error::File(source)) => WeightsError::File { folder: dir.to_owned(), source },
+        GgufFolderError::Model(Error::Unsupported(why)) => why.into(),
+    };
+    // What is missing is named by the reader of folders without GGUF.
+    if !dir.is_dir() {
+        return Ok(None);
+    }
+    let Some(folder) = GgufFolder::open(dir).map_err(failed)? else { return Ok(None) };
+    let (config, weights) = {
+        let model = folder.model().map_err(failed)?;
+        let weights = model.weights().map_err(|error| failed(error.into()))?;
+        (folder.configuration(&model).map_err(failed)?, weights)
+    };
+    let files = folder.into_files().zip(weights.layouts);
+    let files = files.map(|((path, file), layout)| OpenFile { path, file: WeightFile::Gguf(file, layout) });
+    Ok(Some((config, weights.headers, files.collect())))
+}
