@@ -125,7 +125,12 @@ struct OpenFile {
 impl Checkpoint {
     /// Opens a folder with `config.json` and its safetensors files, or with a model in GGUF.
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
-        match gguf::open(dir)? {
+        Self::open_as(dir, LoadDtype::AsStored)
+    }
+
+    /// The same for weights that will be kept in a type: what is converted on loading is converted to it.
+    pub fn open_as(dir: &Path, dtype: LoadDtype) -> Result<Self, WeightsError> {
+        match gguf::open(dir, dtype)? {
             Some((config, headers, files)) => Self::new(dir, &config, headers, files),
             None => Self::open_safetensors(dir),
         }

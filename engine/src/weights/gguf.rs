@@ -5,11 +5,11 @@ use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
 
 use russet_model::{
     error::Error,
-    gguf::layout::Layout,
+    gguf::{affine::ValueType, layout::Layout},
     safetensors::Headers,
 };
 
-use super::{OpenFile, WeightsError};
+use super::{LoadDtype, OpenFile, WeightsError};
 use crate::gguf_folder::{GgufFolder, GgufFolderError};
 
 /// A file of weights.
@@ -33,8 +33,8 @@ impl WeightFile {
     }
 }
 
-/// Configuration, headers and files of the model in GGUF of a folder; `None` where there is none.
-pub(super) fn open(dir: &Path) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>)>, WeightsError> {
+/// Configuration, headers and files of the model in GGUF of a folder; `None` where there is none. What is computed in 32 bits is converted to 32 bits, without the rounding of scales.
+pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>)>, WeightsError> {
     let failed = |error: GgufFolderError| match error {
         GgufFolderError::Io { path, source } => WeightsError::Io { path, source },
         GgufFolderError::Model(Error::File(source)) => WeightsError::File { folder: dir.to_owned(), source },
@@ -47,7 +47,11 @@ pub(super) fn open(dir: &Path) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>
     let Some(folder) = GgufFolder::open(dir).map_err(failed)? else { return Ok(None) };
     let (config, weights) = {
         let model = folder.model().map_err(failed)?;
-        let weights = model.weights().map_err(|error| failed(error.into()))?;
+        let value = match dtype {
+            LoadDtype::AsStored => model.value_type(),
+            LoadDtype::Float32 => ValueType::F32,
+        };
+        let weights = model.weights(value).map_err(|error| failed(error.into()))?;
         (folder.configuration(&model).map_err(failed)?, weights)
     };
     let files = folder.into_files().zip(weights.layouts);

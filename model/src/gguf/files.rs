@@ -36,6 +36,16 @@ pub fn gguf_files(names: &[&str]) -> Result<Option<Vec<String>>, FileError> {
     Ok(Some(files.into_iter().map(|(_, name)| name.to_owned()).collect()))
 }
 
+/// The files of the model of which `name` is one: itself, or all its parts.
+pub fn parts(name: &str) -> Vec<String> {
+    match part(name) {
+        None => vec![name.to_owned()],
+        Some((base, _, count)) => {
+            (1..=count).map(|number| format!("{base}-{number:05}-of-{count:05}{SUFFIX}")).collect()
+        }
+    }
+}
+
 /// The name of the model, the number and the count of a part.
 fn part(name: &str) -> Option<(&str, u32, u32)> {
     let (before, count) = name.strip_suffix(SUFFIX)?.rsplit_once("-of-")?;
@@ -50,6 +60,12 @@ fn part(name: &str) -> Option<(&str, u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_a_model_are_named_by_any_of_them() {
+        assert_eq!(parts("x.gguf"), ["x.gguf"]);
+        assert_eq!(parts("x-00002-of-00002.gguf"), ["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"]);
+    }
 
     #[test]
     fn one_model_in_one_or_several_files_is_found() {

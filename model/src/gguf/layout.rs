@@ -175,7 +175,7 @@ impl Region {
     fn convert(&self, value: ValueType, raw: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         let beyond = |found: f32| {
             let problem = format!(
-                "tensor {} has a number or a scale, {found}, that {} has no value for; fetch or quantise the model again",
+                "tensor {} has a number or a scale, {found:e}, that {} has no value for; fetch or quantise the model again",
                 self.tensor,
                 value.dtype()
             );

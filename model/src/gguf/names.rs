@@ -1,7 +1,5 @@
 //! Architectures by their GGUF names, and what their tensors are called in an MLX repository.
 
-use super::affine::ValueType;
-
 /// A kind of model by its name in GGUF.
 #[derive(Debug)]
 pub struct Architecture {
@@ -11,8 +9,6 @@ pub struct Architecture {
     pub model_type: &'static str,
     /// Whether the rows of queries and keys are stored so that neighbours are rotated, not halves.
     pub traditional_rope: bool,
-    /// What its 16-bit numbers are where the file does not say it.
-    pub(super) value: ValueType,
     /// Whether the MLP is experts.
     pub has_experts: bool,
 }
@@ -24,29 +20,24 @@ pub const ARCHITECTURES: &[Architecture] = &[
         name: "llama",
         model_type: "llama",
         traditional_rope: true,
-        value: ValueType::F16,
         has_experts: false,
     },
     Architecture {
         name: "qwen2",
         model_type: "qwen2",
         traditional_rope: false,
-        // Its activations outgrow F16 in some layers.
-        value: ValueType::Bf16,
         has_experts: false,
     },
     Architecture {
         name: "qwen3",
         model_type: "qwen3",
         traditional_rope: false,
-        value: ValueType::Bf16,
         has_experts: false,
     },
     Architecture {
         name: "qwen3moe",
         model_type: "qwen3_moe",
         traditional_rope: false,
-        value: ValueType::Bf16,
         has_experts: true,
     },
 ];
