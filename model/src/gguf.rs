@@ -14,6 +14,8 @@ mod configuration;
 pub mod files;
 pub mod float16;
 pub mod header;
+mod iq;
+mod iq_grids;
 mod k_quants;
 pub mod layout;
 pub mod metadata;

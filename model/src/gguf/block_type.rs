@@ -21,6 +21,13 @@ pub enum BlockType {
     Q5K,
     Q6K,
     Q8K,
+    Iq1S,
+    Iq1M,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq3Xxs,
+    Iq3S,
     Iq4Nl,
     Iq4Xs,
     Mxfp4,
@@ -45,20 +52,20 @@ const TYPES: &[Row] = &[
     (13, "Q5_K", 256, 176, Some(BlockType::Q5K)),
     (14, "Q6_K", 256, 210, Some(BlockType::Q6K)),
     (15, "Q8_K", 256, 292, Some(BlockType::Q8K)),
-    (16, "IQ2_XXS", 256, 66, None),
-    (17, "IQ2_XS", 256, 74, None),
-    (18, "IQ3_XXS", 256, 98, None),
-    (19, "IQ1_S", 256, 50, None),
+    (16, "IQ2_XXS", 256, 66, Some(BlockType::Iq2Xxs)),
+    (17, "IQ2_XS", 256, 74, Some(BlockType::Iq2Xs)),
+    (18, "IQ3_XXS", 256, 98, Some(BlockType::Iq3Xxs)),
+    (19, "IQ1_S", 256, 50, Some(BlockType::Iq1S)),
     (20, "IQ4_NL", 32, 18, Some(BlockType::Iq4Nl)),
-    (21, "IQ3_S", 256, 110, None),
-    (22, "IQ2_S", 256, 82, None),
+    (21, "IQ3_S", 256, 110, Some(BlockType::Iq3S)),
+    (22, "IQ2_S", 256, 82, Some(BlockType::Iq2S)),
     (23, "IQ4_XS", 256, 136, Some(BlockType::Iq4Xs)),
     (24, "I8", 1, 1, None),
     (25, "I16", 1, 2, None),
     (26, "I32", 1, 4, None),
     (27, "I64", 1, 8, None),
     (28, "F64", 1, 8, Some(BlockType::F64)),
-    (29, "IQ1_M", 256, 56, None),
+    (29, "IQ1_M", 256, 56, Some(BlockType::Iq1M)),
     (30, "BF16", 1, 2, Some(BlockType::Bf16)),
     (34, "TQ1_0", 256, 54, None),
     (35, "TQ2_0", 256, 66, None),
@@ -141,7 +148,7 @@ mod tests {
     #[test]
     fn every_type_that_is_read_has_a_row_of_its_own() {
         let read: Vec<BlockType> = TYPES.iter().filter_map(|row| row.4).collect();
-        assert_eq!(read.len(), 18);
+        assert_eq!(read.len(), 25);
         for row in TYPES {
             assert_eq!(TYPES.iter().filter(|other| other.0 == row.0).count(), 1, "{}", row.1);
             if let Some(kind) = row.4 {

@@ -3,7 +3,7 @@
 use super::{
     block_type::BlockType,
     float16::{from_bf16, from_f16},
-    k_quants,
+    iq, k_quants,
 };
 
 /// The values of IQ4_NL, IQ4_XS: closer together near zero, where most weights are.
@@ -50,6 +50,13 @@ pub fn decode(kind: BlockType, block: &[u8], out: &mut [f32]) {
                 *out = scale * f32::from(value as i8);
             }
         }
+        BlockType::Iq1S
+        | BlockType::Iq1M
+        | BlockType::Iq2Xxs
+        | BlockType::Iq2Xs
+        | BlockType::Iq2S
+        | BlockType::Iq3Xxs
+        | BlockType::Iq3S => iq::decode(kind, block, out),
         BlockType::Iq4Nl => iq4(half_at(block, 0), &block[2..], out),
         BlockType::Iq4Xs => {
             let (scale, high) = (half_at(block, 0), u16_at(block, 2));

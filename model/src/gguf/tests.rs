@@ -245,7 +245,7 @@ fn what_the_engine_cannot_be_sure_of_is_refused_by_name() {
         (llama().value("llama.logit_scale", 6, &0.5_f32.to_le_bytes()), "llama.logit_scale: this release"),
         (llama().whole("llama.attention.value_length", 8), "8 is not supported for heads of 16"),
         (llama().matrix("blk.0.ssm_in.weight", 64, 64, 8), "blk.0.ssm_in.weight: this release does not know"),
-        (llama().matrix("output.weight", 256, 6, 17), "its type IQ2_XS is not read; read are F32"),
+        (llama().matrix("output.weight", 256, 6, 34), "its type TQ1_0 is not read; read are F32"),
         (llama().vector("token_embd.weight", 6), "is there twice"),
         (GgufFile::model("llama", 64, 128, 8).text("llama.rope.scaling.type", "none"), ""),
     ] {
