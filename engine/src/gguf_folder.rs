@@ -51,7 +51,8 @@ impl GgufFolder {
     pub fn open(dir: &Path) -> Result<Option<Self>, GgufFolderError> {
         let io = |source| GgufFolderError::Io { path: dir.to_owned(), source };
         let entries = std::fs::read_dir(dir).map_err(io)?;
-        let names = entries.map(|entry| entry.map(|entry| entry.file_name().into_string().unwrap_or_default()));
+        let names =
+            entries.map(|entry| entry.map(|entry| entry.file_name().into_string().unwrap_or_default()));
         let names: Vec<String> = names.collect::<Result<_, _>>().map_err(io)?;
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let Some(names) = gguf_files(&names).map_err(Error::from)? else { return Ok(None) };
@@ -63,7 +64,9 @@ impl GgufFolder {
     pub fn model(&self) -> Result<Gguf<'_>, GgufFolderError> {
         let mut files = Vec::new();
         for part in &self.parts {
-            if let HeaderRead::Whole(header) = HeaderRead::new(&part.name, &part.start, part.size).map_err(Error::from)? {
+            if let HeaderRead::Whole(header) =
+                HeaderRead::new(&part.name, &part.start, part.size).map_err(Error::from)?
+            {
                 files.push((part.name.clone(), header));
             }
         }
@@ -73,7 +76,8 @@ impl GgufFolder {
     /// `config.json` of the model.
     pub fn configuration(&self, model: &Gguf<'_>) -> Result<Vec<u8>, GgufFolderError> {
         let factors = model.rope_factors().and_then(|(at, range)| Some((self.parts.get(at)?, range)));
-        let factors = factors.map(|(part, range)| part.read(range.start, range.end - range.start)).transpose()?;
+        let factors =
+            factors.map(|(part, range)| part.read(range.start, range.end - range.start)).transpose()?;
         Ok(model.configuration(factors.as_deref())?)
     }
 

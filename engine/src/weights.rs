@@ -392,8 +392,12 @@ impl<'a> Weights<'a> {
             return Err(WeightsError::NoTensor(tensor.to_owned()));
         };
         let mut bytes = vec![0; read.bytes() as usize];
-        read.read(&|bytes, offset| file.read_exact_at(bytes, offset), header.data_start + entry.begin, &mut bytes)
-            .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
+        read.read(
+            &|bytes, offset| file.read_exact_at(bytes, offset),
+            header.data_start + entry.begin,
+            &mut bytes,
+        )
+        .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
         (self.on_bytes)(bytes.len() as u64);
         let shape = read
             .shape

@@ -36,7 +36,10 @@ const MIN_GAP: f32 = 1e-3;
 /// The model's file; `None` where there is none, which CI does not allow.
 fn file() -> Option<PathBuf> {
     let file = std::env::var_os("RUSSET_SMOLLM2").map(PathBuf::from);
-    assert!(file.is_some() || std::env::var_os("CI").is_none(), "CI must set RUSSET_SMOLLM2; `cargo xtask test` does");
+    assert!(
+        file.is_some() || std::env::var_os("CI").is_none(),
+        "CI must set RUSSET_SMOLLM2; `cargo xtask test` does"
+    );
     if file.is_none() {
         println!("RUSSET_SMOLLM2 is not set: no real weights were read; `cargo xtask test` sets it");
     }
@@ -149,7 +152,11 @@ fn smollm2_answers_paris_with_the_tokens_of_mlx_lm() {
     drop(wide);
     let text = |answer: &[u32]| {
         let mut stream = tokens.detokenizer();
-        answer.iter().take_while(|token| **token != 2).map(|token| stream.push(*token).unwrap()).collect::<String>()
+        answer
+            .iter()
+            .take_while(|token| **token != 2)
+            .map(|token| stream.push(*token).unwrap())
+            .collect::<String>()
     };
     for (question, answer) in questions.iter().zip(&answers) {
         println!("{question} {:?}", text(answer));

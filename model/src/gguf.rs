@@ -9,7 +9,7 @@
 
 pub mod affine;
 pub mod block_type;
-mod blocks;
+pub mod blocks;
 mod configuration;
 pub mod files;
 pub mod float16;
@@ -166,7 +166,9 @@ impl<'a> Gguf<'a> {
             0 => String::new(),
             share => format!(", and {share} % of it is packed anew in 8 bits"),
         };
-        format!("the weights are GGUF and are converted on loading{anew}: speed and memory differ from an MLX repository's")
+        format!(
+            "the weights are GGUF and are converted on loading{anew}: speed and memory differ from an MLX repository's"
+        )
     }
 }
 

@@ -126,13 +126,16 @@ fn case(name: &str) -> (Vec<u8>, fn(&[u8])) {
             },
         ),
         "gguf: keys" => (
-            gguf(true, HEADER_BYTES, |at| [text(&at.to_string()), 0_u32.to_le_bytes().to_vec(), vec![0]].concat()),
+            gguf(true, HEADER_BYTES, |at| {
+                [text(&at.to_string()), 0_u32.to_le_bytes().to_vec(), vec![0]].concat()
+            }),
             read_gguf,
         ),
         "gguf: tensors" => (
             gguf(false, HEADER_BYTES, |at| {
                 let sizes = [1_u32.to_le_bytes().to_vec(), 1_u64.to_le_bytes().to_vec()].concat();
-                [text(""), sizes, 0_u32.to_le_bytes().to_vec(), (32 * at as u64).to_le_bytes().to_vec()].concat()
+                [text(""), sizes, 0_u32.to_le_bytes().to_vec(), (32 * at as u64).to_le_bytes().to_vec()]
+                    .concat()
             }),
             read_gguf,
         ),

@@ -221,7 +221,8 @@ impl Headers {
             }
             let entry = Entry { file: self.files.len(), ..entry };
             if self.tensors.insert(tensor.clone(), entry).is_some() {
-                let problem = format!("tensor {} is there twice, the second time in {file}", shorten(&tensor));
+                let problem =
+                    format!("tensor {} is there twice, the second time in {file}", shorten(&tensor));
                 return Err(FileError::Disagree { problem });
             }
         }

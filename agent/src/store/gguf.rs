@@ -44,7 +44,9 @@ pub(super) async fn read_headers(
     })
     .await?;
     let factors = match factors {
-        Some((name, range)) => Some(source.read(source.file(&name)?, range.start, range.end - range.start).await?),
+        Some((name, range)) => {
+            Some(source.read(source.file(&name)?, range.start, range.end - range.start).await?)
+        }
         None => None,
     };
     let tokenizer = source.tokenizer_files(&[]).await?;
@@ -111,7 +113,8 @@ fn shape(
         Ok(gguf) => gguf,
         Err(why) => return unsupported(why),
     };
-    let weights = gguf.configuration(factors).and_then(|config| Ok((config, gguf.weights(gguf.value_type())?)));
+    let weights =
+        gguf.configuration(factors).and_then(|config| Ok((config, gguf.weights(gguf.value_type())?)));
     let (config, weights) = match weights {
         Ok(weights) => weights,
         Err(why) => return unsupported(why),

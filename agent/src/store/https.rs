@@ -43,7 +43,9 @@ fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<
         let bad = |problem: String| StoreError::BadUri { uri: spec.uri.clone(), problem };
         let uri = spec.uri.trim_end_matches('/');
         let (above, named) = match uri.rsplit_once('/') {
-            Some((above, file)) if file.ends_with(SUFFIX) && super::is_allowed_file(file) => (above, Some(file)),
+            Some((above, file)) if file.ends_with(SUFFIX) && super::is_allowed_file(file) => {
+                (above, Some(file))
+            }
             _ => (uri, None),
         };
         let folder = Url::parse(&format!("{above}/")).map_err(|error| bad(error.to_string()))?;

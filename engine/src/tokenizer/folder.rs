@@ -43,7 +43,8 @@ impl TokenizerFolder {
 
     fn make(&mut self, model: &Gguf<'_>) -> Result<(), russet_model::error::Error> {
         let is_there = |name: &str| self.dir.join(name).exists();
-        let (tokenizer, config, template) = (is_there(TOKENIZER), is_there(TOKENIZER_CONFIG), is_there(TEMPLATE));
+        let (tokenizer, config, template) =
+            (is_there(TOKENIZER), is_there(TOKENIZER_CONFIG), is_there(TEMPLATE));
         if !tokenizer {
             self.made.insert(TOKENIZER, model.tokenizer()?);
         }

@@ -34,7 +34,10 @@ impl WeightFile {
 }
 
 /// Configuration, headers and files of the model in GGUF of a folder; `None` where there is none. What is computed in 32 bits is converted to 32 bits, without the rounding of scales.
-pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>)>, WeightsError> {
+pub(super) fn open(
+    dir: &Path,
+    dtype: LoadDtype,
+) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>)>, WeightsError> {
     let failed = |error: GgufFolderError| match error {
         GgufFolderError::Io { path, source } => WeightsError::Io { path, source },
         GgufFolderError::Model(Error::File(source)) => WeightsError::File { folder: dir.to_owned(), source },
@@ -58,3 +61,6 @@ pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<(Vec<u8>, Head
     let files = files.map(|((path, file), layout)| OpenFile { path, file: WeightFile::Gguf(file, layout) });
     Ok(Some((config, weights.headers, files.collect())))
 }
+
+#[cfg(test)]
+mod tests;

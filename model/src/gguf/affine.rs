@@ -123,7 +123,8 @@ impl Packed {
         let elements = kind.block_elements();
         let mut values = vec![0.0; group.max(elements)];
         for blocks in raw.chunks_exact(kind.block_bytes() * (values.len() / elements)) {
-            for (block, out) in blocks.chunks_exact(kind.block_bytes()).zip(values.chunks_exact_mut(elements)) {
+            for (block, out) in blocks.chunks_exact(kind.block_bytes()).zip(values.chunks_exact_mut(elements))
+            {
                 decode(kind, block, out);
             }
             values.chunks_exact(group).for_each(|group| self.quantise(group, packing.bits, value));
@@ -140,9 +141,10 @@ impl Packed {
     /// integers are chosen for the scale and the bias as they are stored.
     fn quantise(&mut self, group: &[f32], bits: u32, value: ValueType) {
         let most = ((1_u32 << bits) - 1) as f32;
-        let (least, greatest) = group
-            .iter()
-            .fold((f32::INFINITY, f32::NEG_INFINITY), |(least, greatest), &x| (least.min(x), greatest.max(x)));
+        let (least, greatest) =
+            group.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(least, greatest), &x| {
+                (least.min(x), greatest.max(x))
+            });
         let scale = ((greatest - least) / most).max(MIN_SCALE);
         let (edge, scale) = if least.abs() > greatest.abs() { (least, scale) } else { (greatest, -scale) };
         let steps = (edge / scale).round_ties_even();
@@ -220,9 +222,8 @@ mod tests {
             let mut packed = Packed::default();
             packed.add(kind, &raw, own, ValueType::F16);
             let mut expected = vec![0.0; 2 * kind.block_elements()];
-            for (block, out) in raw
-                .chunks_exact(kind.block_bytes())
-                .zip(expected.chunks_exact_mut(kind.block_elements()))
+            for (block, out) in
+                raw.chunks_exact(kind.block_bytes()).zip(expected.chunks_exact_mut(kind.block_elements()))
             {
                 decode(kind, block, out);
             }

@@ -80,7 +80,8 @@ impl<'a> Keys<'_, 'a> {
                 MetaValue::List(list) => list.count == 0,
             };
             if !read.contains(key) && !HARMLESS.contains(&own) && !asks_for_nothing {
-                let reason = "this release does not know it, and it may change what the model computes".to_owned();
+                let reason =
+                    "this release does not know it, and it may change what the model computes".to_owned();
                 return Err(refuse(&super::metadata::shorten(key), reason));
             }
         }

@@ -2,7 +2,8 @@
 
 /// The number of these bits of a half.
 pub fn from_f16(bits: u16) -> f32 {
-    let (sign, exponent, fraction) = (u32::from(bits >> 15), u32::from(bits >> 10 & 31), u32::from(bits & 1023));
+    let (sign, exponent, fraction) =
+        (u32::from(bits >> 15), u32::from(bits >> 10 & 31), u32::from(bits & 1023));
     match exponent {
         // Subnormal: a whole number of 2⁻²⁴.
         0 => {

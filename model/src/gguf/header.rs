@@ -95,7 +95,11 @@ fn header<'a>(cursor: &mut Cursor<'a>) -> Result<GgufHeader<'a>, Stop> {
             let fits = |number: &u64| number.is_power_of_two() && *number <= MAX_ALIGNMENT;
             match number.filter(fits) {
                 Some(number) => number,
-                None => return bad(format!("general.alignment is {value:?}, no power of two up to {MAX_ALIGNMENT}")),
+                None => {
+                    return bad(format!(
+                        "general.alignment is {value:?}, no power of two up to {MAX_ALIGNMENT}"
+                    ));
+                }
             }
         }
     };
@@ -131,7 +135,8 @@ fn tensor(cursor: &mut Cursor<'_>) -> Result<GgufTensor, Stop> {
     }
     let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size));
     let bytes = elements.filter(|elements| *elements > 0);
-    let bytes = bytes.and_then(|elements| (elements / element.block_elements()).checked_mul(element.block_bytes()));
+    let bytes =
+        bytes.and_then(|elements| (elements / element.block_elements()).checked_mul(element.block_bytes()));
     let Some(bytes) = bytes else { return bad(format!("has impossible sizes, {shape:?}")) };
     shape.reverse();
     Ok(GgufTensor { name, shape, element, begin, bytes })
@@ -151,7 +156,9 @@ fn place(
         }
         let end = data_start.checked_add(*begin).and_then(|begin| begin.checked_add(*bytes));
         if end.is_none_or(|end| end > size) {
-            return bad(format!("has {bytes} bytes from {begin} of the data on, beyond the file's {size}; it is cut"));
+            return bad(format!(
+                "has {bytes} bytes from {begin} of the data on, beyond the file's {size}; it is cut"
+            ));
         }
         *begin += data_start;
     }

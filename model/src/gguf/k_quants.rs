@@ -11,8 +11,7 @@ pub(super) fn q2(block: &[u8], out: &mut [f32]) {
     let (scales, values) = (&block[..16], &block[16..80]);
     let (scale, least) = (half_at(block, 80), half_at(block, 82));
     for (part, out) in out.chunks_exact_mut(16).enumerate() {
-        let (scale, least) =
-            (scale * f32::from(scales[part] & 15), least * f32::from(scales[part] >> 4));
+        let (scale, least) = (scale * f32::from(scales[part] & 15), least * f32::from(scales[part] >> 4));
         let (first, shift) = (first_byte(part), shift(part));
         for (out, byte) in out.iter_mut().zip(&values[first..]) {
             *out = scale * f32::from(byte >> shift & 3) - least;
@@ -57,8 +56,11 @@ pub(super) fn q6(block: &[u8], out: &mut [f32]) {
 pub(super) fn subblocks(kind: BlockType, block: &[u8]) -> [Integers; 8] {
     let (scale, least) = (half_at(block, 0), half_at(block, 2));
     let packed = &block[4..16];
-    let (high, values) =
-        if kind == BlockType::Q5K { (Some(&block[16..48]), &block[48..176]) } else { (None, &block[16..144]) };
+    let (high, values) = if kind == BlockType::Q5K {
+        (Some(&block[16..48]), &block[48..176])
+    } else {
+        (None, &block[16..144])
+    };
     std::array::from_fn(|part| {
         let (own_scale, own_least) = match part {
             0..4 => (packed[part] & 63, packed[part + 4] & 63),

@@ -56,8 +56,12 @@ impl Part {
     fn group(self, value: ValueType) -> (u64, u64) {
         match self {
             Self::Plain => (1, value.bytes() as u64),
-            Self::Values(packing) => (packing.group_size.into(), u64::from(packing.group_size * packing.bits / 8)),
-            Self::Scales(packing) | Self::Biases(packing) => (packing.group_size.into(), value.bytes() as u64),
+            Self::Values(packing) => {
+                (packing.group_size.into(), u64::from(packing.group_size * packing.bits / 8))
+            }
+            Self::Scales(packing) | Self::Biases(packing) => {
+                (packing.group_size.into(), value.bytes() as u64)
+            }
         }
     }
 }
@@ -71,7 +75,8 @@ impl Layout {
         let mut layout = Self { value, regions: Vec::new() };
         let mut entries = Vec::new();
         for tensor in tensors.iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
-            let refuse = |reason: String, remedy: &str| Unsupported::tensor(&shorten(&tensor.name), reason, remedy);
+            let refuse =
+                |reason: String, remedy: &str| Unsupported::tensor(&shorten(&tensor.name), reason, remedy);
             let Some(name) = mlx_name(&tensor.name) else {
                 let reason = "this release does not know what it is for".to_owned();
                 return Err(refuse(reason, "use the model as an MLX repository"));
@@ -129,7 +134,8 @@ impl Layout {
         let index = self.regions.partition_point(|region| region.end <= offset);
         let region = self.regions.get(index).filter(|region| region.begin <= offset && end <= region.end);
         let Some(region) = region else {
-            let problem = format!("bytes {offset}..{end} of the converted tensors lie in none; report this as a bug");
+            let problem =
+                format!("bytes {offset}..{end} of the converted tensors lie in none; report this as a bug");
             return Err(io::Error::other(problem));
         };
         region.read(self.value, offset - region.begin, out, read)
@@ -162,7 +168,10 @@ impl Region {
             let own = converted.get(skip..).unwrap_or_default();
             let length = own.len().min(out.len());
             if length == 0 {
-                return Err(io::Error::other(format!("tensor {} converts to nothing; report this as a bug", self.tensor)));
+                return Err(io::Error::other(format!(
+                    "tensor {} converts to nothing; report this as a bug",
+                    self.tensor
+                )));
             }
             let (head, tail) = out.split_at_mut(length);
             head.copy_from_slice(&own[..length]);

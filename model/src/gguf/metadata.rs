@@ -57,9 +57,13 @@ impl<'a> Cursor<'a> {
     fn fits(&self, length: u64, what: &str) -> Result<u64, Stop> {
         let (at, size) = (self.at, self.size);
         let end = at.checked_add(length).filter(|end| *end <= size);
-        let end = end.ok_or_else(|| Stop::Bad(format!("{what} of {length} bytes at {at} ends beyond its {size} bytes")))?;
+        let end = end.ok_or_else(|| {
+            Stop::Bad(format!("{what} of {length} bytes at {at} ends beyond its {size} bytes"))
+        })?;
         if end > MAX_HEADER_BYTES {
-            let problem = format!("{what} of {length} bytes at {at} ends beyond {MAX_HEADER_BYTES}, the limit of a header");
+            let problem = format!(
+                "{what} of {length} bytes at {at} ends beyond {MAX_HEADER_BYTES}, the limit of a header"
+            );
             return Err(Stop::Bad(problem));
         }
         Ok(end)
@@ -80,7 +84,9 @@ impl<'a> Cursor<'a> {
         let at = self.at;
         let length = self.u64(what)?;
         if length > limit {
-            return Err(Stop::Bad(format!("{what} at {at} has {length} bytes, more than the limit of {limit}")));
+            return Err(Stop::Bad(format!(
+                "{what} at {at} has {length} bytes, more than the limit of {limit}"
+            )));
         }
         let bytes = self.take(length, what)?;
         std::str::from_utf8(bytes).map_err(|_| Stop::Bad(format!("{what} at {at} is no UTF-8")))
@@ -144,7 +150,9 @@ pub struct Metadata<'a> {
 impl<'a> Metadata<'a> {
     pub(super) fn read(cursor: &mut Cursor<'a>, count: u64) -> Result<Self, Stop> {
         if count > MAX_KEYS {
-            return Err(Stop::Bad(format!("its metadata has {count} keys, more than the limit of {MAX_KEYS}")));
+            return Err(Stop::Bad(format!(
+                "its metadata has {count} keys, more than the limit of {MAX_KEYS}"
+            )));
         }
         let mut values = BTreeMap::new();
         for _ in 0..count {

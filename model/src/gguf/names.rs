@@ -16,30 +16,10 @@ pub struct Architecture {
 /// Every architecture whose names are known. Whether its family is supported, `families` decides.
 pub const ARCHITECTURES: &[Architecture] = &[
     // Mistral's dense models call themselves llama too.
-    Architecture {
-        name: "llama",
-        model_type: "llama",
-        traditional_rope: true,
-        has_experts: false,
-    },
-    Architecture {
-        name: "qwen2",
-        model_type: "qwen2",
-        traditional_rope: false,
-        has_experts: false,
-    },
-    Architecture {
-        name: "qwen3",
-        model_type: "qwen3",
-        traditional_rope: false,
-        has_experts: false,
-    },
-    Architecture {
-        name: "qwen3moe",
-        model_type: "qwen3_moe",
-        traditional_rope: false,
-        has_experts: true,
-    },
+    Architecture { name: "llama", model_type: "llama", traditional_rope: true, has_experts: false },
+    Architecture { name: "qwen2", model_type: "qwen2", traditional_rope: false, has_experts: false },
+    Architecture { name: "qwen3", model_type: "qwen3", traditional_rope: false, has_experts: false },
+    Architecture { name: "qwen3moe", model_type: "qwen3_moe", traditional_rope: false, has_experts: true },
 ];
 
 /// The tensor with the factors of a stretched rotary embedding: of the configuration rather than of the weights.

@@ -68,7 +68,13 @@ const KNOWN: &[PreTokenizer] = &[
         composes: false,
         ignore_merges: true,
     },
-    PreTokenizer { names: &["default"], splits: &DEFAULT, digits: false, composes: false, ignore_merges: false },
+    PreTokenizer {
+        names: &["default"],
+        splits: &DEFAULT,
+        digits: false,
+        composes: false,
+        ignore_merges: false,
+    },
 ];
 
 /// The one of this name.

@@ -34,13 +34,18 @@ pub(super) fn scaling(factors: &[u8], base: f32, head_dim: u64) -> Result<Option
         let wavelength = std::f32::consts::TAU * base.powf(2.0 * at as f32 / head_dim as f32);
         let smooth = ((ORIGINAL / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
         let expected = 1.0 / ((1.0 - smooth) / factor + smooth);
-        if !((found - expected).abs() <= TOLERANCE * expected) {
-            let reason = format!("factor {at} is {found}, and Llama 3's rule with a factor of {factor} gives {expected}");
+        let is_near = (found - expected).abs() <= TOLERANCE * expected;
+        if !is_near {
+            let reason = format!(
+                "factor {at} is {found}, and Llama 3's rule with a factor of {factor} gives {expected}"
+            );
             return Err(refuse(ROPE_FACTORS, reason));
         }
     }
-    Ok(Some(json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
-                   "original_max_position_embeddings": ORIGINAL})))
+    Ok(Some(
+        json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+                   "original_max_position_embeddings": ORIGINAL}),
+    ))
 }
 
 #[cfg(test)]
@@ -62,7 +67,8 @@ mod tests {
                 }
             })
         };
-        let bytes = |factors: &mut dyn Iterator<Item = f32>| factors.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        let bytes =
+            |factors: &mut dyn Iterator<Item = f32>| factors.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
         for factor in [8.0, 32.0] {
             let found = scaling(&bytes(&mut rule(factor)), 5e5, 128).unwrap().unwrap();
             assert_eq!(found["factor"], factor);

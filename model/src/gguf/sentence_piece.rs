@@ -25,7 +25,8 @@ pub(super) fn has_prefix(metadata: &Metadata<'_>) -> bool {
 
 /// Normalizer and decoder, as `tokenizer.json` has them.
 pub(super) fn steps(has_prefix: bool) -> (Value, Value) {
-    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let replace =
+        |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
     let mut normalizers = vec![replace(" ", SPACE)];
     let mut decoders = vec![replace(SPACE, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
     if has_prefix {
@@ -58,7 +59,10 @@ pub(super) fn merges(
             continue;
         }
         if text.len() > MAX_PIECE_BYTES {
-            return Err(format!("token {id} has {} bytes, more than the limit of {MAX_PIECE_BYTES}", text.len()));
+            return Err(format!(
+                "token {id} has {} bytes, more than the limit of {MAX_PIECE_BYTES}",
+                text.len()
+            ));
         }
         for (at, _) in text.char_indices().skip(1) {
             let (left, right) = text.split_at(at);

@@ -55,7 +55,11 @@ impl GgufFile {
             .text("tokenizer.ggml.model", "gpt2")
             .text("tokenizer.ggml.pre", "smollm")
             .texts("tokenizer.ggml.tokens", &tokens)
-            .value("tokenizer.ggml.token_type", 9, &[&5_u32.to_le_bytes()[..], &6_u64.to_le_bytes(), &types].concat())
+            .value(
+                "tokenizer.ggml.token_type",
+                9,
+                &[&5_u32.to_le_bytes()[..], &6_u64.to_le_bytes(), &types].concat(),
+            )
             .texts("tokenizer.ggml.merges", &["a b".to_owned()])
             .whole("tokenizer.ggml.bos_token_id", 3)
             .whole("tokenizer.ggml.eos_token_id", 4)
@@ -168,15 +172,24 @@ fn rejection(file: &GgufFile) -> String {
 #[test]
 fn model_in_gguf_is_a_model_like_any_other() {
     // Q4_0, Q4_1, Q8_0; Q6_K is packed anew. 64 rows of 128 columns take so many bytes of integers and scales.
-    for (kind, packing, anew) in [(2, (32, 4), false), (3, (32, 4), false), (8, (32, 8), false), (14, (64, 8), true)] {
-        let file = if kind == 14 { GgufFile::model("llama", 256, 512, kind) } else { GgufFile::model("llama", 64, 128, kind) };
+    for (kind, packing, anew) in
+        [(2, (32, 4), false), (3, (32, 4), false), (8, (32, 8), false), (14, (64, 8), true)]
+    {
+        let file = if kind == 14 {
+            GgufFile::model("llama", 256, 512, kind)
+        } else {
+            GgufFile::model("llama", 64, 128, kind)
+        };
         let (model, note) = with(&file, |gguf| {
             let weights = gguf.weights(gguf.value_type())?;
             Ok((crate::read(&gguf.configuration(None)?, &weights.headers)?, gguf.note()))
         })
         .unwrap();
-        let (down, stored) =
-            model.tensors.iter().find(|(tensor, _)| tensor.name == "model.layers.0.mlp.down_proj.weight").unwrap();
+        let (down, stored) = model
+            .tensors
+            .iter()
+            .find(|(tensor, _)| tensor.name == "model.layers.0.mlp.down_proj.weight")
+            .unwrap();
         let (group_size, bits) = packing;
         assert_eq!(stored.packing, Some(Packing { group_size, bits }), "{kind}");
         let count = down.parameters();
@@ -227,7 +240,9 @@ fn metadata_becomes_the_configuration() {
 
 #[test]
 fn plain_files_are_computed_in_the_type_of_their_weights() {
-    for (kind, expected) in [(0, ValueType::F32), (1, ValueType::F16), (30, ValueType::Bf16), (8, ValueType::Bf16)] {
+    for (kind, expected) in
+        [(0, ValueType::F32), (1, ValueType::F16), (30, ValueType::Bf16), (8, ValueType::Bf16)]
+    {
         let value = with(&GgufFile::model("llama", 64, 128, kind), |gguf| Ok(gguf.value_type())).unwrap();
         assert_eq!(value, expected, "{kind}");
     }
@@ -238,10 +253,16 @@ fn what_the_engine_cannot_be_sure_of_is_refused_by_name() {
     let llama = GgufFile::llama;
     for (file, said) in [
         (GgufFile::new(), "its metadata has no general.architecture"),
-        (GgufFile::new().text("general.architecture", "mamba"), "\"mamba\" is not supported as GGUF; supported are llama"),
+        (
+            GgufFile::new().text("general.architecture", "mamba"),
+            "\"mamba\" is not supported as GGUF; supported are llama",
+        ),
         (GgufFile::new().text("general.architecture", "llama"), "llama.attention.head_count is missing"),
         (llama().whole("split.count", 3), "it is one of 3 parts, and 1 are there"),
-        (llama().whole("llama.expert_count", 8), "GGUF metadata llama.expert_count: this release does not know it"),
+        (
+            llama().whole("llama.expert_count", 8),
+            "GGUF metadata llama.expert_count: this release does not know it",
+        ),
         (llama().value("llama.logit_scale", 6, &0.5_f32.to_le_bytes()), "llama.logit_scale: this release"),
         (llama().whole("llama.attention.value_length", 8), "8 is not supported for heads of 16"),
         (llama().matrix("blk.0.ssm_in.weight", 64, 64, 8), "blk.0.ssm_in.weight: this release does not know"),
@@ -266,7 +287,10 @@ fn tokenizers_that_are_not_known_are_refused_by_name() {
     };
     for (file, said) in [
         (file(&[]), "tokenizer.ggml.model: it is missing"),
-        (file(&[("tokenizer.ggml.model", "bert")]), "\"bert\" is not supported; supported are gpt2 and llama"),
+        (
+            file(&[("tokenizer.ggml.model", "bert")]),
+            "\"bert\" is not supported; supported are gpt2 and llama",
+        ),
         (
             file(&[("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "klingon")]),
             "\"klingon\" is not supported; supported are smollm",
@@ -275,7 +299,11 @@ fn tokenizers_that_are_not_known_are_refused_by_name() {
         (
             file(&[("tokenizer.ggml.model", "gpt2")])
                 .texts("tokenizer.ggml.tokens", &["a".to_owned()])
-                .value("tokenizer.ggml.token_type", 9, &[&5_u32.to_le_bytes()[..], &0_u64.to_le_bytes()].concat()),
+                .value(
+                    "tokenizer.ggml.token_type",
+                    9,
+                    &[&5_u32.to_le_bytes()[..], &0_u64.to_le_bytes()].concat(),
+                ),
             "it has 1 tokens and types of 0",
         ),
         (
@@ -312,13 +340,15 @@ fn byte_level_vocabulary_becomes_a_tokenizer() {
     assert_eq!(added, [(3, "<|im_start|>", true), (4, "<|im_end|>", true), (5, "<tool>", false)]);
     assert_eq!(tokenizer["pre_tokenizer"]["pretokenizers"][0]["type"], "Digits");
     let special: Value =
-        serde_json::from_slice(&with(&GgufFile::llama(), |gguf| Ok(gguf.tokenizer_config())).unwrap()).unwrap();
+        serde_json::from_slice(&with(&GgufFile::llama(), |gguf| Ok(gguf.tokenizer_config())).unwrap())
+            .unwrap();
     assert_eq!(special, json!({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}));
 }
 
 #[test]
 fn pieces_with_scores_become_merges_in_their_order() {
-    let tokens = ["<unk>", "<0x41>", "\u{2581}", "a", "b", "ab", "\u{2581}ab", "\u{2581}a"].map(str::to_owned);
+    let tokens =
+        ["<unk>", "<0x41>", "\u{2581}", "a", "b", "ab", "\u{2581}ab", "\u{2581}a"].map(str::to_owned);
     let types: Vec<u8> = [2_i32, 6, 1, 1, 1, 1, 1, 1].iter().flat_map(|kind| kind.to_le_bytes()).collect();
     let scores = [0.0_f32, 0.0, -4.0, -5.0, -6.0, -1.0, -3.0, -2.0];
     let scores: Vec<u8> = scores.iter().flat_map(|score| score.to_le_bytes()).collect();

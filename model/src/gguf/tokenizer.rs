@@ -56,9 +56,13 @@ pub(super) struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(gguf: &Gguf<'a>) -> Result<Self, FileError> {
         let bad = |problem: String| FileError::BadGguf { file: gguf.files[0].0.clone(), problem };
-        let list = gguf.metadata().list(TOKENS).ok_or_else(|| bad(format!("its metadata has no {TOKENS}")))?;
+        let list =
+            gguf.metadata().list(TOKENS).ok_or_else(|| bad(format!("its metadata has no {TOKENS}")))?;
         if list.count > MAX_TOKENS {
-            return Err(bad(format!("its vocabulary has {} tokens, more than the limit of {MAX_TOKENS}", list.count)));
+            return Err(bad(format!(
+                "its vocabulary has {} tokens, more than the limit of {MAX_TOKENS}",
+                list.count
+            )));
         }
         let types = gguf.metadata().list(TYPES);
         if let Some(types) = types.filter(|types| types.count != list.count) {
@@ -129,12 +133,15 @@ pub(super) fn end_tokens(metadata: &Metadata<'_>) -> Vec<u64> {
     let named = ["eos", "eot", "eom"].map(|name| metadata.whole(&format!("tokenizer.ggml.{name}_token_id")));
     let mut ends: Vec<u64> = named.into_iter().flatten().filter(|id| *id < MAX_TOKENS).collect();
     if let (Some(tokens), Some(types)) = (metadata.list(TOKENS), metadata.list(TYPES)) {
-        let tokens = tokens.texts().zip(types.numbers().map(token_type)).enumerate().take(MAX_TOKENS as usize);
+        let tokens =
+            tokens.texts().zip(types.numbers().map(token_type)).enumerate().take(MAX_TOKENS as usize);
         let is_end = |text: Option<&str>, kind| {
             text.is_some_and(|text| TURN_ENDS.contains(&text))
                 && matches!(kind, TokenType::Control | TokenType::UserDefined)
         };
-        ends.extend(tokens.filter(|(_, (text, kind))| is_end(*text, *kind)).map(|(id, _)| id as u64).take(100));
+        ends.extend(
+            tokens.filter(|(_, (text, kind))| is_end(*text, *kind)).map(|(id, _)| id as u64).take(100),
+        );
     }
     ends.sort_unstable();
     ends.dedup();
@@ -156,7 +163,8 @@ impl Gguf<'_> {
         let bad = |problem: String| FileError::BadGguf { file: self.files[0].0.clone(), problem };
         let count = vocabulary.added().count();
         if count > MAX_ADDED {
-            let problem = format!("{count} of its tokens are no pieces of text, more than the limit of {MAX_ADDED}");
+            let problem =
+                format!("{count} of its tokens are no pieces of text, more than the limit of {MAX_ADDED}");
             return Err(bad(problem).into());
         }
         // Written as text: as values, a vocabulary would take ten times its bytes.
@@ -191,17 +199,24 @@ impl Gguf<'_> {
         match kind {
             Kind::ByteLevel(pre) => {
                 let decoder = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-                steps(pre.normalizer(), pre.steps(), decoder, model(json!({"ignore_merges": pre.ignore_merges})));
+                steps(
+                    pre.normalizer(),
+                    pre.steps(),
+                    decoder,
+                    model(json!({"ignore_merges": pre.ignore_merges})),
+                );
                 write_vocabulary(&mut out, &vocabulary);
                 let merges = self.metadata().list(MERGES);
                 let merges = merges.ok_or_else(|| bad(format!("its metadata has no {MERGES}")))?;
                 if merges.count > MAX_MERGES {
-                    let problem = format!("it has {} merges, more than the limit of {MAX_MERGES}", merges.count);
+                    let problem =
+                        format!("it has {} merges, more than the limit of {MAX_MERGES}", merges.count);
                     return Err(bad(problem).into());
                 }
                 for (number, merge) in merges.texts().enumerate() {
                     let pair = merge.and_then(|merge| merge.split_once(' '));
-                    let (left, right) = pair.ok_or_else(|| bad(format!("merge {number} is no pair of tokens")))?;
+                    let (left, right) =
+                        pair.ok_or_else(|| bad(format!("merge {number} is no pair of tokens")))?;
                     write_merge(&mut out, number, left, right);
                 }
             }
@@ -232,7 +247,8 @@ impl Gguf<'_> {
         {
             let id = self.metadata().whole(&format!("tokenizer.ggml.{key}_token_id"));
             let tokens = self.metadata().list(TOKENS);
-            let text = id.zip(tokens).and_then(|(id, tokens)| tokens.texts().nth(usize::try_from(id).ok()?)?);
+            let text =
+                id.zip(tokens).and_then(|(id, tokens)| tokens.texts().nth(usize::try_from(id).ok()?)?);
             if let Some(text) = text.filter(|text| !text.is_empty() && text.len() < 1000) {
                 config.insert(field.to_owned(), text.into());
             }

@@ -87,11 +87,18 @@ async fn model_in_gguf_is_reported_as_it_will_be_in_memory() {
         let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(names, ["x.Q8_0.gguf"], "{uri}");
         assert_eq!((&shape.unsupported, &shape.chat_unsupported), (&None, &None));
-        assert_eq!((shape.architecture.as_str(), shape.layers, shape.quantization_group_size), ("llama", 1, 32));
+        assert_eq!(
+            (shape.architecture.as_str(), shape.layers, shape.quantization_group_size),
+            ("llama", 1, 32)
+        );
         // Eight bits and two scales of 16 for each group of 32.
         assert_eq!(shape.embedding_bytes, 2 * 64 + 2 * 2 * 4);
         assert_eq!(shape.notes.len(), 1);
-        assert!(shape.notes[0].contains("speed and memory differ from an MLX repository's"), "{:?}", shape.notes);
+        assert!(
+            shape.notes[0].contains("speed and memory differ from an MLX repository's"),
+            "{:?}",
+            shape.notes
+        );
     }
 }
 

@@ -92,10 +92,16 @@ fn damaged_and_hostile_headers_are_named() {
         (start(3, 0, u64::MAX), "keys, more than the limit of 4096"),
         (start(3, 0, 4096), "ends beyond its 24 bytes"),
         // Wild lengths of keys, texts and lists.
-        (GgufFile::new().raw_key(&huge).bytes(), "a key of the metadata at 24 has 18446744073709551615 bytes"),
+        (
+            GgufFile::new().raw_key(&huge).bytes(),
+            "a key of the metadata at 24 has 18446744073709551615 bytes",
+        ),
         (GgufFile::new().value("k", 8, &huge).bytes(), "the value of \"k\" at"),
         (GgufFile::new().value("k", 9, &list(8, u64::MAX)).bytes(), "has 18446744073709551615 values"),
-        (GgufFile::new().value("k", 9, &list(8, 1 << 60)).bytes(), "of 9223372036854775808 bytes at 49 ends beyond its 49 bytes"),
+        (
+            GgufFile::new().value("k", 9, &list(8, 1 << 60)).bytes(),
+            "of 9223372036854775808 bytes at 49 ends beyond its 49 bytes",
+        ),
         (GgufFile::new().value("k", 9, &list(4, 1 << 20)).bytes(), "of 4194304 bytes at 49 ends beyond"),
         (GgufFile::new().value("k", 9, &list(77, 1)).bytes(), "is of type 77, which there is not"),
         (GgufFile::new().value("k", 13, &[0; 8]).bytes(), "has type 13, which there is not"),

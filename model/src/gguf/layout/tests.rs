@@ -60,7 +60,10 @@ fn numbers_beyond_the_type_and_cut_files_are_errors() {
         Ok(())
     };
     let error = layout.read(0, &mut [0; 8], &wild).unwrap_err().to_string();
-    assert!(error.contains("blk.0.ffn_up.weight has a number or a scale, 1e30, that F16 has no value for"), "{error}");
+    assert!(
+        error.contains("blk.0.ffn_up.weight has a number or a scale, 1e30, that F16 has no value for"),
+        "{error}"
+    );
     let cut = |_: u64, _: &mut [u8]| Err(io::ErrorKind::UnexpectedEof.into());
     assert_eq!(layout.read(0, &mut [0; 8], &cut).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
 }
