@@ -4,12 +4,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
+#[path = "support/engines.rs"]
+mod engines;
+#[path = "support/identities.rs"]
+mod identities;
+
 use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
+use engines::{EngineHarness, ask, collect, say};
 use jiff::Zoned;
 use mlx_rs::{Array, Dtype, ops::dequantize};
 use russet_engine::{
@@ -23,7 +29,8 @@ use russet_engine::{
 use russet_wire::{
     engine_config::OverlapScheduling,
     engine_options::KvCacheType,
-    request::{Message, Sampling},
+    event::{FinishReason, GenerationEvent},
+    request::{GenerationRequest, Message, Sampling},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -224,4 +231,19 @@ fn packed_weights_are_those_of_32_bits_but_for_their_scales() {
         println!("{path}: off by {off} of {largest}");
         assert!(off > 0.0 && off < largest / 128.0, "{path}: off by {off} of {largest}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_of_a_pipeline_answer_from_one_gguf_file() {
+    let Some(file) = file() else { return };
+    let dir = folder(&file);
+    let lab = EngineHarness::new();
+    let engines = lab.start(dir.path(), &[16, 14]);
+    let mut client = lab.client(&engines[0]).await;
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let question = say("What is the capital of France?");
+    let request = GenerationRequest { sampling, max_tokens: Some(TOKENS as u32), ..question };
+    let (_, text, end) = collect(&mut ask(&mut client, request).await).await;
+    assert_eq!(text, "The capital of France is Paris.");
+    assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Stop, .. }), "{end:?}");
 }

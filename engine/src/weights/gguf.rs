@@ -12,6 +12,9 @@ use russet_model::{
 use super::{LoadDtype, OpenFile, WeightsError};
 use crate::gguf_folder::{GgufFolder, GgufFolderError};
 
+/// Bytes of a tensor that are worth a thread: some milliseconds of conversion.
+const MIN_PIECE_BYTES: usize = 1 << 20;
+
 /// A file of weights.
 #[derive(Debug)]
 pub(super) enum WeightFile {
@@ -27,7 +30,24 @@ impl WeightFile {
         match self {
             Self::Plain(file) => file.read_exact_at(bytes, offset),
             Self::Gguf(file, layout) => {
-                layout.read(offset, bytes, &|offset, bytes| file.read_exact_at(bytes, offset))
+                let read = |offset: u64, bytes: &mut [u8]| file.read_exact_at(bytes, offset);
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                let piece = bytes.len().div_ceil(cores).max(MIN_PIECE_BYTES);
+                if bytes.len() <= piece {
+                    return layout.read(offset, bytes, &read);
+                }
+                std::thread::scope(|scope| {
+                    let pieces = (offset..).step_by(piece).zip(bytes.chunks_mut(piece));
+                    let threads: Vec<_> = pieces
+                        .map(|(offset, piece)| scope.spawn(move || layout.read(offset, piece, &read)))
+                        .collect();
+                    let ended = threads.into_iter().map(|thread| {
+                        thread.join().unwrap_or_else(|_| {
+                            Err(io::Error::other("a thread that converts weights panicked"))
+                        })
+                    });
+                    ended.collect()
+                })
             }
         }
     }

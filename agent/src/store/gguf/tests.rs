@@ -103,7 +103,7 @@ async fn model_in_gguf_is_reported_as_it_will_be_in_memory() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_model_in_gguf_is_said_before_it_is_copied() {
+async fn faults_of_a_model_in_gguf_are_said_before_it_is_copied() {
     for (files, said) in [
         (vec![("x.gguf", llama("mamba", "smollm"))], "\"mamba\" is not supported as GGUF"),
         (vec![("x.gguf", llama("llama", "klingon"))], "tokenizer.ggml.pre: \"klingon\" is not supported"),
@@ -121,7 +121,7 @@ async fn what_is_wrong_with_a_model_in_gguf_is_said_before_it_is_copied() {
         let found = read(dir.path(), &format!("file://{}", dir.path().display())).await;
         let why = match found {
             Ok((_, shape)) => shape.unsupported.unwrap_or_default(),
-            Err(error) => error.to_string(),
+            Err(error) => russet_telemetry::errors::chain(&error),
         };
         assert!(why.contains(said), "{said}: {why}");
     }

@@ -151,7 +151,7 @@ fn header_beyond_the_limit_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn every_cut_and_every_changed_byte_of_a_file_is_read_or_refused() {
+fn every_cut_and_every_changed_byte_is_read_or_refused() {
     let file = GgufFile::llama().bytes();
     for end in 0..file.len() {
         drop(read(&file[..end], end as u64));
