@@ -4,7 +4,7 @@
 use std::io;
 
 use super::{
-    affine::{Packed, ValueType, packing},
+    affine::{GroupPacking, Packed, ValueType, packing},
     block_type::BlockType,
     blocks::decode,
     header::GgufTensor,
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error::Unsupported,
     safetensors::{Dtype, Entry, shorten},
-    tensors::{Packing, beside},
+    tensors::beside,
 };
 
 /// Bytes that are read of the file at once: what is kept beside the converted tensor.
@@ -46,9 +46,9 @@ enum Part {
     /// Plain numbers.
     Plain,
     /// The integers of packed ones.
-    Values(Packing),
-    Scales(Packing),
-    Biases(Packing),
+    Values(GroupPacking),
+    Scales(GroupPacking),
+    Biases(GroupPacking),
 }
 
 impl Part {
@@ -190,7 +190,7 @@ impl Region {
             );
             io::Error::new(io::ErrorKind::InvalidData, problem)
         };
-        let packed = |own: Packing| {
+        let packed = |own: GroupPacking| {
             let mut packed = Packed::default();
             packed.add(self.kind, raw, own, value);
             packed
