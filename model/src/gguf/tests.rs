@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     config::CONFIG,
+    families,
     gguf::header::HeaderRead,
     shape::ModelShape,
     tokenizer_files::{TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TokenizerFiles},
@@ -45,7 +46,7 @@ impl GgufFile {
             .whole(&key("block_count"), 1)
             .whole(&key("context_length"), 128)
             .whole(&key("embedding_length"), hidden as u32)
-            .whole(&key("feed_forward_length"), width as u32)
+            .whole(&key("feed_forward_length"), width.max(1) as u32)
             .whole(&key("attention.head_count"), 4)
             .whole(&key("attention.head_count_kv"), 2)
             .whole(&key("rope.dimension_count"), hidden as u32 / 4)
@@ -74,7 +75,10 @@ impl GgufFile {
             ("ffn_up", hidden, width),
             ("ffn_down", width, hidden),
         ] {
-            file = file.matrix(&format!("blk.0.{name}.weight"), inputs, outputs, kind);
+            // A width of 0 leaves the MLP out.
+            if inputs * outputs > 0 {
+                file = file.matrix(&format!("blk.0.{name}.weight"), inputs, outputs, kind);
+            }
         }
         file.vector("blk.0.attn_norm.weight", hidden).vector("blk.0.ffn_norm.weight", hidden)
     }
@@ -236,6 +240,49 @@ fn metadata_becomes_the_configuration() {
         .whole("qwen3moe.expert_feed_forward_length", 32);
     let experts = config(&experts);
     assert_eq!((&experts["model_type"], &experts["num_experts"]), (&json!("qwen3_moe"), &json!(8)));
+}
+
+#[test]
+fn families_that_are_known_run_from_gguf() {
+    let qwen2 = ["q", "k", "v"].iter().fold(GgufFile::model("qwen2", 64, 128, 8), |file, name| {
+        file.vector(&format!("blk.0.attn_{name}.bias"), if *name == "q" { 64 } else { 32 })
+    });
+    let heads = |file: GgufFile| {
+        let named = file.vector("blk.0.attn_q_norm.weight", 16).vector("blk.0.attn_k_norm.weight", 16);
+        named.matrix("output.weight", 64, 6, 8)
+    };
+    let qwen3 = heads(GgufFile::model("qwen3", 64, 128, 8).whole("qwen3.attention.key_length", 16));
+    let experts = GgufFile::model("qwen3moe", 64, 0, 8)
+        .whole("qwen3moe.attention.key_length", 16)
+        .whole("qwen3moe.expert_count", 4)
+        .whole("qwen3moe.expert_used_count", 2)
+        .whole("qwen3moe.expert_feed_forward_length", 32)
+        .tensor("blk.0.ffn_gate_inp.weight", &[64, 4], 0, vec![0; 4 * 64 * 4]);
+    let experts = [("gate", 64, 32), ("up", 64, 32), ("down", 32, 64)].iter().fold(
+        heads(experts),
+        |file, (name, inputs, outputs)| {
+            let bytes = 4 * inputs * outputs / 32 * 34;
+            file.tensor(
+                &format!("blk.0.ffn_{name}_exps.weight"),
+                &[*inputs, *outputs, 4],
+                8,
+                vec![0; bytes as usize],
+            )
+        },
+    );
+    for (model_type, file) in [("qwen2", qwen2), ("qwen3", qwen3), ("qwen3_moe", experts)] {
+        let read = with(&file, |gguf| {
+            let weights = gguf.weights(gguf.value_type())?;
+            crate::read(&gguf.configuration(None)?, &weights.headers)
+        });
+        match read {
+            Ok(model) => assert_eq!(model.description.model_type, model_type),
+            Err(error) => {
+                let known = families::is_known(model_type);
+                assert!(!known && error.to_string().contains("is not supported"), "{model_type}: {error}");
+            }
+        }
+    }
 }
 
 #[test]
