@@ -128,7 +128,7 @@ impl<'a> Gguf<'a> {
     pub fn weights(&self, value: ValueType) -> Result<ConvertedWeights, Error> {
         let (mut headers, mut layouts) = (Headers::default(), Vec::new());
         for (name, header) in &self.files {
-            let (layout, entries) = Layout::new(&header.tensors, value)?;
+            let (layout, entries) = Layout::new(self.architecture, &header.tensors, value)?;
             headers.add_converted(name, entries)?;
             layouts.push(layout);
         }

@@ -13,7 +13,16 @@ use crate::{
 };
 
 /// Keys of an architecture that change nothing that is computed.
-const HARMLESS: &[&str] = &["tensor_data_layout", "rope.scaling.finetuned", "attention.causal", "vocab_size"];
+const HARMLESS: &[&str] = &[
+    "mm.tokens_per_image",
+    "tensor_data_layout",
+    "rope.scaling.finetuned",
+    "attention.causal",
+    "vocab_size",
+];
+
+/// Layers of Gemma 3's largest model, whose queries are scaled by its width.
+const GEMMA_3_27B_LAYERS: u64 = 62;
 
 /// The keys of one architecture, and which were asked for.
 struct Keys<'g, 'a> {
@@ -129,6 +138,16 @@ pub(super) fn of(gguf: &Gguf<'_>, factors: Option<&[u8]>) -> Result<Value, Error
         if let Some(window) = keys.optional("attention.sliding_window")?.filter(|window| *window > 0) {
             fields.insert("model_type".to_owned(), "mistral".into());
             fields.insert("sliding_window".to_owned(), window.into());
+        }
+    }
+    if architecture.name == "gemma3" {
+        let by_width = keys.number("block_count")? == GEMMA_3_27B_LAYERS;
+        let scalar = if by_width { own_width } else { head_dim };
+        fields.insert("query_pre_attn_scalar".to_owned(), scalar.into());
+        fields.insert("hidden_activation".to_owned(), "gelu_pytorch_tanh".into());
+        fields.insert("sliding_window".to_owned(), keys.number("attention.sliding_window")?.into());
+        if let Some(cap) = keys.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0) {
+            fields.insert("final_logit_softcapping".to_owned(), cap.into());
         }
     }
     if architecture.has_experts {

@@ -8,7 +8,7 @@ use super::{
     block_type::BlockType,
     blocks::decode,
     header::GgufTensor,
-    names::{ROPE_FACTORS, mlx_name},
+    names::{Architecture, ROPE_FACTORS, mlx_name},
 };
 use crate::{
     error::Unsupported,
@@ -43,8 +43,8 @@ struct Region {
 /// What is made of blocks.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// Plain numbers.
-    Plain,
+    /// Plain numbers, each less so much.
+    Plain(f32),
     /// The integers of packed ones.
     Values(GroupPacking),
     Scales(GroupPacking),
@@ -55,7 +55,7 @@ impl Part {
     /// Elements that share so many bytes of this part.
     fn group(self, value: ValueType) -> (u64, u64) {
         match self {
-            Self::Plain => (1, value.bytes() as u64),
+            Self::Plain(_) => (1, value.bytes() as u64),
             Self::Values(packing) => {
                 (packing.group_size.into(), u64::from(packing.group_size * packing.bits / 8))
             }
@@ -69,6 +69,7 @@ impl Part {
 impl Layout {
     /// The layout of a file's tensors, and the entries of a header that would describe it.
     pub(super) fn new(
+        architecture: &Architecture,
         tensors: &[GgufTensor],
         value: ValueType,
     ) -> Result<(Self, Vec<(String, Entry)>), Unsupported> {
@@ -77,7 +78,7 @@ impl Layout {
         for tensor in tensors.iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
             let refuse =
                 |reason: String, remedy: &str| Unsupported::tensor(&shorten(&tensor.name), reason, remedy);
-            let Some(name) = mlx_name(&tensor.name) else {
+            let Some(name) = mlx_name(architecture, &tensor.name) else {
                 let reason = "this release does not know what it is for".to_owned();
                 return Err(refuse(reason, "use the model as an MLX repository"));
             };
@@ -108,7 +109,10 @@ impl Layout {
                 (elements / group).saturating_mul(bytes)
             };
             match packing {
-                None => add(name, value.dtype(), columns, bytes(Part::Plain), Part::Plain),
+                None => {
+                    let less = if name.ends_with("norm.weight") { architecture.norm_offset } else { 0.0 };
+                    add(name, value.dtype(), columns, bytes(Part::Plain(less)), Part::Plain(less));
+                }
                 Some(own) => {
                     let groups = columns / u64::from(own.group_size);
                     let words = columns / 32 * u64::from(own.bits);
@@ -196,10 +200,11 @@ impl Region {
             packed
         };
         match self.part {
-            Part::Plain => {
+            Part::Plain(less) => {
                 let mut values = vec![0.0; self.kind.block_elements()];
                 for block in raw.chunks_exact(self.kind.block_bytes()) {
                     decode(self.kind, block, &mut values);
+                    values.iter_mut().for_each(|number| *number -= less);
                     value.write(&values, out).map_err(beyond)?;
                 }
                 Ok(())

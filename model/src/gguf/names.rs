@@ -11,16 +11,41 @@ pub struct Architecture {
     pub traditional_rope: bool,
     /// Whether the MLP is experts.
     pub has_experts: bool,
+    /// What the file adds to the weights of norms: MLX adds it when it computes.
+    pub norm_offset: f32,
+    /// Modules of a layer that are called otherwise than in [`LAYER`].
+    layer: &'static [(&'static str, &'static str)],
 }
 
 /// Every architecture whose names are known. Whether its family is supported, `families` decides.
 pub const ARCHITECTURES: &[Architecture] = &[
     // Mistral's dense models call themselves llama too.
-    Architecture { name: "llama", model_type: "llama", traditional_rope: true, has_experts: false },
-    Architecture { name: "qwen2", model_type: "qwen2", traditional_rope: false, has_experts: false },
-    Architecture { name: "qwen3", model_type: "qwen3", traditional_rope: false, has_experts: false },
-    Architecture { name: "qwen3moe", model_type: "qwen3_moe", traditional_rope: false, has_experts: true },
+    Architecture { traditional_rope: true, ..plain("llama", "llama") },
+    plain("qwen2", "qwen2"),
+    plain("qwen3", "qwen3"),
+    Architecture { has_experts: true, ..plain("qwen3moe", "qwen3_moe") },
+    Architecture {
+        norm_offset: 1.0,
+        layer: &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+        ..plain("gemma3", "gemma3_text")
+    },
 ];
+
+/// An architecture without anything special.
+const fn plain(name: &'static str, model_type: &'static str) -> Architecture {
+    Architecture {
+        name,
+        model_type,
+        traditional_rope: false,
+        has_experts: false,
+        norm_offset: 0.0,
+        layer: &[],
+    }
+}
 
 /// The tensor with the factors of a stretched rotary embedding: of the configuration rather than of the weights.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -47,8 +72,8 @@ const LAYER: &[(&str, &str)] = &[
     ("ffn_down_exps", "mlp.switch_mlp.down_proj"),
 ];
 
-/// What a tensor is called in an MLX repository.
-pub fn mlx_name(name: &str) -> Option<String> {
+/// What a tensor of an architecture is called in an MLX repository.
+pub fn mlx_name(architecture: &Architecture, name: &str) -> Option<String> {
     let (module, field) = name.rsplit_once('.').filter(|(_, field)| matches!(*field, "weight" | "bias"))?;
     let find = |table: &[(&str, &'static str)], module: &str| {
         table.iter().find(|(own, _)| *own == module).map(|(_, theirs)| *theirs)
@@ -56,7 +81,8 @@ pub fn mlx_name(name: &str) -> Option<String> {
     if let Some((layer, module)) = module.strip_prefix("blk.").and_then(|layer| layer.split_once('.')) {
         // One spelling of a number, so that no two tensors have one name.
         let index: u32 = layer.parse().ok().filter(|index: &u32| index.to_string() == layer)?;
-        return Some(format!("model.layers.{index}.{}.{field}", find(LAYER, module)?));
+        let own = find(architecture.layer, module).or_else(|| find(LAYER, module))?;
+        return Some(format!("model.layers.{index}.{own}.{field}"));
     }
     Some(format!("{}.{field}", find(MODEL, module)?))
 }
@@ -78,7 +104,10 @@ mod tests {
             ("v.blk.0.attn_q.weight", None),
             ("output", None),
         ] {
-            assert_eq!(mlx_name(name).as_deref(), expected, "{name}");
+            assert_eq!(mlx_name(&ARCHITECTURES[0], name).as_deref(), expected, "{name}");
         }
+        let gemma = ARCHITECTURES.iter().find(|own| own.name == "gemma3").unwrap();
+        let before = mlx_name(gemma, "blk.0.ffn_norm.weight");
+        assert_eq!(before.as_deref(), Some("model.layers.0.pre_feedforward_layernorm.weight"));
     }
 }

@@ -270,7 +270,16 @@ fn families_that_are_known_run_from_gguf() {
             )
         },
     );
-    for (model_type, file) in [("qwen2", qwen2), ("qwen3", qwen3), ("qwen3_moe", experts)] {
+    let gemma = GgufFile::model("gemma3", 64, 128, 8)
+        .whole("gemma3.attention.key_length", 16)
+        .whole("gemma3.attention.sliding_window", 32)
+        .vector("blk.0.attn_q_norm.weight", 16)
+        .vector("blk.0.attn_k_norm.weight", 16)
+        .vector("blk.0.post_attention_norm.weight", 64)
+        .vector("blk.0.post_ffw_norm.weight", 64);
+    for (model_type, file) in
+        [("qwen2", qwen2), ("qwen3", qwen3), ("qwen3_moe", experts), ("gemma3_text", gemma)]
+    {
         let read = with(&file, |gguf| {
             let weights = gguf.weights(gguf.value_type())?;
             crate::read(&gguf.configuration(None)?, &weights.headers)

@@ -1,7 +1,7 @@
 //! Converted bytes: any range of them is that range of the whole.
 
 use super::*;
-use crate::gguf::block_type::ElementType;
+use crate::gguf::{block_type::ElementType, names::ARCHITECTURES};
 
 fn tensor(kind: u32, shape: &[u64]) -> GgufTensor {
     let element = ElementType::of(kind).unwrap();
@@ -31,7 +31,7 @@ fn ranges_are_those_of_the_whole() {
         (1, vec![2, 7], ValueType::Bf16),
         (0, vec![9], ValueType::F16),
     ] {
-        let (layout, entries) = Layout::new(&[tensor(kind, &shape)], value).unwrap();
+        let (layout, entries) = Layout::new(&ARCHITECTURES[0], &[tensor(kind, &shape)], value).unwrap();
         for (name, entry) in &entries {
             let mut whole = vec![0; entry.bytes() as usize];
             layout.read(entry.begin, &mut whole, &file).unwrap();
@@ -54,7 +54,7 @@ fn ranges_are_those_of_the_whole() {
 
 #[test]
 fn numbers_beyond_the_type_and_cut_files_are_errors() {
-    let (layout, _) = Layout::new(&[tensor(0, &[4])], ValueType::F16).unwrap();
+    let (layout, _) = Layout::new(&ARCHITECTURES[0], &[tensor(0, &[4])], ValueType::F16).unwrap();
     let wild = |_: u64, out: &mut [u8]| {
         out.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&1e30_f32.to_le_bytes()));
         Ok(())
@@ -66,4 +66,18 @@ fn numbers_beyond_the_type_and_cut_files_are_errors() {
     );
     let cut = |_: u64, _: &mut [u8]| Err(io::ErrorKind::UnexpectedEof.into());
     assert_eq!(layout.read(0, &mut [0; 8], &cut).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn norms_are_stored_as_the_family_reads_them() {
+    let gemma = ARCHITECTURES.iter().find(|own| own.name == "gemma3").unwrap();
+    let norm = GgufTensor { name: "output_norm.weight".to_owned(), ..tensor(0, &[2]) };
+    let (layout, _) = Layout::new(gemma, &[norm], ValueType::F32).unwrap();
+    let three = |_: u64, out: &mut [u8]| {
+        out.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&3_f32.to_le_bytes()));
+        Ok(())
+    };
+    let mut bytes = [0; 4];
+    layout.read(4, &mut bytes, &three).unwrap();
+    assert_eq!(f32::from_le_bytes(bytes), 2.0);
 }
