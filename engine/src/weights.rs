@@ -31,7 +31,7 @@ use russet_model::{
 use thiserror::Error;
 
 use crate::partition::{TpShard, rank_holds};
-use gguf::WeightFile;
+use gguf::{GgufCheckpoint, WeightFile};
 use shard_read::ShardRead;
 pub use weight::Weight;
 
@@ -131,7 +131,7 @@ impl Checkpoint {
     /// The same for weights that will be kept in a type: what is converted on loading is converted to it.
     pub fn open_as(dir: &Path, dtype: LoadDtype) -> Result<Self, WeightsError> {
         match gguf::open(dir, dtype)? {
-            Some((config, headers, files)) => Self::new(dir, &config, headers, files),
+            Some(GgufCheckpoint { config, headers, files }) => Self::new(dir, &config, headers, files),
             None => Self::open_safetensors(dir),
         }
     }

@@ -53,11 +53,19 @@ impl WeightFile {
     }
 }
 
-/// Configuration, headers and files of the model in GGUF of a folder; `None` where there is none. What is computed in 32 bits is converted to 32 bits, without the rounding of scales.
-pub(super) fn open(
-    dir: &Path,
-    dtype: LoadDtype,
-) -> Result<Option<(Vec<u8>, Headers, Vec<OpenFile>)>, WeightsError> {
+/// A model in GGUF that is open.
+pub(super) struct GgufCheckpoint {
+    /// `config.json`.
+    pub config: Vec<u8>,
+    /// Of the converted weights.
+    pub headers: Headers,
+    /// As many as the headers are of.
+    pub files: Vec<OpenFile>,
+}
+
+/// Opens the model in GGUF of a folder; `None` where there is none. What is computed in 32 bits is converted to 32 bits,
+/// without the rounding of scales.
+pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<GgufCheckpoint>, WeightsError> {
     let failed = |error: GgufFolderError| match error {
         GgufFolderError::Io { path, source } => WeightsError::Io { path, source },
         GgufFolderError::Model(Error::File(source)) => WeightsError::File { folder: dir.to_owned(), source },
@@ -79,7 +87,7 @@ pub(super) fn open(
     };
     let files = folder.into_files().zip(weights.layouts);
     let files = files.map(|((path, file), layout)| OpenFile { path, file: WeightFile::Gguf(file, layout) });
-    Ok(Some((config, weights.headers, files.collect())))
+    Ok(Some(GgufCheckpoint { config, headers: weights.headers, files: files.collect() }))
 }
 
 #[cfg(test)]
