@@ -16,6 +16,7 @@ pub mod disk_space;
 pub mod download;
 mod error;
 mod file;
+mod gguf;
 mod host_pauses;
 mod https;
 mod hub;
@@ -180,7 +181,7 @@ pub fn is_allowed_file(name: &str) -> bool {
         && !name.starts_with('.')
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+=".contains(&byte));
     let suffix = name.rsplit_once('.').map(|(_, suffix)| suffix);
-    let data = matches!(suffix, Some("safetensors" | "json" | "txt" | "jinja"));
+    let data = matches!(suffix, Some("safetensors" | "gguf" | "json" | "txt" | "jinja"));
     plain && (data || name == "tokenizer.model") && name != model_dirs::MANIFEST
 }
 

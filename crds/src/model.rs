@@ -106,7 +106,7 @@ pub enum PreloadPolicy {
 pub struct ModelSource {
     /// One of `hf://owner/name`, `https://host/folder`, `s3://bucket/folder`, `gs://bucket/folder`,
     /// `az://container/folder`, `oci://registry/name:tag`, `file:///folder` or `builtin://smoke`, a model
-    /// built into agents.
+    /// built into agents. An `hf://`, `https://` or `file://` source may end in the name of a GGUF file.
     #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|s3|gs|az|oci|file|builtin)://.+"))]
     pub uri: String,
     /// Branch, tag or commit of an `hf://` source, or the tag of an `oci://` one. Resolved once, to a commit

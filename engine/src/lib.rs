@@ -8,8 +8,8 @@
 //!
 //! The serving half: [`process`] runs a rank from start to exit, [`engine_service`] and [`control_service`]
 //! serve the gateways and the agent, [`scheduler`] composes batches of [`sequence`]s, [`prefix_cache`] reuses
-//! KV blocks, [`speculative`] proposes draft tokens, [`tokenizer`] converts text and tokens, [`group`] is the
-//! control stream between ranks, [`rings`] and [`tunnel`] connect MLX's ranks, [`lifecycle`] is the state of
+//! KV blocks, [`speculative`] proposes draft tokens, [`tokenizer`] converts text and tokens, [`gguf_folder`] reads
+//! the headers of GGUF files for tokenizer and weights, [`group`] is the control stream between ranks, [`rings`] and [`tunnel`] connect MLX's ranks, [`lifecycle`] is the state of
 //! the process, and [`reform`] decides whether the process can join the next formation. [`batch_monitor`] and
 //! [`batch_time`] tell a rank that hangs from a busy one.
 
@@ -19,6 +19,7 @@ pub mod config;
 pub mod control_service;
 pub mod engine_service;
 pub mod executor;
+pub mod gguf_folder;
 pub mod group;
 pub mod jaccl;
 pub mod lifecycle;

@@ -5,6 +5,7 @@ mod added_tokens;
 pub mod chat_template;
 pub mod detokenizer;
 mod encoder;
+mod folder;
 #[cfg(test)]
 mod peak_memory;
 mod steps;
@@ -20,7 +21,6 @@ use std::sync::Arc;
 
 use jiff::Zoned;
 use russet_model::config::whole;
-use russet_model::json;
 use russet_model::tokenizer_files::EndTokenIds;
 use russet_wire::request::Message;
 use serde::Deserialize as _;
@@ -31,6 +31,7 @@ use tokenizers::Tokenizer;
 use chat_template::{SpecialTokens, Template, TemplateError};
 use detokenizer::Detokenizer;
 use encoder::{Encoder, MAX_PIECE_BYTES};
+use folder::TokenizerFolder;
 
 /// Why text and tokens cannot be converted.
 #[derive(Debug, Error)]
@@ -186,7 +187,7 @@ impl ChatTokenizer {
     /// Checks that the draft model's tokenizer equals the model's.
     pub fn check_draft(model: &Path, draft: &Path) -> Result<(), TokenizerError> {
         let vocabulary = |dir: &Path| -> Result<HashMap<String, u32>, TokenizerError> {
-            Ok(added_tokens::load(dir)?.get_vocab(true))
+            Ok(added_tokens::load(&TokenizerFolder::open(dir)?)?.get_vocab(true))
         };
         let (ours, theirs) = (vocabulary(model)?, vocabulary(draft)?);
         let mut differing: Vec<(&String, &u32)> =
@@ -208,8 +209,9 @@ impl ChatTokenizer {
 
     /// Loads tokenizer and template from `dir`. Takes some hundred milliseconds for a large vocabulary.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
-        let tokenizer = added_tokens::load(dir)?;
-        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let folder = TokenizerFolder::open(dir)?;
+        let tokenizer = added_tokens::load(&folder)?;
+        let config = folder.read_json("tokenizer_config.json")?.unwrap_or_default();
         let special = |name: &str| special_token(&config[name]);
         let special = SpecialTokens {
             bos: special("bos_token"),
@@ -219,17 +221,17 @@ impl ChatTokenizer {
         };
         let mut ends = BTreeSet::new();
         for file in ["generation_config.json", "config.json"] {
-            let path = dir.join(file);
-            ends.extend(parse_eos_ids(&path, &read_json(&path)?.unwrap_or_default()["eos_token_id"])?);
+            let ids = &folder.read_json(file)?.unwrap_or_default()["eos_token_id"];
+            ends.extend(parse_eos_ids(&folder.path(file), ids)?);
         }
         ends.extend(special.eos.as_deref().and_then(|token| tokenizer.token_to_id(token)));
         if ends.is_empty() {
             return Err(TokenizerError::NoEosToken(dir.to_owned()));
         }
-        let (path, source) = template_source(dir, &config)?;
+        let (path, source) = template_source(&folder, &config)?;
         let template = Template::new(&source, special)
             .map_err(|error| TokenizerError::Broken { path, reason: error.to_string() })?;
-        let vocabulary = read_json(&dir.join("config.json"))?.and_then(|config| whole(&config["vocab_size"]));
+        let vocabulary = folder.read_json("config.json")?.and_then(|config| whole(&config["vocab_size"]));
         let tokenizer = Arc::new(tokenizer);
         Ok(Self {
             encoder: Encoder::new(tokenizer.clone()),
@@ -295,9 +297,10 @@ impl ChatTokenizer {
     }
 }
 
-fn load_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerError> {
-    let bytes = read(path)?;
-    let broken = |reason: String| TokenizerError::Broken { path: path.to_owned(), reason };
+fn load_tokenizer(folder: &TokenizerFolder) -> Result<Tokenizer, TokenizerError> {
+    let path = folder.path("tokenizer.json");
+    let Some(bytes) = folder.read("tokenizer.json")? else { return Err(TokenizerError::Missing { path }) };
+    let broken = |reason: String| TokenizerError::Broken { path: path.clone(), reason };
     let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| broken(error.to_string()))?;
     // Both are for training; a prompt is neither truncated nor padded.
     tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
@@ -306,23 +309,25 @@ fn load_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerError> {
 }
 
 /// The template, from the first of its places that has one: an empty one is none.
-fn template_source(dir: &Path, tokenizer_config: &Value) -> Result<(PathBuf, String), TokenizerError> {
-    let path = dir.join("chat_template.jinja");
-    if path.exists() {
-        let source = String::from_utf8(read(&path)?)
+fn template_source(
+    folder: &TokenizerFolder,
+    tokenizer_config: &Value,
+) -> Result<(PathBuf, String), TokenizerError> {
+    if let Some(bytes) = folder.read("chat_template.jinja")? {
+        let path = folder.path("chat_template.jinja");
+        let source = String::from_utf8(bytes)
             .map_err(|error| TokenizerError::Broken { path: path.clone(), reason: error.to_string() })?;
         if !source.trim().is_empty() {
             return Ok((path, source));
         }
     }
-    let path = dir.join("chat_template.json");
-    if let Some(source) = read_json(&path)?.as_ref().and_then(|file| default_template(&file["chat_template"]))
-    {
-        return Ok((path, source));
+    let own = folder.read_json("chat_template.json")?;
+    if let Some(source) = own.as_ref().and_then(|file| default_template(&file["chat_template"])) {
+        return Ok((folder.path("chat_template.json"), source));
     }
     default_template(&tokenizer_config["chat_template"])
-        .map(|source| (dir.join("tokenizer_config.json"), source))
-        .ok_or_else(|| TokenizerError::NoTemplate(dir.to_owned()))
+        .map(|source| (folder.path("tokenizer_config.json"), source))
+        .ok_or_else(|| TokenizerError::NoTemplate(folder.path("")))
 }
 
 /// A template, or the one named `default` of several, in a list or by their names.
@@ -345,24 +350,6 @@ fn parse_eos_ids(path: &Path, value: &Value) -> Result<Vec<u32>, TokenizerError>
     EndTokenIds::deserialize(value).map(|EndTokenIds(ids)| ids).map_err(|_| TokenizerError::Broken {
         path: path.to_owned(),
         reason: format!("eos_token_id is {value}, not a token id or a list of them"),
-    })
-}
-
-/// A JSON file, `None` when it does not exist.
-fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
-    match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&json::plain(&bytes))
-            .map(Some)
-            .map_err(|error| TokenizerError::Broken { path: path.to_owned(), reason: error.to_string() }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    std::fs::read(path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => TokenizerError::Missing { path: path.to_owned() },
-        _ => TokenizerError::Read { path: path.to_owned(), source },
     })
 }
 

@@ -2,6 +2,7 @@
 //! table. Files are not memory-mapped, and `model` checks everything they claim against the file's length and the
 //! configuration.
 
+mod gguf;
 mod shard_read;
 mod weight;
 
@@ -30,6 +31,7 @@ use russet_model::{
 use thiserror::Error;
 
 use crate::partition::{TpShard, rank_holds};
+use gguf::{GgufCheckpoint, WeightFile};
 use shard_read::ShardRead;
 pub use weight::Weight;
 
@@ -117,12 +119,24 @@ pub struct Checkpoint {
 #[derive(Debug)]
 struct OpenFile {
     path: PathBuf,
-    file: File,
+    file: WeightFile,
 }
 
 impl Checkpoint {
-    /// Opens a folder with `config.json` and its safetensors files.
+    /// Opens a folder with `config.json` and its safetensors files, or with a model in GGUF.
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
+        Self::open_as(dir, LoadDtype::AsStored)
+    }
+
+    /// The same for weights that will be kept in a type: what is converted on loading is converted to it.
+    pub fn open_as(dir: &Path, dtype: LoadDtype) -> Result<Self, WeightsError> {
+        match gguf::open(dir, dtype)? {
+            Some(GgufCheckpoint { config, headers, files }) => Self::new(dir, &config, headers, files),
+            None => Self::open_safetensors(dir),
+        }
+    }
+
+    fn open_safetensors(dir: &Path) -> Result<Self, WeightsError> {
         let wrong = |source: FileError| WeightsError::File { folder: dir.to_owned(), source };
         let Some(config) = read_small(dir, CONFIG, MAX_CONFIG_BYTES)? else {
             return Err(wrong(FileError::Missing { file: CONFIG.to_owned() }));
@@ -142,10 +156,14 @@ impl Checkpoint {
             let mut header = vec![0; headers.next_length(&name, &start, size).map_err(wrong)? as usize];
             file.read_exact_at(&mut header, 8).map_err(io)?;
             headers.add(&name, &header, size).map_err(wrong)?;
-            files.push(OpenFile { path, file });
+            files.push(OpenFile { path, file: WeightFile::Plain(file) });
         }
-        let model = russet_model::read(&config, &headers).map_err(|error| match error {
-            Error::File(source) => wrong(source),
+        Self::new(dir, &config, headers, files)
+    }
+
+    fn new(dir: &Path, config: &[u8], headers: Headers, files: Vec<OpenFile>) -> Result<Self, WeightsError> {
+        let model = russet_model::read(config, &headers).map_err(|error| match error {
+            Error::File(source) => WeightsError::File { folder: dir.to_owned(), source },
             Error::Unsupported(why) => why.into(),
         })?;
         let names = model.tensors.iter().enumerate();
@@ -374,8 +392,12 @@ impl<'a> Weights<'a> {
             return Err(WeightsError::NoTensor(tensor.to_owned()));
         };
         let mut bytes = vec![0; read.bytes() as usize];
-        read.read(file, header.data_start + entry.begin, &mut bytes)
-            .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
+        read.read(
+            &|bytes, offset| file.read_exact_at(bytes, offset),
+            header.data_start + entry.begin,
+            &mut bytes,
+        )
+        .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
         (self.on_bytes)(bytes.len() as u64);
         let shape = read
             .shape

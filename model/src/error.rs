@@ -118,6 +118,26 @@ pub enum FileError {
         /// Size the header describes.
         described: u64,
     },
+    /// A GGUF file is damaged, or says what no exporter writes.
+    #[error("{file} is no usable GGUF file: {problem}; fetch or export it again")]
+    BadGguf {
+        /// The file.
+        file: String,
+        /// What is wrong, with numbers.
+        problem: String,
+    },
+    /// More than one model in GGUF.
+    #[error(
+        "the source holds {count} models in GGUF, such as {examples}; name one of them in source.uri, as in file:///folder/{first} or hf://owner/name/{first}"
+    )]
+    SeveralGguf {
+        /// How many.
+        count: usize,
+        /// Some of them.
+        examples: String,
+        /// One of them.
+        first: String,
+    },
     /// The configuration lacks a field or has an invalid one.
     #[error(
         "{CONFIG} has no usable `{field}` ({found}); the model cannot be planned without it, take the {CONFIG} that belongs to the weights"

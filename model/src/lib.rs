@@ -5,6 +5,7 @@
 //! ```text
 //! config.json ─▶ config ─▶ families ─▶ Description ─▶ tensors ─┐
 //! *.safetensors ─▶ index ─▶ safetensors ─▶ Headers ────────────┴▶ Model ─▶ cost, divisibility ─▶ ModelShape
+//! *.gguf ─▶ gguf ─▶ config.json, tokenizer.json and Headers, as if it were an MLX repository
 //! ```
 
 pub mod config;
@@ -13,6 +14,7 @@ pub mod description;
 pub mod divisibility;
 pub mod error;
 pub mod families;
+pub mod gguf;
 pub mod index;
 pub mod json;
 pub mod kv_quantization;

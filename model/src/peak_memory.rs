@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::{
     config::{Document, MAX_CONFIG_BYTES},
+    gguf::{Gguf, header::HeaderRead},
     index,
     safetensors::Headers,
     tokenizer_files::{TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TokenizerFiles},
@@ -31,6 +32,54 @@ fn file(open: &str, close: &str, most: usize, part: impl Fn(usize) -> String) ->
     }
     text.push_str(close);
     text.into_bytes()
+}
+
+/// A GGUF file of up to `most` bytes: so many keys and tensors as `part` gives bytes of.
+fn gguf(keys: bool, most: usize, part: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+    let (mut count, mut parts) = (0, Vec::with_capacity(most));
+    while parts.len() + 24 + part(count).len() < most && (!keys || count < 4096) {
+        parts.extend(part(count));
+        count += 1;
+    }
+    let (tensors, keys) = if keys { (0, count as u64) } else { (count as u64, 0) };
+    [b"GGUF", &3_u32.to_le_bytes()[..], &tensors.to_le_bytes(), &keys.to_le_bytes(), &parts].concat()
+}
+
+/// Reads a GGUF file, and makes what can be made of it.
+fn read_gguf(bytes: &[u8]) {
+    let read = HeaderRead::new("x", bytes, bytes.len() as u64 + (1 << 40));
+    let Ok(HeaderRead::Whole(header)) = read else { return };
+    if let Ok(gguf) = Gguf::new(vec![("x".to_owned(), header)]) {
+        drop((gguf.configuration(None), gguf.weights(gguf.value_type())));
+        drop((gguf.tokenizer(), gguf.tokenizer_config()));
+    }
+}
+
+/// A text of GGUF.
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// A GGUF file with a vocabulary of so many tokens of as many bytes as fit.
+fn vocabulary(model: &str, most: usize, token: impl Fn(usize) -> String) -> Vec<u8> {
+    let key = |key: &str, kind: u32, value: Vec<u8>| [text(key), kind.to_le_bytes().to_vec(), value].concat();
+    let list = |kind: u32, count: u64, values: Vec<u8>| {
+        [kind.to_le_bytes().to_vec(), count.to_le_bytes().to_vec(), values].concat()
+    };
+    let (mut count, mut tokens) = (0, Vec::new());
+    while tokens.len() < most && count < 1 << 20 {
+        tokens.extend(text(&token(count)));
+        count += 1;
+    }
+    let scores = (0..count).flat_map(|at| (at as f32).to_le_bytes()).collect();
+    let keys = [
+        key("general.architecture", 8, text("llama")),
+        key("tokenizer.ggml.model", 8, text(model)),
+        key("tokenizer.ggml.tokens", 9, list(8, count as u64, tokens.clone())),
+        key("tokenizer.ggml.scores", 9, list(6, count as u64, scores)),
+        key("tokenizer.ggml.merges", 9, list(8, 1, text("a b"))),
+    ];
+    [b"GGUF", &3_u32.to_le_bytes()[..], &[0; 8], &(keys.len() as u64).to_le_bytes(), &keys.concat()].concat()
 }
 
 /// The file of a case and how it is read.
@@ -76,6 +125,24 @@ fn case(name: &str) -> (Vec<u8>, fn(&[u8])) {
                 drop(files.check_chat());
             },
         ),
+        "gguf: keys" => (
+            gguf(true, HEADER_BYTES, |at| {
+                [text(&at.to_string()), 0_u32.to_le_bytes().to_vec(), vec![0]].concat()
+            }),
+            read_gguf,
+        ),
+        "gguf: tensors" => (
+            gguf(false, HEADER_BYTES, |at| {
+                let sizes = [1_u32.to_le_bytes().to_vec(), 1_u64.to_le_bytes().to_vec()].concat();
+                [text(""), sizes, 0_u32.to_le_bytes().to_vec(), (32 * at as u64).to_le_bytes().to_vec()]
+                    .concat()
+            }),
+            read_gguf,
+        ),
+        "gguf: tokens" => (vocabulary("gpt2", HEADER_BYTES, |_| String::new()), read_gguf),
+        "gguf: tokens of one byte" => (vocabulary("gpt2", HEADER_BYTES, |_| "\0".to_owned()), read_gguf),
+        "gguf: pieces" => (vocabulary("llama", HEADER_BYTES, |at| "a".repeat(at % 9)), read_gguf),
+        "gguf: long pieces" => (vocabulary("llama", HEADER_BYTES, |at| "a".repeat(at % 129)), read_gguf),
         other => panic!("{other}"),
     }
 }
@@ -107,6 +174,12 @@ fn peak_of_memory_per_byte_of_a_hostile_file_is_bounded() {
         ("config: overrides", 4.0),
         ("index: files", 2.0),
         ("tokenizer_config: added tokens", 2.0),
+        ("gguf: keys", 20.0),
+        ("gguf: tensors", 6.0),
+        ("gguf: tokens", 8.0),
+        ("gguf: tokens of one byte", 8.0),
+        ("gguf: pieces", 20.0),
+        ("gguf: long pieces", 8.0),
     ] {
         let out = Command::new(std::env::current_exe().unwrap())
             .args([

@@ -208,6 +208,28 @@ impl Headers {
         Ok(())
     }
 
+    /// Adds a file of another format, of which these are the tensors as the engine has them in memory.
+    pub(crate) fn add_converted(
+        &mut self,
+        file: &str,
+        entries: impl IntoIterator<Item = (String, Entry)>,
+    ) -> Result<(), FileError> {
+        for (tensor, entry) in entries {
+            let limit = MAX_TENSORS;
+            if self.tensors.len() >= limit {
+                return Err(FileError::TooMany { file: file.to_owned(), limit });
+            }
+            let entry = Entry { file: self.files.len(), ..entry };
+            if self.tensors.insert(tensor.clone(), entry).is_some() {
+                let problem =
+                    format!("tensor {} is there twice, the second time in {file}", shorten(&tensor));
+                return Err(FileError::Disagree { problem });
+            }
+        }
+        self.files.push(File { name: file.to_owned(), data_start: 0 });
+        Ok(())
+    }
+
     /// The files, in the order in which they were added.
     pub fn files(&self) -> &[File] {
         &self.files

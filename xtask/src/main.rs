@@ -14,6 +14,7 @@ mod mlx;
 mod oracles;
 mod proof_table;
 mod python;
+mod real_weights;
 mod scenarios;
 mod setup;
 mod skew;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use crate::slice::{self, ScenarioRun};
-use crate::{cargo, charts, exactness, mlx, setup, test_binaries, tidy};
+use crate::{cargo, charts, exactness, mlx, real_weights, setup, test_binaries, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
@@ -48,9 +48,10 @@ pub fn test() -> Result<()> {
     println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
     let exactness = exactness::of_this_run(&python)?;
     println!("▸ the oracle's tokens are there after {:.0} s", started.elapsed().as_secs_f64());
+    let weights = real_weights::smollm2(&python)?;
     let number = slice::number()?;
     let (tally, clean) = test_binaries::run(&prepared, &|tests| {
-        tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness.clone());
+        tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness.clone()).envs([weights.clone()]);
         tests.env("RUSSET_SLICE", number.map_or("all".to_owned(), |number| number.to_string()));
         tests.envs(slice::scenarios(ScenarioRun::Embedded, number));
     })?;

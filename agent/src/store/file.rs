@@ -1,4 +1,4 @@
-//! `file:///folder`: a directory of this machine, copied like any other source so that verified bytes cannot
+//! `file:///folder`, or `file:///folder/x.gguf`: a directory or a GGUF file of this machine, copied like any other source so that verified bytes cannot
 //! be changed. Only directories that the agent's owner allowed are read.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use russet_model::gguf::files::{SUFFIX, parts};
 
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
@@ -50,20 +51,28 @@ fn list_folder(uri: &str, roots: &FileRoots<'_>) -> Result<SourceListing, StoreE
             problem: "write an absolute path after three slashes, such as file:///models/smoke".into(),
         }
     })?;
-    let folder = folder(uri, Path::new(path), roots)?;
+    let mut folder = folder(uri, Path::new(path), roots)?;
+    // A file in GGUF is a model by itself, or one of its parts.
+    let mut named = None;
     if folder.is_file() {
-        return Err(StoreError::BadUri {
-            uri: uri.to_owned(),
-            problem:
-                "it is a file; name the folder that holds the model's files (config.json, *.safetensors)"
-                    .into(),
-        });
+        let name = folder.file_name().and_then(|name| name.to_str()).filter(|name| name.ends_with(SUFFIX));
+        let Some((name, above)) = name.zip(folder.parent()) else {
+            return Err(StoreError::BadUri {
+                uri: uri.to_owned(),
+                problem:
+                    "it is a file; name the folder that holds the model's files (config.json, *.safetensors), or a file *.gguf"
+                        .into(),
+            });
+        };
+        named = Some(parts(name));
+        folder = above.to_owned();
     }
     let mut files = Vec::new();
     for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let entry = entry.map_err(StoreError::io(&folder))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if !super::is_allowed_file(&name) {
+        let is_named = named.as_ref().is_none_or(|names| names.contains(&name));
+        if !is_named || !super::is_allowed_file(&name) {
             continue;
         }
         // Caches of other tools contain links to blobs; the target of a link must be allowed as well.

@@ -1,4 +1,4 @@
-//! `https://host/folder`: a plain directory of a web server. Its `SHA256SUMS` is the listing if there is one;
+//! `https://host/folder`, or `https://host/folder/x.gguf`: a plain directory or a GGUF file of a web server. Its `SHA256SUMS` is the listing if there is one;
 //! otherwise the file names of the Hugging Face layout are tried.
 
 use std::collections::BTreeMap;
@@ -8,6 +8,7 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use reqwest::Url;
 use russet_model::config::CONFIG;
 use russet_model::error::FileError;
+use russet_model::gguf::files::{SUFFIX, parts};
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, index_files};
 
 use super::verify::Digest;
@@ -39,11 +40,34 @@ const OPTIONAL: &[&str] = &[
 
 fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let folder = Url::parse(&format!("{}/", spec.uri.trim_end_matches('/')))
-            .map_err(|error| StoreError::BadUri { uri: spec.uri.clone(), problem: error.to_string() })?;
-        list_folder(&WebClient::new(&context.client, spec.credentials.token(), &folder), &folder).await
+        let bad = |problem: String| StoreError::BadUri { uri: spec.uri.clone(), problem };
+        let uri = spec.uri.trim_end_matches('/');
+        let (above, named) = match uri.rsplit_once('/') {
+            Some((above, file)) if file.ends_with(SUFFIX) && super::is_allowed_file(file) => {
+                (above, Some(file))
+            }
+            _ => (uri, None),
+        };
+        let folder = Url::parse(&format!("{above}/")).map_err(|error| bad(error.to_string()))?;
+        let web = WebClient::new(&context.client, spec.credentials.token(), &folder);
+        match named {
+            Some(file) => list_parts(&web, &folder, file).await,
+            None => list_folder(&web, &folder).await,
+        }
     }
     .boxed()
+}
+
+/// A model in GGUF by the name of one of its files.
+async fn list_parts(web: &WebClient, folder: &Url, file: &str) -> Result<SourceListing, StoreError> {
+    let files = futures::stream::iter(parts(file)).map(|name| async move {
+        let bad = |problem: String| StoreError::BadUri { uri: format!("{folder}{name}"), problem };
+        let url = folder.join(&name).map_err(|error| bad(error.to_string()))?;
+        let size = web.probe(&url).await?.size.unwrap_or_default();
+        Ok::<_, StoreError>(SourceFile { name, size, digest: None, location: FileLocation::Web(url) })
+    });
+    let files = files.buffered(4).try_collect().await?;
+    Ok(SourceListing { commit: None, files, web: Some(web.clone()) })
 }
 
 pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceListing, StoreError> {

@@ -1,9 +1,10 @@
-//! `hf://owner/name`: a repository of the Hugging Face hub or of a mirror (`HF_ENDPOINT`). A
-//! revision is resolved to a commit first, and every file comes from that commit.
+//! `hf://owner/name`: a repository of the Hugging Face hub or of a mirror (`HF_ENDPOINT`), and with `/x.gguf` after it
+//! one of its models in GGUF. A revision is resolved to a commit first, and every file comes from that commit.
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use reqwest::Url;
+use russet_model::gguf::files::{SUFFIX, parts};
 use serde::Deserialize;
 
 use super::verify::Digest;
@@ -42,7 +43,11 @@ struct Lfs {
 
 fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let repository = repository(&spec.uri)?;
+        let (repository, named) = repository(&spec.uri)?;
+        let is_other = |name: &str| {
+            let is_weights = name.ends_with(SUFFIX) || name.ends_with(".safetensors");
+            named.as_ref().is_some_and(|names| is_weights && !names.iter().any(|own| own == name))
+        };
         let web = WebClient::new(&context.client, spec.credentials.token(), &context.hf_endpoint);
         let revision = spec.revision.as_deref().unwrap_or("main");
         let mut url =
@@ -56,7 +61,10 @@ fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<
         let commit = check_commit(&url, &found.sha, spec)?;
 
         let files = futures::stream::iter(found.siblings)
-            .filter(|sibling| std::future::ready(super::is_allowed_file(&sibling.rfilename)))
+            .filter(|sibling| {
+                let name = &sibling.rfilename;
+                std::future::ready(super::is_allowed_file(name) && !is_other(name))
+            })
             .map(|sibling| {
                 let name = sibling.rfilename.clone();
                 let url = join_url(&context.hf_endpoint, &[], &repository, &["resolve", &commit, &name]);
@@ -101,7 +109,8 @@ fn check_commit(url: &Url, sha: &str, spec: &SourceSpec) -> Result<String, Store
     })
 }
 
-fn repository(uri: &str) -> Result<[String; 2], StoreError> {
+/// Owner and name of a repository, and the GGUF files of the model in it, where the URI names one of them.
+fn repository(uri: &str) -> Result<([String; 2], Option<Vec<String>>), StoreError> {
     let plain = |part: &&str| {
         !part.is_empty()
             && !part.starts_with('.')
@@ -109,10 +118,14 @@ fn repository(uri: &str) -> Result<[String; 2], StoreError> {
     };
     let path = uri.strip_prefix(SCHEME.prefix).unwrap_or_default();
     match path.trim_end_matches('/').split('/').collect::<Vec<_>>()[..] {
-        [owner, name] if plain(&owner) && plain(&name) => Ok([owner.to_owned(), name.to_owned()]),
+        [owner, name] if plain(&owner) && plain(&name) => Ok(([owner.to_owned(), name.to_owned()], None)),
+        [owner, name, file] if [owner, name, file].iter().all(plain) && file.ends_with(SUFFIX) => {
+            Ok(([owner.to_owned(), name.to_owned()], Some(parts(file))))
+        }
         _ => Err(StoreError::BadUri {
             uri: uri.to_owned(),
-            problem: "write hf://owner/name, and a branch or commit into source.revision".into(),
+            problem: "write hf://owner/name, or hf://owner/name/file.gguf, and a branch or commit into source.revision"
+                .into(),
         }),
     }
 }
@@ -138,6 +151,9 @@ mod tests {
             ("hf://a/b/", true),
             ("hf://a", false),
             ("hf://a/b/c", false),
+            ("hf://a/b/c.gguf", true),
+            ("hf://a/b/.c.gguf", false),
+            ("hf://a/b/c/d.gguf", false),
             ("hf://../b", false),
             ("hf://a/b?x=1", false),
         ] {

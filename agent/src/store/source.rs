@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
 use russet_model::error::FileError;
+use russet_model::gguf::files::{SUFFIX, gguf_files};
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
 use russet_model::safetensors::Headers;
 use russet_model::shape::ModelShape;
@@ -15,7 +16,7 @@ use tokio::sync::Semaphore;
 use super::object::RemoteObject;
 use super::verify::Digest;
 use super::web::WebClient;
-use super::{Manifest, StoreError, builtin, file};
+use super::{Manifest, StoreError, builtin, file, gguf};
 
 /// Time for a listing, and again for the headers of one model. The largest published ones have 200 files, each a request
 /// of some 200 ms; a source that sends a byte now and then would keep the others waiting for ever.
@@ -93,6 +94,10 @@ pub(super) async fn within<T>(
 }
 
 async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, ModelShape), StoreError> {
+    let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
+    if let Some(names) = gguf_files(&names)? {
+        return gguf::read_headers(source, names).await;
+    }
     let config = source.read_small(CONFIG, MAX_CONFIG_BYTES).await?;
     let index = match source.files.iter().any(|file| file.name == INDEX) {
         true => Some(source.read_small(INDEX, MAX_INDEX_BYTES).await?),
@@ -101,7 +106,8 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
     let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
     let weights = weight_files(index.as_deref(), &names)?;
     drop(index);
-    source.files.retain(|file| !file.name.ends_with(".safetensors") || weights.names.contains(&file.name));
+    let is_weights = |name: &str| name.ends_with(".safetensors") || name.ends_with(SUFFIX);
+    source.files.retain(|file| !is_weights(&file.name) || weights.names.contains(&file.name));
 
     let mut headers = Headers::default();
     for name in &weights.names {
@@ -121,7 +127,7 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
 }
 
 /// Parses on another thread: a long header takes some 100 ms.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
 ) -> Result<T, StoreError> {
     match tokio::task::spawn_blocking(work).await {
@@ -147,7 +153,7 @@ impl SourceListing {
         self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size))
     }
 
-    fn file(&self, name: &str) -> Result<&SourceFile, StoreError> {
+    pub(super) fn file(&self, name: &str) -> Result<&SourceFile, StoreError> {
         self.files
             .iter()
             .find(|file| file.name == name)
@@ -172,7 +178,7 @@ impl SourceListing {
     }
 
     /// The small files of the tokenizer. Those of unknown or no length are left to the engine.
-    async fn tokenizer_files(&self, config: &[u8]) -> Result<TokenizerFiles, StoreError> {
+    pub(super) async fn tokenizer_files(&self, config: &[u8]) -> Result<TokenizerFiles, StoreError> {
         let mut judged = Vec::new();
         for (name, most) in JUDGED {
             if self.files.iter().any(|file| file.name == name && (1..=most).contains(&file.size)) {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::{TokenizerError, load_tokenizer, read_json, special_token};
+use super::folder::TokenizerFolder;
+use super::{TokenizerError, load_tokenizer, special_token};
 
 /// Names of special tokens in tokenizer_config.json and special_tokens_map.json.
 const SPECIAL_TOKENS: [&str; 7] =
@@ -15,21 +16,21 @@ const SPECIAL_TOKENS: [&str; 7] =
 /// The lists of further ones; the second is Transformers' newer name.
 const MORE_SPECIAL_TOKENS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// The tokenizer of `dir` with all added tokens.
-pub(super) fn load(dir: &Path) -> Result<Tokenizer, TokenizerError> {
-    let mut tokenizer = load_tokenizer(&dir.join("tokenizer.json"))?;
-    let config = dir.join("tokenizer_config.json");
-    let fields = read_json(&config)?.unwrap_or_default();
+/// The tokenizer of a folder with all added tokens.
+pub(super) fn load(folder: &TokenizerFolder) -> Result<Tokenizer, TokenizerError> {
+    let mut tokenizer = load_tokenizer(folder)?;
+    let config = folder.path("tokenizer_config.json");
+    let fields = folder.read_json("tokenizer_config.json")?.unwrap_or_default();
     let decoder = fields["added_tokens_decoder"].as_object().into_iter().flatten();
     let decoder = decoder.filter_map(|(id, token)| Some((id.parse::<u64>().ok()?, token_of(token)?)));
     // In the order of their ids, which are given in this order too.
     add(&mut tokenizer, &config, decoder.collect())?;
-    let path = dir.join("added_tokens.json");
-    let added = read_json(&path)?.unwrap_or_default();
+    let path = folder.path("added_tokens.json");
+    let added = folder.read_json("added_tokens.json")?.unwrap_or_default();
     let added = added.as_object().into_iter().flatten();
     let added = added.filter_map(|(text, id)| Some((id.as_u64()?, AddedToken::from(text.clone(), false))));
     add(&mut tokenizer, &path, added.collect())?;
-    let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
+    let map = folder.read_json("special_tokens_map.json")?.unwrap_or_default();
     // Without an id these only say which tokens of the vocabulary are special.
     let special = special_tokens(&fields).chain(special_tokens(&map));
     let special = special.filter(|text| tokenizer.token_to_id(text).is_some() && !is_added(&tokenizer, text));
@@ -100,11 +101,15 @@ mod tests {
     use crate::fixture::{self, ASSISTANT, BEGIN, END, USER, token_of_byte};
     use serde_json::json;
 
+    fn load_folder(dir: &Path) -> Result<Tokenizer, TokenizerError> {
+        load(&TokenizerFolder::open(dir)?)
+    }
+
     /// A folder whose tokenizer.json lacks the last `count` of its four added tokens, with other files beside.
     fn folder(count: usize, files: &[(&str, Value)]) -> tempfile::TempDir {
         let dir = fixture::model_dir();
         let path = dir.path().join("tokenizer.json");
-        let mut json = read_json(&path).unwrap().unwrap();
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let added = json["added_tokens"].as_array_mut().unwrap();
         added.truncate(added.len() - count);
         for (file, fields) in
@@ -130,7 +135,7 @@ mod tests {
                 ("added_tokens.json", json!({"<|end|>": END})),
             ],
         ] {
-            let tokenizer = load(folder(2, &files).path()).unwrap();
+            let tokenizer = load_folder(folder(2, &files).path()).unwrap();
             let text = "<|begin|><|user|>a<|end|><|assistant|>";
             let ids = tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec();
             assert_eq!(ids, [BEGIN, USER, token_of_byte(b'a'), END, ASSISTANT], "{files:?}");
@@ -143,7 +148,7 @@ mod tests {
             ),
             ("added_tokens.json", json!({"a": 7}), "\"a\" as 7, but tokenizer.json gives it 97"),
         ] {
-            let error = load(folder(2, &[(file, fields)]).path()).unwrap_err().to_string();
+            let error = load_folder(folder(2, &[(file, fields)]).path()).unwrap_err().to_string();
             assert!(error.contains(file) && error.contains(said), "{error}");
         }
     }
@@ -154,13 +159,13 @@ mod tests {
             ("special_tokens_map.json", json!({"additional_special_tokens": ["a", {"content": "b"}]})),
             ("tokenizer_config.json", json!({"extra_special_tokens": {"one": "a"}, "pad_token": "b"})),
         ] {
-            let tokenizer = load(folder(0, &[(file, fields)]).path()).unwrap();
+            let tokenizer = load_folder(folder(0, &[(file, fields)]).path()).unwrap();
             let ids: Vec<u32> = "abc".bytes().map(token_of_byte).collect();
             assert_eq!(tokenizer.decode(&ids, true).unwrap(), "c", "{file}");
         }
         // One that no file gives an id is none.
         let unknown = json!({"additional_special_tokens": ["<|unknown|>"]});
-        let tokenizer = load(folder(0, &[("special_tokens_map.json", unknown)]).path()).unwrap();
+        let tokenizer = load_folder(folder(0, &[("special_tokens_map.json", unknown)]).path()).unwrap();
         assert_eq!(tokenizer.token_to_id("<|unknown|>"), None);
     }
 }

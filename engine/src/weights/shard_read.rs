@@ -1,7 +1,7 @@
 //! Which bytes of a stored tensor one rank needs, and how they are read: shards of the first dimension lie together,
 //! shards of an inner one are a short run in every row.
 
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
+use std::{io, ops::Range};
 
 use russet_model::{safetensors::Entry, tensors::ShardAxis};
 
@@ -65,12 +65,17 @@ impl ShardRead {
         self.blocks * self.runs.iter().map(|run| run.1).sum::<u64>()
     }
 
-    /// Reads the shard of the tensor that begins at `start` of the file.
-    pub fn read(&self, file: &File, start: u64, mut bytes: &mut [u8]) -> io::Result<()> {
+    /// Reads the shard of the tensor that begins at `start` of what `read_at` reads.
+    pub fn read(
+        &self,
+        read_at: &dyn Fn(&mut [u8], u64) -> io::Result<()>,
+        start: u64,
+        mut bytes: &mut [u8],
+    ) -> io::Result<()> {
         for block in 0..self.blocks {
             for (first, length) in self.runs.iter().filter(|run| run.1 > 0) {
                 let (run, rest) = bytes.split_at_mut(*length as usize);
-                file.read_exact_at(run, start + self.begin + block * self.stride + first)?;
+                read_at(run, start + self.begin + block * self.stride + first)?;
                 bytes = rest;
             }
         }
@@ -80,7 +85,7 @@ impl ShardRead {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::{io::Write as _, os::unix::fs::FileExt as _};
 
     use russet_model::safetensors::Dtype;
 
@@ -110,7 +115,7 @@ mod tests {
             .map(|index| {
                 let read = ShardRead::new(&entry, rows.clone(), axis, TpShard { index, count: of })?;
                 let mut bytes = vec![0; read.bytes() as usize];
-                read.read(&file, 10, &mut bytes).unwrap();
+                read.read(&|bytes, offset| file.read_exact_at(bytes, offset), 10, &mut bytes).unwrap();
                 Ok((read.shape, bytes))
             })
             .collect()

