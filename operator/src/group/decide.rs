@@ -25,6 +25,8 @@ use crate::memory::PeerTable;
 const RESTARTS_BEFORE_BACKOFF: usize = 20;
 /// The window for counting restarts.
 pub const RESTART_WINDOW: Duration = Duration::from_secs(600);
+/// Least time between two epochs of which the first could not start an engine.
+const START_PACE: Duration = Duration::from_secs(1);
 /// Initial backoff; it doubles with every further restart.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(15);
 /// Maximum backoff. Retries never stop.
@@ -114,7 +116,11 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
         Reason::ModelRefused => refusal_pause(observed, now),
         _ => backoff(&observed.epoch_starts, now),
     });
-    let bump = if pause.is_some() { None } else { loss.clone() };
+    // What an engine lacked to start, such as room on a disk, it lacks a moment later, too: without a pace, twenty
+    // attempts were over before room could be made.
+    let not_started = loss.as_ref().is_some_and(|loss| loss.reason == Reason::EngineNotStarted);
+    let pace = if not_started { remaining_pace(&observed.epoch_starts, now) } else { None };
+    let bump = if pause.or(pace).is_some() { None } else { loss.clone() };
 
     let (epoch, peer_table) = match (&bump, written) {
         (Some(_), _) => (epoch + 1, PeerTable::default()),
@@ -143,7 +149,7 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
         shards,
         delete: going.map(|shard| shard.name_any()).collect(),
         status,
-        requeue_after: pause,
+        requeue_after: pause.or(pace),
     }
 }
 
@@ -223,6 +229,12 @@ fn rendezvous(observed: &ObservedGroup, states: &[RankState<'_>]) -> Option<Peer
         .collect::<Option<Vec<Peer>>>()?;
     let transport = fabric::transport(&observed.group.spec.plan, &peers, &observed.links);
     Some(PeerTable { peers, transport })
+}
+
+/// The rest of the least time between two epochs of which the first could not start an engine.
+fn remaining_pace(epoch_starts: &[Timestamp], now: Timestamp) -> Option<Duration> {
+    let youngest = epoch_starts.iter().map(|time| now.duration_since(*time).unsigned_abs()).min()?;
+    START_PACE.checked_sub(youngest).filter(|remaining| !remaining.is_zero())
 }
 
 /// The rest of the backoff after the restarts of a group: a function of times, so not `backon`, whose delays are

@@ -320,6 +320,30 @@ fn a_lost_node_takes_the_endpoint_with_it() {
 }
 
 #[test]
+fn engine_that_cannot_start_is_tried_once_a_second() {
+    for (reason, age, bumps) in [
+        (Reason::EngineNotStarted, 0, false),
+        (Reason::EngineNotStarted, 1, true),
+        (Reason::EngineExited, 0, true),
+    ] {
+        let mut observed = both(9, &peers(100), 9, [SERVING, SERVING]);
+        edit(&mut observed, 1, |shard| {
+            let status = shard.status.as_mut().unwrap();
+            status.failure = Some("no space left on device".to_owned());
+            let serving = status.conditions.iter_mut().find(|condition| condition.type_ == "Serving");
+            serving.unwrap().reason = format!("{reason:?}");
+        });
+        observed.epoch_starts = vec![at(100)];
+        let planned = decide(&observed, at(100 + age));
+        assert_eq!(
+            (planned.bump.is_some(), planned.requeue_after.is_none()),
+            (bumps, bumps),
+            "{reason:?}, {age} s"
+        );
+    }
+}
+
+#[test]
 fn restarts_back_off_after_twenty_in_ten_minutes() {
     for (started, now, pause) in [
         (vec![], 0, None),
