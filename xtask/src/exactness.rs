@@ -3,6 +3,7 @@
 
 mod cases;
 mod proof;
+mod support;
 
 use std::{
     collections::BTreeSet,

@@ -7,7 +7,10 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 /// Shares into which the groups are dealt; each run takes one.
-const SHARES: usize = 12;
+const SHARES: usize = 30;
+
+/// Most groups that a change has compared whole: many families at once are for the proof.
+const MAX_WHOLE: usize = 24;
 
 /// Parts of a path, and the topic whose groups a change there concerns. A family's name in a path concerns the family.
 const TOPICS: &[(&str, &str)] = &[
@@ -168,8 +171,9 @@ impl Case {
 
 /// The groups of a run, from the paths and variants that changed and the number that deals the rest:
 ///
-/// - whole: those of an edited variant, of a family whose name is in a changed path, and the share of this number;
-/// - in brief: one of every shape of group; of every variant that a changed path's topic concerns, one with it; and one of
+/// - whole: those of an edited variant and of a family whose name is in a changed path, as many of them as a run bears,
+///   and the share of this number;
+/// - in brief: one of each other variant of these; one of every shape of group; of every variant that a changed path's topic concerns, one with it; and one of
 ///   every variant where what all depend on changed.
 pub fn chosen(
     every: Vec<Case>,
@@ -192,10 +196,17 @@ pub fn chosen(
     };
     let (mut shapes, mut seen) = (BTreeSet::new(), BTreeSet::new());
     let mut taken = Vec::new();
+    let is_due = |case: &Case| edited.contains(&case.variant) || family(case);
+    let stride = every.iter().filter(|case| is_due(case)).count().div_ceil(MAX_WHOLE).max(1);
+    let mut due = 0;
     for (place, mut case) in every.into_iter().enumerate() {
-        let whole =
-            place % SHARES == number as usize % SHARES || edited.contains(&case.variant) || family(&case);
+        let mut whole = place % SHARES == number as usize % SHARES;
         let mut brief = shapes.insert(case.shape());
+        if is_due(&case) {
+            whole |= due % stride == number as usize % stride;
+            brief |= seen.insert((case.variant.clone(), "due"));
+            due += 1;
+        }
         let of_this = concerned.iter().filter(|topic| case.topics.contains(**topic));
         for topic in of_this.copied().chain(everything.then_some("any")) {
             brief |= seen.insert((case.variant.clone(), topic));
@@ -313,5 +324,12 @@ mod tests {
         let qwen3 = |case: &Case| case.topics.contains("qwen3");
         let all = matrix().cases().iter().filter(|case| qwen3(case)).count();
         assert_eq!(whole(taken(&["model/src/families/qwen3.rs"], &[], 0), &qwen3), all);
+        // All variants at once: a few whole, and each other one in brief.
+        let matrix = matrix();
+        let every: Vec<&str> = matrix.variants.keys().map(String::as_str).collect();
+        let taken = taken(&[], &every, 0);
+        assert!(taken.iter().filter(|case| !case.brief).count() <= MAX_WHOLE + 7, "{}", taken.len());
+        let variants: BTreeSet<&str> = taken.iter().map(|case| case.variant.as_str()).collect();
+        assert_eq!(variants.len(), every.len());
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{cases::Case, matrix, prepared};
+use super::{cases::Case, matrix, prepared, support};
 use crate::{bench::commit, cargo, setup, test_binaries};
 
 const PAGE: &str = "docs/evidence/exactness.md";
@@ -41,6 +41,11 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     let path = cargo::root().join(PAGE);
     let page = page(&fs::read_to_string(&path).unwrap_or_default(), &names, &found, &commit);
     fs::write(&path, &page)?;
+    let in_page = |case: &Case| page.contains(&format!("\n| {} |", case.name()));
+    let shown: Vec<Case> = matrix.cases().into_iter().filter(in_page).collect();
+    let models = cargo::root().join(support::PAGE);
+    let text = fs::read_to_string(&models).with_context(|| format!("read {}", models.display()))?;
+    fs::write(&models, support::page(&text, &matrix, &shown)?)?;
     println!("{page}");
     Ok(())
 }
