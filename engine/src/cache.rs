@@ -134,18 +134,21 @@ impl LayerCache {
     pub fn block_tensors(&self) -> usize {
         match self {
             Self::Kv(cache) => cache.format().tensor_count(),
+            Self::Rotating(cache) => cache.format().tensor_count(),
             Self::Latent(_) => 1,
-            Self::Rotating(_) | Self::Recurrent(_) => 0,
+            Self::Recurrent(_) => 0,
         }
     }
 
-    /// Copies of some positions of each array; `None` if the cache is empty, or cannot tell positions apart.
+    /// Copies of some positions of each array; `None` if the cache does not have them all, or cannot tell positions
+    /// apart.
     pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
         match self {
             Self::Kv(KvCache { positions: held, .. }) | Self::Latent(LatentCache { positions: held }) => {
                 held.slice(positions)
             }
-            Self::Rotating(_) | Self::Recurrent(_) => Ok(None),
+            Self::Rotating(cache) => cache.slice(positions),
+            Self::Recurrent(_) => Ok(None),
         }
     }
 
@@ -155,7 +158,8 @@ impl LayerCache {
             Self::Kv(KvCache { positions, .. }) | Self::Latent(LatentCache { positions }) => {
                 positions.append(new)
             }
-            Self::Rotating(_) | Self::Recurrent(_) => Err(Exception::custom(
+            Self::Rotating(cache) => cache.append_raw(new),
+            Self::Recurrent(_) => Err(Exception::custom(
                 "blocks cannot be loaded into a cache that does not tell positions apart",
             )),
         }

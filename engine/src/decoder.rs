@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use mlx_rs::{Array, error::Exception};
+use mlx_rs::{Array, error::Exception, ops::tanh};
 use russet_model::{
     description::{self, Description, Mixer, Mlp},
     partition::RankPart,
@@ -14,8 +14,12 @@ use thiserror::Error;
 use crate::{
     cache::{LayerCache, format::KvFormat},
     layers::{
+        activation::scalar,
         attention::Attention,
+        delta_net::DeltaNet,
         embedding::Embedding,
+        experts::MixtureOfExperts,
+        latent::LatentAttention,
         linear::Linear,
         mlp::GatedMlp,
         norm::RmsNorm,
@@ -41,20 +45,14 @@ pub enum DecoderError {
     /// A part asked for what another rank holds.
     #[error("this rank holds no {0}; the step belongs to another rank")]
     NotOnThisRank(&'static str),
-    /// A kind of layer that no supported family has.
-    #[error("layer {layer} has {kind}, for which this engine has no layer; a family that uses it brings one")]
-    NoLayer {
-        /// Which.
-        layer: u32,
-        /// What it has.
-        kind: &'static str,
-    },
 }
 
 /// One rank's part of a model.
 #[derive(Debug)]
 pub struct Decoder {
     embedding: Option<Embedding>,
+    /// What embeddings are multiplied by.
+    embedding_scale: Option<f32>,
     layers: Vec<DecoderLayer>,
     head: Option<Head>,
 }
@@ -65,18 +63,43 @@ struct Head {
     norm: RmsNorm,
     /// `None` when the embedding serves as head.
     projection: Option<Linear>,
+    /// What logits are divided by.
+    divisor: Option<f32>,
+    /// Where logits are capped.
+    cap: Option<f32>,
 }
 
-/// A layer that normalises before its mixer and before its MLP.
+/// A layer: mixer and MLP, each added to the hidden state.
 #[derive(Debug)]
 struct DecoderLayer {
-    input_norm: RmsNorm,
-    attention: Attention,
-    rope: Rc<Rope>,
-    post_norm: RmsNorm,
-    mlp: GatedMlp,
+    mixer: MixerLayer,
+    mlp: MlpLayer,
+    norms: Norms,
+    residual_scale: Option<f32>,
     /// What it remembers of a sequence.
     state: StateKind,
+}
+
+#[derive(Debug)]
+enum MixerLayer {
+    Attention(Attention),
+    Latent(LatentAttention),
+    DeltaNet(DeltaNet),
+}
+
+#[derive(Debug)]
+enum MlpLayer {
+    Dense(Box<GatedMlp>),
+    Experts(Box<MixtureOfExperts>),
+}
+
+/// Norms of a layer, those that it has.
+#[derive(Debug)]
+struct Norms {
+    before_mixer: Option<RmsNorm>,
+    after_mixer: Option<RmsNorm>,
+    before_mlp: Option<RmsNorm>,
+    after_mlp: Option<RmsNorm>,
 }
 
 impl Decoder {
@@ -101,11 +124,12 @@ impl Decoder {
         let head = if part.head {
             let norm = RmsNorm::load(weights, "model.norm", description.norm_epsilon)?;
             let projection = if tied { None } else { Some(Linear::load(weights, "lm_head")?) };
-            Some(Head { norm, projection })
+            let Description { logit_divisor: divisor, logit_cap: cap, .. } = *description;
+            Some(Head { norm, projection, divisor, cap })
         } else {
             None
         };
-        Ok(Self { embedding, layers, head })
+        Ok(Self { embedding, embedding_scale: description.embedding_scale, layers, head })
     }
 
     /// An empty cache for each layer held.
@@ -116,7 +140,11 @@ impl Decoder {
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     pub fn embed(&self, tokens: &Array) -> Result<Array, DecoderError> {
         let embedding = self.embedding.as_ref().ok_or(DecoderError::NotOnThisRank("embedding"))?;
-        Ok(embedding.forward(tokens)?)
+        let embedded = embedding.forward(tokens)?;
+        match self.embedding_scale {
+            None => Ok(embedded),
+            Some(scale) => Ok(embedded.multiply(scalar(scale, &embedded)?)?),
+        }
     }
 
     /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
@@ -136,11 +164,19 @@ impl Decoder {
     pub fn logits(&self, hidden: &Array) -> Result<Array, DecoderError> {
         let head = self.head.as_ref().ok_or(DecoderError::NotOnThisRank("head"))?;
         let hidden = head.norm.forward(hidden)?;
-        match (&head.projection, &self.embedding) {
-            (Some(projection), _) => Ok(projection.forward(&hidden)?),
-            (None, Some(embedding)) => Ok(embedding.as_head(&hidden)?),
-            (None, None) => Err(DecoderError::NotOnThisRank("head")),
+        let mut logits = match (&head.projection, &self.embedding) {
+            (Some(projection), _) => projection.forward(&hidden)?,
+            (None, Some(embedding)) => embedding.as_head(&hidden)?,
+            (None, None) => return Err(DecoderError::NotOnThisRank("head")),
+        };
+        if let Some(divisor) = head.divisor {
+            logits = logits.divide(scalar(divisor, &logits)?)?;
         }
+        if let Some(cap) = head.cap {
+            let cap = scalar(cap, &logits)?;
+            logits = tanh(logits.divide(&cap)?)?.multiply(cap)?;
+        }
+        Ok(logits)
     }
 }
 
@@ -152,26 +188,39 @@ impl DecoderLayer {
         ropes: &mut Ropes,
     ) -> Result<Self, DecoderError> {
         let path = format!("model.layers.{index}");
-        let missing = |kind| DecoderError::NoLayer { layer: index, kind };
-        let epsilon = layer.norms.epsilon;
-        let input_norm = RmsNorm::load(weights, &format!("{path}.input_layernorm"), epsilon)?;
-        let (attention, rope) = match &layer.mixer {
-            Mixer::Attention(attention) if attention.window.is_some() => return Err(missing("a window")),
-            Mixer::Attention(attention) if attention.sinks => return Err(missing("attention sinks")),
-            Mixer::Attention(attention) => (
-                Attention::load(weights, &format!("{path}.self_attn"), attention)?,
-                ropes.get(&attention.rope)?,
-            ),
-            Mixer::Latent(_) => return Err(missing("latent attention")),
-            Mixer::DeltaNet(_) => return Err(missing("a delta net")),
+        let mixer_path = format!("{path}.{}", layer.mixer.module());
+        let mixer = match &layer.mixer {
+            Mixer::Attention(attention) => {
+                let rope = attention.rope.as_ref().map(|rope| ropes.get(rope)).transpose()?;
+                MixerLayer::Attention(Attention::load(weights, &mixer_path, attention, rope)?)
+            }
+            Mixer::Latent(latent) => {
+                let rope = ropes.get(&latent.rope)?;
+                MixerLayer::Latent(LatentAttention::load(weights, &mixer_path, latent, rope)?)
+            }
+            Mixer::DeltaNet(delta) => MixerLayer::DeltaNet(DeltaNet::load(weights, &mixer_path, delta)?),
         };
-        let post_norm = RmsNorm::load(weights, &format!("{path}.post_attention_layernorm"), epsilon)?;
-        let mlp = match layer.mlp {
-            Mlp::Dense(_) => GatedMlp::load(weights, &format!("{path}.mlp"))?,
-            Mlp::Experts(_) => return Err(missing("experts")),
+        let mlp_path = format!("{path}.{}", layer.mlp.module());
+        let mlp = match &layer.mlp {
+            Mlp::Dense(dense) => {
+                MlpLayer::Dense(Box::new(GatedMlp::load(weights, &mlp_path, dense.activation)?))
+            }
+            Mlp::Experts(experts) => {
+                MlpLayer::Experts(Box::new(MixtureOfExperts::load(weights, &mlp_path, experts)?))
+            }
         };
-        let state = StateKind::of(&layer.mixer);
-        Ok(Self { input_norm, attention, rope, post_norm, mlp, state })
+        let description::Norms { epsilon, before_mixer, after_mixer, before_mlp, after_mlp } = layer.norms;
+        let mut norm = |name: Option<&str>| {
+            name.map(|name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon)).transpose()
+        };
+        let norms = Norms {
+            before_mixer: norm(before_mixer)?,
+            after_mixer: norm(after_mixer)?,
+            before_mlp: norm(before_mlp)?,
+            after_mlp: norm(after_mlp)?,
+        };
+        let residual_scale = layer.residual_scale;
+        Ok(Self { mixer, mlp, norms, residual_scale, state: StateKind::of(&layer.mixer) })
     }
 
     fn forward(
@@ -181,11 +230,33 @@ impl DecoderLayer {
         index: usize,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
-        let attended =
-            self.attention.forward(&self.input_norm.forward(x)?, &self.rope, batch, index, stage)?;
-        let x = x.add(attended)?;
-        x.add(self.mlp.forward(&self.post_norm.forward(&x)?, stage)?)
+        let norms = &self.norms;
+        let read = normed(x, norms.before_mixer.as_ref())?;
+        let mixed = match &self.mixer {
+            MixerLayer::Attention(attention) => attention.forward(&read, batch, index, stage)?,
+            MixerLayer::Latent(latent) => latent.forward(&read, batch, index, stage)?,
+            MixerLayer::DeltaNet(delta) => delta.forward(&read, batch, index, stage)?,
+        };
+        let x = self.add(x, &normed(&mixed, norms.after_mixer.as_ref())?)?;
+        let read = normed(&x, norms.before_mlp.as_ref())?;
+        let passed = match &self.mlp {
+            MlpLayer::Dense(dense) => dense.forward(&read, stage)?,
+            MlpLayer::Experts(experts) => experts.forward(&read, stage)?,
+        };
+        self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)
     }
+
+    /// The hidden state with what mixer or MLP adds.
+    fn add(&self, x: &Array, result: &Array) -> Result<Array, Exception> {
+        match self.residual_scale {
+            None => x.add(result),
+            Some(scale) => x.add(result.multiply(scalar(scale, result)?)?),
+        }
+    }
+}
+
+fn normed(x: &Array, norm: Option<&RmsNorm>) -> Result<Array, Exception> {
+    norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x))
 }
 
 /// Rotary embeddings, each made once for all the layers that have it.
@@ -198,7 +269,7 @@ impl Ropes {
             return Ok(Rc::clone(rope));
         }
         let rope = Rc::new(Rope::new(requested)?);
-        self.0.push((*requested, Rc::clone(&rope)));
+        self.0.push((requested.clone(), Rc::clone(&rope)));
         Ok(rope)
     }
 }

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::lifecycle::{FailureCause, FailureReport};
 use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
+use crate::speculative::MAX_DRAFT_TOKENS;
 use crate::step_profiler::StepTotals;
 
 /// The tokens of one sequence that a batch runs through this rank's layers.
@@ -131,9 +132,9 @@ pub struct Addresses {
 /// What the caches of a model's layers can do, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSupport {
-    /// Whether a slot can be truncated to any earlier position: rejected draft tokens and a prefix that the next
-    /// request shares ask for it.
-    pub rewind: bool,
+    /// Most tokens that a slot can be truncated by, `None` is any number: rejected draft tokens and a prefix that the
+    /// next request shares ask for it.
+    pub max_rewind: Option<u32>,
     /// Whether positions can be copied out of a slot and into another: blocks of the prefix cache are such copies, one
     /// array for all layers.
     pub blocks: bool,
@@ -141,12 +142,21 @@ pub struct CacheSupport {
 
 impl CacheSupport {
     /// Of a model with keys and values of every position, alike in all layers.
-    pub const ALL: Self = Self { rewind: true, blocks: true };
+    pub const ALL: Self = Self { max_rewind: None, blocks: true };
 
     /// Of a model.
     pub fn of(description: &Description) -> Self {
-        let rewind = description.rewind() == Rewind::Anywhere;
-        Self { rewind, blocks: rewind && description.has_uniform_state() }
+        let max_rewind = match description.rewind() {
+            Rewind::Anywhere => None,
+            Rewind::Recent { tokens } => Some(tokens),
+            Rewind::ToSnapshots => Some(0),
+        };
+        Self { max_rewind, blocks: max_rewind.is_none() && description.has_uniform_state() }
+    }
+
+    /// Whether as many draft tokens as are ever proposed can be taken back.
+    pub fn takes_back_drafts(self) -> bool {
+        self.max_rewind.is_none_or(|most| most >= MAX_DRAFT_TOKENS as u32)
     }
 }
 

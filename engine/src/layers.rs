@@ -1,13 +1,19 @@
 //! Layers of the model architectures. Each computes exactly what its mlx-lm counterpart does, operation by
 //! operation, sharded or whole; none knows its rank.
 
+pub mod activation;
 pub mod attention;
+pub mod delta_net;
+mod delta_rule;
 pub mod embedding;
+pub mod experts;
+pub mod latent;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod packed_batch;
 pub mod rope;
+pub mod router;
 mod sdpa;
 pub mod tensor_parallel;
 

@@ -129,6 +129,10 @@ pub struct CacheCapacity {
     pub disk: bool,
     /// Whether the prefix cache is enabled.
     pub enabled: bool,
+    /// Whether positions can be copied into blocks; without, only a slot whose sequence goes on is used again.
+    pub blocks: bool,
+    /// Most tokens that a slot can be truncated by; `None` is any number.
+    pub max_rewind: Option<u32>,
 }
 
 /// Prefix cache of one group.
@@ -147,7 +151,7 @@ impl PrefixCache {
     /// ranks, least recently used first.
     pub fn new(root: BlockHash, capacity: CacheCapacity, on_disk: &[BlockHash]) -> Self {
         let mut index = BlockIndex::default();
-        if capacity.disk && capacity.enabled {
+        if capacity.disk && capacity.enabled && capacity.blocks {
             on_disk.iter().for_each(|key| index.set_on_disk(*key, true));
         }
         let slots = (0..capacity.slots).map(|slot| (slot, CacheSlot::default())).collect();
@@ -292,7 +296,9 @@ impl PrefixCache {
         let shared = self.slots.iter().filter_map(|(slot, held)| match &held.state {
             SlotState::Cached { tokens, .. } if held.root == Some(root) => {
                 let shared = tokens.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-                (shared * 2 >= tokens.len()).then_some((*slot, shared as u32))
+                let dropped = (tokens.len() - shared) as u32;
+                let can_drop = self.capacity.max_rewind.is_none_or(|most| dropped <= most);
+                (can_drop && shared * 2 >= tokens.len()).then_some((*slot, shared as u32))
             }
             _ => None,
         });
@@ -332,6 +338,9 @@ impl PrefixCache {
 
     /// Stores the blocks of a slot that are not stored yet, as far as the slots leave capacity.
     fn store_blocks(&mut self, slot: u32, keys: &[BlockHash]) {
+        if !self.capacity.blocks {
+            return;
+        }
         let free_blocks = self.capacity.tokens.saturating_sub(self.slot_tokens()) / u64::from(BLOCK_TOKENS);
         let (fit, _) = keys.split_at(keys.len().min(free_blocks as usize));
         let new = keys.iter().enumerate().filter_map(|(index, key)| {

@@ -398,10 +398,11 @@ async fn run_rank(
     };
     let support = compute.cache_support();
     if support != CacheSupport::ALL {
-        tracing::warn!(
-            rewind = support.rewind,
+        tracing::info!(
+            max_rewind = support.max_rewind,
             blocks = support.blocks,
-            "the caches of this model's layers cannot go back or be shared in blocks: speculative decoding and the prefix cache are off where they need it"
+            drafts = support.takes_back_drafts(),
+            "the caches of this model's layers cannot go back anywhere: a prefix is shared where a conversation goes on"
         );
     }
     let opened = Scheduler::new(
@@ -415,10 +416,10 @@ async fn run_rank(
             max_sequences: config.max_sequences,
             kv_tokens: config.kv_capacity(),
             stages: config.size() / config.tensor_size.max(1),
-            prefix_cache: support.blocks && config.prefix_cache,
+            prefix_cache: config.prefix_cache,
             proposers: Proposers {
-                prompt_lookup: support.rewind && config.options.speculation == Speculation::PromptLookup,
-                draft_model: support.rewind && config.draft_dir.is_some(),
+                prompt_lookup: config.options.speculation == Speculation::PromptLookup,
+                draft_model: config.draft_dir.is_some(),
             },
         },
         BlockHash::root(fingerprint::model_fingerprint(&config.model_dir).as_bytes()),

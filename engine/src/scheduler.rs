@@ -125,6 +125,7 @@ impl Scheduler {
     ) -> io::Result<(Self, Intake)> {
         let SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache, proposers } =
             config;
+        let support = compute.cache_support();
         let block_events = BlockEvents::default();
         let on_disk = followers.blocks_on_every_disk(compute.blocks_on_disk());
         let all_slots = u64::from(context_tokens) * u64::from(max_sequences);
@@ -134,7 +135,10 @@ impl Scheduler {
             tokens: if kv_tokens < all_slots { kv_tokens } else { rounded },
             disk: compute.has_disk_cache(),
             enabled: prefix_cache,
+            blocks: support.blocks,
+            max_rewind: support.max_rewind,
         };
+        let proposers = if support.takes_back_drafts() { proposers } else { Proposers::default() };
         let ranks = Ranks { compute, followers, metrics: metrics.clone() };
         let prefix_cache = PrefixCache::new(root, limits, &on_disk);
         let (caches, fetched) = SlotCaches::new(prefix_cache, ranks.clone(), block_events.clone());

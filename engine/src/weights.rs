@@ -17,8 +17,9 @@ use std::{
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
-    ops::{dequantize, stack},
+    ops::{indexing::TryIndexOp as _, stack},
 };
+use russet_mlx::quantized::{Quantization, QuantizedWeight};
 use russet_model::{
     Model,
     config::{CONFIG, MAX_CONFIG_BYTES},
@@ -26,14 +27,14 @@ use russet_model::{
     index::{INDEX, MAX_INDEX_BYTES, weight_files},
     partition::RankPart,
     safetensors::{self, Entry, Headers},
-    tensors::{Packing, Recipe, ShardAxis, Stored, Tensor, beside},
+    tensors::{Packing, PackingMode, Recipe, ShardAxis, Stored, Tensor, beside, packed_entry},
 };
 use thiserror::Error;
 
 use crate::partition::{TpShard, rank_holds};
 use gguf::{GgufCheckpoint, WeightFile};
-use shard_read::ShardRead;
-pub use weight::Weight;
+use shard_read::{RowRange, ShardRead};
+pub use weight::{Weight, exception};
 
 /// Why weights cannot be loaded. Each error names the file or tensor, the numbers and the remedy.
 #[derive(Debug, Error)]
@@ -207,35 +208,42 @@ impl Checkpoint {
         field: Field,
         shard: TpShard,
     ) -> Result<Vec<(String, &Entry, ShardRead)>, WeightsError> {
-        let stacked = matches!(tensor.recipe, Recipe::Stack { .. });
+        let stacked = tensor.recipe == Recipe::Stack;
         let axis = match &tensor.axis {
             // Of what is stacked, each source lacks the first dimension.
             ShardAxis::Axis { dim, segments } if stacked => {
                 ShardAxis::Axis { dim: dim.saturating_sub(1), segments: segments.clone() }
             }
+            // Heads of a matrix are its rows.
+            ShardAxis::Axis { .. } if matches!(tensor.recipe, Recipe::HeadRows { .. }) => {
+                ShardAxis::Axis { dim: 0, segments: tensor.source_shape().into_iter().take(1).collect() }
+            }
             axis => axis.clone(),
         };
         let rows = match tensor.recipe {
-            Recipe::Split { from, .. } => Some(from..from + tensor.shape.first().copied().unwrap_or(0)),
+            Recipe::Rows(rows) => {
+                let count = tensor.shape.get(rows.dim).copied().unwrap_or(0);
+                Some(RowRange { dim: rows.dim, from: rows.from, step: rows.step, count })
+            }
             _ => None,
         };
-        let sources = tensor.sources().into_iter();
-        sources
-            .map(|(source, _)| {
-                let name = field.name(source);
-                let entry = self.headers.get(&name).ok_or_else(|| WeightsError::NoTensor(name.clone()))?;
-                let read = ShardRead::new(entry, rows.clone(), &axis, shard).map_err(|length| {
-                    let last = matches!(&axis, ShardAxis::Axis { dim, .. } if dim + 1 == entry.shape.len());
-                    let what = match (field, last) {
-                        (Field::Weight, false) => "rows",
-                        (Field::Weight, true) => "columns",
-                        _ => "groups per row",
-                    };
-                    WeightsError::NotDivisible { tensor: name.clone(), length, what, of: shard.count }
-                })?;
-                Ok((name, entry, read))
-            })
-            .collect()
+        let dimensions = tensor.source_shape().len();
+        let read = |source: &String| {
+            let name = field.name(source);
+            let entry = self.headers.get(&name).ok_or_else(|| WeightsError::NoTensor(name.clone()))?;
+            let view = packed_entry(entry, dimensions);
+            let read = ShardRead::new(&view, rows, &axis, shard).map_err(|length| {
+                let last = matches!(&axis, ShardAxis::Axis { dim, .. } if dim + 1 == view.shape.len());
+                let what = match (field, last) {
+                    (Field::Weight, false) => "rows",
+                    (Field::Weight, true) => "columns",
+                    _ => "groups per row",
+                };
+                WeightsError::NotDivisible { tensor: name.clone(), length, what, of: shard.count }
+            })?;
+            Ok((name, entry, read))
+        };
+        tensor.sources.iter().map(read).collect()
     }
 }
 
@@ -260,7 +268,8 @@ impl Field {
 fn fields(stored: &Stored) -> &'static [Field] {
     match stored.packing {
         // The scales first: their number is what a person can act on.
-        Some(_) => &[Field::Scales, Field::Weight, Field::Biases],
+        Some(Packing { mode: PackingMode::Affine, .. }) => &[Field::Scales, Field::Weight, Field::Biases],
+        Some(_) => &[Field::Scales, Field::Weight],
         None => &[Field::Weight],
     }
 }
@@ -326,25 +335,60 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// This rank's shard of the matrix `path.weight`, packed if the files have it so.
+    /// This rank's shard of the matrix `path.weight`, or of the matrices, packed if the files have it so.
     pub fn weight(&mut self, path: &str) -> Result<Weight, WeightsError> {
         let weight = format!("{path}.weight");
         let (tensor, stored) = self.require(&weight)?;
-        let Some(Packing { group_size, bits }) = stored.packing else {
+        let Some(Packing { mode, group_size, bits }) = stored.packing else {
             return Ok(Weight::Plain(self.tensor(&weight)?));
         };
-        let (group_size, bits) = (group_size as i32, bits as i32);
+        let quantization =
+            Quantization { mode: mode.name(), group_size: group_size as i32, bits: bits as i32 };
         // The scales first: where their number cannot be shared, nothing is read.
         let scales = self.build(tensor, Field::Scales)?;
-        let [packed, biases] = [self.build(tensor, Field::Weight)?, self.build(tensor, Field::Biases)?];
+        let packed = self.build(tensor, Field::Weight)?;
+        let affine = mode == PackingMode::Affine;
+        let biases = affine.then(|| self.build(tensor, Field::Biases)).transpose()?;
+        let quantised = QuantizedWeight { packed, scales, biases, quantization };
+        // Heads that are transposed, packed along what becomes another dimension, are packed anew.
+        let heads = match tensor.recipe {
+            Recipe::HeadRows { of, from, transposed } => {
+                let unpacked = evaluate_with(&weight, quantised.dequantize(None))?;
+                let heads = self.heads(tensor, &unpacked, (of, from, transposed))?;
+                let packed = quantization.quantize(&heads);
+                packed.map_err(|error| mlx_failed(&weight, &error.to_string()))?
+            }
+            _ => quantised,
+        };
         match self.dtype {
-            LoadDtype::AsStored => Ok(Weight::Quantised { packed, scales, biases, group_size, bits }),
-            LoadDtype::Float32 => {
+            LoadDtype::AsStored => Ok(Weight::Quantised(heads)),
+            LoadDtype::Float32 if affine => {
                 let wide = |array: Array| evaluate(&weight, array.as_dtype(Dtype::Float32));
-                let (scales, biases) = (wide(scales)?, wide(biases)?);
-                evaluate(&weight, dequantize(packed, scales, &biases, group_size, bits)).map(Weight::Plain)
+                let QuantizedWeight { packed, scales, biases, .. } = heads;
+                let biases = biases.map(wide).transpose()?;
+                let wide = QuantizedWeight { packed, scales: wide(scales)?, biases, quantization };
+                evaluate_with(&weight, wide.dequantize(None)).map(Weight::Plain)
+            }
+            LoadDtype::Float32 => {
+                evaluate_with(&weight, heads.dequantize(Some(Dtype::Float32))).map(Weight::Plain)
             }
         }
+    }
+
+    /// Some rows of each head of `matrix`, `[heads × of, columns]`.
+    fn heads(
+        &self,
+        tensor: &Tensor,
+        matrix: &Array,
+        (of, from, transposed): (u64, u64, bool),
+    ) -> Result<Array, WeightsError> {
+        let rows = tensor.shape.get(if transposed { 2 } else { 1 }).copied().unwrap_or(0);
+        let [of, from, to] = [of, from, from + rows].map(|rows| rows as i32);
+        let each = || {
+            let heads = matrix.reshape(&[-1, of, matrix.dim(-1)])?.try_index((.., from..to, ..))?;
+            if transposed { heads.swap_axes(-1, -2)?.contiguous() } else { heads.contiguous() }
+        };
+        evaluate(&tensor.name, each())
     }
 
     fn require(&self, name: &str) -> Result<&'a (Tensor, Stored), WeightsError> {
@@ -357,16 +401,22 @@ impl<'a> Weights<'a> {
             tensor: tensor.name.clone(),
             reason: error.what().to_owned(),
         };
+        let packed = self.checkpoint.tensor(&tensor.name).is_some_and(|(_, stored)| stored.packing.is_some());
         let mut sources = Vec::new();
         for (name, entry, read) in self.checkpoint.reads(tensor, field, self.shard)? {
             sources.push(self.array(&name, entry, &read)?);
         }
         match (&tensor.recipe, sources.pop()) {
-            (Recipe::Stack { .. }, Some(last)) => {
+            (Recipe::Stack, Some(last)) => {
                 sources.push(last);
                 evaluate(&tensor.name, stack(&sources, 0))
             }
-            (Recipe::AsIs | Recipe::Split { .. }, Some(array)) => Ok(array),
+            (&Recipe::HeadRows { of, from, transposed }, Some(array))
+                if field == Field::Weight && !packed =>
+            {
+                self.heads(tensor, &array, (of, from, transposed))
+            }
+            (Recipe::AsIs | Recipe::Rows(_) | Recipe::HeadRows { .. }, Some(array)) => Ok(array),
             (Recipe::AddOne, Some(array)) => {
                 let one = Array::from_f32(1.0).as_dtype(array.dtype()).map_err(failed)?;
                 evaluate(&tensor.name, array.add(one))
@@ -382,6 +432,9 @@ impl<'a> Weights<'a> {
             safetensors::Dtype::F16 => Dtype::Float16,
             safetensors::Dtype::BF16 => Dtype::Bfloat16,
             safetensors::Dtype::U32 => Dtype::Uint32,
+            // The scales of a packing, or packed values as bytes.
+            safetensors::Dtype::Other("U8", _) if read.is_viewed => Dtype::Uint32,
+            safetensors::Dtype::Other("U8", _) => Dtype::Uint8,
             safetensors::Dtype::Other(..) | safetensors::Dtype::Unknown(_) => {
                 return Err(failed(format!("its element type {} is not supported", entry.dtype)));
             }
@@ -407,6 +460,16 @@ impl<'a> Weights<'a> {
             .map_err(|_| failed(format!("shape {:?} is beyond 32 bits", read.shape)))?;
         russet_mlx::array::from_bytes(&bytes, &shape, dtype).map_err(|error| failed(error.to_string()))
     }
+}
+
+/// The same of a call of the bindings.
+fn evaluate_with(tensor: &str, array: Result<Array, russet_mlx::Error>) -> Result<Array, WeightsError> {
+    let array = array.map_err(|error| mlx_failed(tensor, &error.to_string()))?;
+    evaluate(tensor, Ok(array))
+}
+
+fn mlx_failed(tensor: &str, reason: &str) -> WeightsError {
+    WeightsError::Mlx { tensor: tensor.to_owned(), reason: reason.to_owned() }
 }
 
 /// Evaluates at once, so that the stored form can be freed before the next tensor is read.

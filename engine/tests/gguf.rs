@@ -17,7 +17,7 @@ use std::{
 
 use engines::{EngineHarness, ask, collect, say};
 use jiff::Zoned;
-use mlx_rs::{Array, Dtype, ops::dequantize};
+use mlx_rs::{Array, Dtype};
 use russet_engine::{
     executor::{Addresses, Executor, SampleSpec, SequenceStep},
     gguf_folder::GgufFolder,
@@ -191,7 +191,7 @@ fn shards_of_gguf_weights_are_slices_of_the_whole() {
     let packed = |path: &str, shard: TpShard| {
         let mut count = |_| {};
         match Weights::new(&checkpoint, LoadDtype::AsStored, shard, &mut count).weight(path).unwrap() {
-            Weight::Quantised { packed, scales, biases, .. } => [packed, scales, biases],
+            Weight::Quantised(weight) => [weight.packed, weight.scales, weight.biases.unwrap()],
             Weight::Plain(_) => panic!("{path} is not packed"),
         }
     };
@@ -217,9 +217,10 @@ fn packed_weights_are_those_of_32_bits_but_for_their_scales() {
         let weight = Weights::new(&checkpoint, dtype, TpShard::WHOLE, &mut count).weight(path).unwrap();
         match weight {
             Weight::Plain(array) => array,
-            Weight::Quantised { packed, scales, biases, group_size, bits } => {
+            Weight::Quantised(mut weight) => {
                 let wide = |array: Array| array.as_dtype(Dtype::Float32).unwrap();
-                dequantize(packed, wide(scales), &wide(biases), group_size, bits).unwrap()
+                (weight.scales, weight.biases) = (wide(weight.scales), weight.biases.map(wide));
+                weight.dequantize(None).unwrap()
             }
         }
     };

@@ -12,9 +12,11 @@ here knows the engine.
 Variants with "kv" keep their caches quantised from the first token on. (generate_step's own `kv_bits` quantises a cache
 after the first piece of a prompt has read it as computed, so an answer would depend on where prompts are cut.)
 
+Variants with "original" are in the layout of Hugging Face's exports, which mlx-lm turns into its own on loading.
+
 With MEMBERS a variant that is there already is answered again by mlx-lm sharded over as many processes of MLX's ring on
 loopback (`model.shard`), into FOLDER/tensor-<members>/: sums of slices round in another order than whole products, so
-that is what a stage of several ranks has to equal.
+that is what a stage of several ranks has to equal. A family that mlx-lm does not shard has to equal itself whole.
 """
 
 import json
@@ -29,15 +31,15 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
-from mlx_lm.models import llama, qwen3
-from mlx_lm.models.cache import QuantizedKVCache
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+from mlx_lm.models import switch_layers
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
+from mlx_lm.utils import _get_classes, load_model, quantize_model, save_config, save_model
 
 SEED = 11
 VOCABULARY = 320
 TOKENS = 64
 # One position, several, around the cache's step of 256, and beyond one chunk of 2048.
-LENGTHS = [1, 2, 3, 5, 9, 15, 16, 17, 31, 33, 63, 64, 100, 190, 230, 254, 255, 256, 257, 300, 2060]
+LENGTHS = [1, 2, 3, 5, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 190, 230, 254, 255, 256, 257, 300, 2060]
 # Members wait for each other actively, often on fewer cores than there are members: unless a variant says
 # "thorough", stages of several are asked some of the prompts, and fewer tokens the more members there are.
 FEWER = {2: ([1, 3, 16, 64, 190, 256, 257, 2060], 32), 4: ([3, 64, 257, 2060], 12)}
@@ -51,12 +53,36 @@ def heads_in_eight_bits(path, module):
     return {"group_size": 32, "bits": 8 if wide else 4}
 
 
+def without_global_scale():
+    """mlx-lm 0.32.2 hands `gather_qmm` an argument that mlx 0.32.2 does not have, and hands it nothing: it is left out."""
+    gather = mx.gather_qmm
+
+    def call(*args, global_scale=None, **kwargs):
+        assert global_scale is None
+        return gather(*args, **kwargs)
+
+    switch_layers.mx = type("mx", (), {**vars(mx), "gather_qmm": staticmethod(call)})
+
+
+def with_windows(model, config):
+    """mlx-lm gives `mistral` no window; Transformers looks back by it in every layer, and so do mlx-lm's own masks."""
+    if config["model_type"] != "mistral" or not config.get("sliding_window"):
+        return model
+    window = config["sliding_window"]
+    model.model.sliding_window = window
+    model.model.fa_idx = model.model.swa_idx = 0
+    for layer in model.model.layers:
+        layer.use_sliding = True
+    type(model).make_cache = lambda self: [RotatingKVCache(max_size=window) for _ in self.layers]
+    return model
+
+
 def make(spec, folder):
     mx.random.seed(SEED)
     config = spec["config"]
-    architecture = qwen3 if config["model_type"] == "qwen3" else llama
-    model = architecture.Model(architecture.ModelArgs.from_dict(config))
-    # Norms of one and biases near nothing would hide mistakes in them.
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(dict(config)))
+    # Norms of one, biases, sinks and corrections near nothing would hide mistakes in them.
     def shake(path, value):
         return value + 0.3 * mx.random.normal(value.shape) if value.ndim == 1 else value
 
@@ -66,9 +92,13 @@ def make(spec, folder):
         how = dict(spec["quantise"])
         if how.pop("heads", None) == 8:
             how["quant_predicate"] = heads_in_eight_bits
+        if how.pop("experts", None) == "alone":
+            how["quant_predicate"] = experts_alone
         model, config = quantize_model(model, config, **how)
     save_model(folder, model)
     save_config(dict(config), folder / "config.json")
+    if spec.get("original"):
+        as_original(folder, config)
     if spec.get("index") is False:
         (folder / "model.safetensors.index.json").unlink()
     if spec.get("shards"):
@@ -79,6 +109,75 @@ def tree_map_with_path(function, tree):
     from mlx.utils import tree_map_with_path as upstream
 
     return upstream(function, tree)
+
+
+def as_original(folder, config):
+    """The same weights as Hugging Face exports them, which mlx-lm's `sanitize` turns into its own layout."""
+    path = str(folder / "model.safetensors")
+    weights, made = mx.load(path), {}
+    # Read now: the file is written over.
+    mx.eval(list(weights.values()))
+    text = config.get("text_config", config)
+    kind = text["model_type"]
+    experts = {"minimax_m2": ("w1", "w3", "w2")}.get(kind, ("gate_proj", "up_proj", "down_proj"))
+    each = dict(zip(("gate_proj", "up_proj", "down_proj"), experts))
+    for name, value in weights.items():
+        parts = name.split(".")
+        if "switch_mlp" in parts:
+            module, projection = name.split(".switch_mlp.")
+            for expert, own in enumerate(value):
+                made[f"{module}.experts.{expert}.{each[projection.removesuffix('.weight')]}.weight"] = own
+        elif name.endswith("embed_q.weight"):
+            values = weights[name.replace("embed_q", "unembed_out")]
+            both = mx.concatenate([value.swapaxes(-1, -2), values], axis=1)
+            made[name.replace("embed_q", "kv_b_proj")] = both.reshape(-1, both.shape[-1])
+        elif name.endswith("unembed_out.weight"):
+            pass
+        elif ".mlp.experts." in name:
+            gpt_oss_experts(name, value, weights, made)
+        elif "conv1d" in name:
+            made[name] = value.moveaxis(2, 1)
+        elif "linear_num_key_heads" in text and value.ndim == 1 and parts[-2].endswith("norm") and parts[-3] != "linear_attn":
+            made[name] = value - 1.0
+        else:
+            made[name] = value
+    if "text_config" in config:
+        made = {
+            name.replace("language_model.model.", "model.language_model.").replace("language_model.lm_head", "lm_head"): value
+            for name, value in made.items()
+        }
+        made["model.visual.patch_embed.weight"] = mx.ones((4, 4))
+        made["mtp.fc.weight"] = mx.ones((4, 4))
+    if text.get("num_nextn_predict_layers"):
+        made[f"model.layers.{text['num_hidden_layers']}.input_layernorm.weight"] = mx.ones((4,))
+    mx.save_safetensors(path, {name: mx.contiguous(value) for name, value in made.items()}, {"format": "pt"})
+    (folder / "model.safetensors.index.json").unlink()
+    if config.pop("quantization", None):
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+        save_config(dict(config), folder / "config.json")
+        saved = json.loads((folder / "config.json").read_text())
+        saved.pop("quantization", None)
+        (folder / "config.json").write_text(json.dumps(saved))
+
+
+def gpt_oss_experts(name, value, weights, made):
+    """Gate and up in turn in one tensor, packed values as bytes."""
+    module, projection, field = name.rsplit(".", 2)
+    field = {"weight": "_blocks", "scales": "_scales", "bias": "_bias"}[field]
+    if projection == "up_proj":
+        return
+    if projection == "gate_proj":
+        up = weights[name.replace("gate_proj", "up_proj")]
+        value = mx.stack([value, up], axis=2).reshape(value.shape[0], -1, *value.shape[2:])
+        projection = "gate_up_proj"
+    if field == "_blocks":
+        value = value.view(mx.uint8).reshape(*value.shape[:2], -1, 16)
+    made[f"{module}.{projection}{field}"] = value
+
+
+def experts_alone(path, module):
+    """Only experts are packed, as in gpt-oss."""
+    return hasattr(module, "to_quantized") and ".mlp.experts." in path
 
 
 def split(folder, count):
@@ -107,6 +206,7 @@ def widened(model):
 
 def answer(folder, spec):
     model, _ = load_model(folder)
+    model = with_windows(model, spec["config"])
     if spec.get("widen"):
         model = widened(model)
     write(folder, spec, generate(model, spec))
@@ -152,10 +252,25 @@ def write(folder, spec, answers):
     )
 
 
+def answer_whole(model, members):
+    """Of a family that mlx-lm does not shard, some of what it answers whole."""
+    whole = json.loads((model / "oracle.json").read_text())
+    logprobs = np.fromfile(model / "oracle.f32", dtype="<f4").reshape(len(whole["prompts"]), -1, VOCABULARY)
+    lengths, count = FEWER[members]
+    some = [place for place, prompt in enumerate(whole["prompts"]) if len(prompt) in lengths]
+    folder = model / f"tensor-{members}"
+    logprobs[some, :count].tofile(folder / "oracle.f32")
+    fewer = {"prompts": [whole["prompts"][place] for place in some]}
+    fewer |= {field: [whole[field][place][:count] for place in some] for field in ("tokens", "gaps")}
+    (folder / "oracle.json").write_text(json.dumps(whole | fewer))
+
+
 def answer_sharded(model, members):
     """The same by `members` processes; only the first one's answers are written."""
     folder = model / f"tensor-{members}"
     folder.mkdir(exist_ok=True)
+    if not hasattr(_get_classes(dict(read(model)["config"]))[0], "shard"):
+        return answer_whole(model, members)
     hosts = folder / "hosts.json"
     # MLX binds its ports a moment after they are chosen here; nobody else asks for any meanwhile.
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(members)]
@@ -180,10 +295,11 @@ def answer_sharded(model, members):
 
 def be_a_shard(folder):
     group = mx.distributed.init(strict=True, backend="ring")
+    spec = read(folder)
     model, _ = load_model(folder, lazy=True)
+    model = with_windows(model, spec["config"])
     model.shard(group)
     mx.eval(model.parameters())
-    spec = read(folder)
     thorough = spec.get("thorough") and group.size() == 2
     answers = generate(model, spec) if thorough else generate(model, spec, *FEWER[group.size()])
     if group.rank() == 0:
@@ -196,6 +312,7 @@ def read(folder):
 
 def main():
     mx.set_default_device(mx.cpu)
+    without_global_scale()
     if sys.argv[1] == "shard":
         return be_a_shard(Path(sys.argv[2]))
     for job in sys.argv[1:]:

@@ -2,8 +2,7 @@
 //! family to read its own. What a value means for a model is the family's decision.
 
 mod fields;
-
-use std::collections::BTreeSet;
+mod rope;
 
 use serde_json::{Map, Value};
 
@@ -12,11 +11,20 @@ use crate::{
     json,
 };
 use fields::Fields;
+pub use rope::RopeFields;
+use rope::{Rotary, rope};
 
 /// Name of the configuration.
 pub const CONFIG: &str = "config.json";
 /// Longest configuration read; overrides of the quantisation of ten thousand modules take as much.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// The text part of a model that sees, too.
+const TEXT_CONFIG: &str = "text_config";
+/// Fields of a wrapper that its text part takes over where it does not have them itself.
+const WRAPPER_FIELDS: &[&str] =
+    &["model_type", "quantization", "quantization_config", "tie_word_embeddings", "eos_token_id"];
+/// Modes of quantisation that the engine computes with.
+const MODES: &[&str] = &["affine", "mxfp4", "mxfp8", "nvfp4"];
 /// Longest `model_type`: it goes into the model's status.
 const MAX_MODEL_TYPE_BYTES: usize = 64;
 /// Tokens of context where config.json says nothing: what Transformers means for a Llama, and on the safe side of
@@ -33,11 +41,13 @@ const DEFAULT_NORM_EPSILON: f32 = 1e-6;
 /// Base of the rotary embedding where config.json says nothing, as Transformers has it for Llama and Mistral.
 pub const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
-/// A configuration that is JSON and says what kind of model it is.
+/// A configuration that is JSON and says what kind of model it is. Of a model that sees, it is the text part's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     /// `model_type`.
     pub model_type: String,
+    /// `model_type` of the text part, where config.json has one; else the same.
+    pub text_type: String,
     fields: Map<String, Value>,
 }
 
@@ -78,23 +88,10 @@ pub struct Config {
     pub rope_traditional: bool,
     /// The scaling of the rotary embedding, as it stands there.
     pub rope_scaling: RopeFields,
+    /// Share of a head that is rotated, where the file says it.
+    pub partial_rotary_factor: Option<f32>,
     /// The other fields, for a family to read its own.
     pub document: Document,
-}
-
-/// `rope_scaling`, or `rope_parameters` of newer files.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RopeFields {
-    /// `rope_type`, or `type` of older files; absent is `default`.
-    pub rope_type: Option<String>,
-    /// `factor`.
-    pub factor: Option<f32>,
-    /// `low_freq_factor`.
-    pub low_freq_factor: Option<f32>,
-    /// `high_freq_factor`.
-    pub high_freq_factor: Option<f32>,
-    /// `original_max_position_embeddings`.
-    pub original_max_position_embeddings: Option<f32>,
 }
 
 impl Document {
@@ -105,12 +102,34 @@ impl Document {
             return Err(FileError::TooLarge { file: CONFIG.to_owned(), size, limit: MAX_CONFIG_BYTES });
         }
         let Fields(fields) = json::read(CONFIG, bytes)?;
-        let document = Self { model_type: String::new(), fields };
-        match document.value("model_type") {
-            Some(Value::String(model_type)) if model_type.len() <= MAX_MODEL_TYPE_BYTES => {
-                Ok(Self { model_type: model_type.clone(), ..document })
-            }
+        let mut document = Self { model_type: String::new(), text_type: String::new(), fields };
+        let name = |document: &Self| match document.value("model_type") {
+            Some(Value::String(name)) if name.len() <= MAX_MODEL_TYPE_BYTES => Ok(name.clone()),
             _ => Err(document.unusable("model_type")),
+        };
+        document.model_type = name(&document)?;
+        document.text_type = document.model_type.clone();
+        if let Some(Value::Object(text)) = document.fields.remove(TEXT_CONFIG) {
+            let outer = std::mem::replace(&mut document.fields, text);
+            for (field, value) in outer {
+                // The wrapper's other fields are of its other parts.
+                if WRAPPER_FIELDS.contains(&field.as_str()) && document.value(&field).is_none() {
+                    document.fields.insert(field, value);
+                }
+            }
+            if document.value("model_type").is_some() {
+                document.text_type = name(&document)?;
+            }
+        }
+        Ok(document)
+    }
+
+    /// Values for fields that the file leaves out.
+    pub fn set_defaults(&mut self, defaults: &[(&str, f64)]) {
+        for (field, value) in defaults {
+            if self.value(field).is_none() {
+                self.fields.insert((*field).to_owned(), (*value).into());
+            }
         }
     }
 
@@ -156,13 +175,13 @@ impl Document {
         FileError::Field { field, found: self.fields.get(field).map_or("absent".to_owned(), short) }
     }
 
-    /// Affine packing is read off the tensors; anything else is named here rather than misread there.
+    /// Packing is read off the tensors; what the engine does not unpack is named here rather than misread there.
     pub fn check_quantisation(&self) -> Result<(), Unsupported> {
-        let remedy = "use the model in 16 bits, or quantised by mlx-lm in mode affine";
+        let remedy = "use the model in 16 bits, or quantised by mlx-lm";
         let own = self.value("quantization").and_then(Value::as_object);
         let other = self.value("quantization_config").and_then(Value::as_object);
         let method = other.and_then(|other| other.get("quant_method")).and_then(Value::as_str);
-        if let Some(method) = method.filter(|_| own.is_none()) {
+        if let Some(method) = method.filter(|method| own.is_none() && *method != "mxfp4") {
             let reason = format!("quantization method {:?} is not supported", short_text(method));
             return Err(Unsupported::field("quantization_config.quant_method", reason, remedy));
         }
@@ -172,7 +191,7 @@ impl Document {
             return Ok(());
         };
         let mode = |fields: &Map<String, Value>| {
-            fields.get("mode").and_then(Value::as_str).filter(|mode| *mode != "affine").map(short_text)
+            fields.get("mode").and_then(Value::as_str).filter(|mode| !MODES.contains(mode)).map(short_text)
         };
         let modules = fields.iter().filter_map(|(module, own)| Some((Some(module), own.as_object()?)));
         for (module, fields) in std::iter::once((None, fields)).chain(modules) {
@@ -202,7 +221,7 @@ impl Config {
             return Err(FileError::Field { field: "num_key_value_heads", found }.into());
         }
         let norm = document.float("rms_norm_eps")?.unwrap_or(DEFAULT_NORM_EPSILON);
-        let (rope_scaling, rope_theta) = rope(document)?;
+        let Rotary { fields: rope_scaling, theta: rope_theta, share } = rope(document)?;
         Ok(Self {
             hidden_size: document.number("hidden_size", MAX_SIZE)?,
             num_hidden_layers: document.number("num_hidden_layers", MAX_LAYERS)?,
@@ -223,6 +242,7 @@ impl Config {
             rope_theta,
             rope_traditional: document.flag("rope_traditional")?,
             rope_scaling,
+            partial_rotary_factor: share,
             document: document.clone(),
         })
     }
@@ -241,60 +261,25 @@ fn layer_types(document: &Document) -> Result<Vec<String>, FileError> {
     texts.ok_or_else(|| document.unusable("layer_types"))
 }
 
-/// The scaling and the base, which stand in one of three places; what they say has to agree.
-fn rope(document: &Document) -> Result<(RopeFields, Option<f32>), Error> {
-    let mut fields = RopeFields::default();
-    let mut bases = BTreeSet::new();
-    let mut kinds = BTreeSet::new();
-    let mut theta = document.float("rope_theta")?;
-    bases.extend(theta.map(f32::to_bits));
-    let disagree = |field: &str, what: &str| {
-        let remedy = "leave only the one that the model was trained with";
-        Unsupported::field(field, format!("{what} is said twice, and differently"), remedy)
-    };
-    for field in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = document.value(field) else { continue };
-        let own = value.as_object().ok_or_else(|| document.unusable(field))?;
-        if let Some(kind) = own.iter().find(|(_, value)| value.is_object()).map(|(kind, _)| short_text(kind))
-        {
-            let reason = format!("rotary embeddings by kind of layer ({kind:?}) are not supported");
-            return Err(Unsupported::field(field, reason, "use a model with one rotary embedding").into());
-        }
-        let number = |name| float(own, name).map_err(|()| document.unusable(field));
-        if let Some(share) = number("partial_rotary_factor")?.filter(|share| *share != 1.0) {
-            return Err(partial(field, share).into());
-        }
-        if let Some(base) = number("rope_theta")? {
-            theta = theta.or(Some(base));
-            bases.insert(base.to_bits());
-        }
-        for name in ["type", "rope_type"] {
-            if let Some(kind) = own.get(name).filter(|kind| !kind.is_null()) {
-                kinds.insert(short_text(kind.as_str().ok_or_else(|| document.unusable(field))?));
-            }
-        }
-        fields.factor = fields.factor.or(number("factor")?);
-        fields.low_freq_factor = fields.low_freq_factor.or(number("low_freq_factor")?);
-        fields.high_freq_factor = fields.high_freq_factor.or(number("high_freq_factor")?);
-        fields.original_max_position_embeddings =
-            fields.original_max_position_embeddings.or(number("original_max_position_embeddings")?);
+impl Document {
+    /// A list of whole numbers, none beyond `limit`; absent is empty.
+    pub(crate) fn numbers(&self, field: &'static str, limit: u32) -> Result<Vec<u32>, FileError> {
+        let Some(value) = self.value(field) else { return Ok(Vec::new()) };
+        let list = value.as_array().filter(|list| list.len() <= MAX_LAYERS as usize);
+        let number =
+            |value| whole(value).filter(|&number| number <= u64::from(limit)).map(|number| number as u32);
+        let numbers: Option<Vec<u32>> = list.and_then(|list| list.iter().map(number).collect());
+        numbers.ok_or_else(|| self.unusable(field))
     }
-    if let Some(share) = document.float("partial_rotary_factor")?.filter(|share| *share != 1.0) {
-        return Err(partial("partial_rotary_factor", share).into());
-    }
-    if bases.len() > 1 {
-        return Err(disagree("rope_theta", "the base of the rotary embedding").into());
-    }
-    if kinds.len() > 1 {
-        return Err(disagree("rope_scaling", "its type").into());
-    }
-    fields.rope_type = kinds.pop_first();
-    Ok((fields, theta))
-}
 
-fn partial(field: &str, share: f32) -> Unsupported {
-    let reason = format!("heads that are rotated in part ({share}) are not supported");
-    Unsupported::field(field, reason, "use a model whose heads are rotated whole")
+    /// A whole number up to `limit`, where 0 says that there is none of it; absent is 0.
+    pub(crate) fn count(&self, field: &'static str, limit: u32) -> Result<u32, FileError> {
+        match self.value(field).map(whole) {
+            None => Ok(0),
+            Some(Some(number)) if number <= u64::from(limit) => Ok(number as u32),
+            Some(_) => Err(self.unusable(field)),
+        }
+    }
 }
 
 fn float(fields: &Map<String, Value>, field: &str) -> Result<Option<f32>, ()> {

@@ -1,6 +1,9 @@
 //! What a model takes: the bytes of its layers, of what they remember, and of what is computed at the same time. The
 //! constants are the engine's own, which uses them from here.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::{
     description::{Description, Mixer, Mlp},
     kv_quantization::kv_group,
@@ -23,10 +26,14 @@ pub const SCORE_BUDGET_BYTES: u64 = 64 << 20;
 const HIDDEN_STATES: u64 = 11;
 /// Values as wide as the MLP: gate, its sigmoid, up and their product.
 const MLP_STATES: u64 = 4;
+/// Hidden states of each expert that a token passes: sorted by expert, given, in order again, and weighed.
+const ROUTED_STATES: u64 = 4;
 /// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in pieces.
 const QUERY_STATES: u64 = 7;
 /// Values as wide as all key heads: keys and values, projected and on their way into the cache.
 const KEY_STATES: u64 = 4;
+/// Positions of a delta net that are computed together, each scored against all.
+pub const DELTA_CHUNK: u64 = 64;
 /// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
 const GROWING_LAYERS: u64 = 2;
 /// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
@@ -34,7 +41,8 @@ const GROWING_LAYERS: u64 = 2;
 const LOGIT_BYTES: u64 = 64;
 
 /// Widths of what a model computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct Widths {
     /// The hidden state.
     pub hidden: u64,
@@ -46,6 +54,9 @@ pub struct Widths {
     pub keys: u64,
     /// What one token passes of MLPs in a layer.
     pub mlp: u64,
+    /// What one token's experts read and give, the hidden state of each; 0 without experts.
+    #[serde(default)]
+    pub routed: u64,
     /// Tokens of the vocabulary.
     pub vocabulary: u64,
     /// Bytes of a value as the model computes it.
@@ -74,7 +85,7 @@ pub struct Load {
 /// Bytes that are alive beside weights and caches while a step is computed: activations of a piece of prompt,
 /// attention scores, the last steps of caches, caches that grow, and logits.
 pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
-    let Widths { hidden, heads, queries, keys, mlp, vocabulary, value_bytes } = *widths;
+    let Widths { hidden, heads, queries, keys, mlp, routed, vocabulary, value_bytes } = *widths;
     let Load { context, sequences, tokens, layers, head, tensor_size, cached_bytes } = *load;
     let size = tensor_size.max(1);
     let piece = context.min(u64::from(PREFILL_TOKENS));
@@ -82,8 +93,13 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
         .map(|(width, states)| width.saturating_mul(states).saturating_mul(value_bytes))
         .into_iter()
         .fold(0, u64::saturating_add);
-    let states =
-        hidden.saturating_mul(HIDDEN_STATES * 4).saturating_add(shared.div_ceil(size)).saturating_mul(piece);
+    // Every rank has them whole: each computes a share of every expert.
+    let routed = routed.saturating_mul(ROUTED_STATES).saturating_mul(value_bytes);
+    let states = hidden
+        .saturating_mul(HIDDEN_STATES * 4)
+        .saturating_add(routed)
+        .saturating_add(shared.div_ceil(size))
+        .saturating_mul(piece);
     // One position attends to the whole context, whatever the bound.
     let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value_bytes);
     let scores = row.saturating_mul(piece).min(SCORE_BUDGET_BYTES.max(row));
@@ -151,25 +167,25 @@ impl Description {
                 Mixer::DeltaNet(delta) => {
                     let [key_heads, value_heads, key, value] =
                         [delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim].map(u64::from);
-                    [value_heads, value_heads * value, key_heads * key]
+                    // In 32 bits whatever the model's type, and beside each the scores of a chunk.
+                    let wide = value_heads * (key.max(value) + DELTA_CHUNK) * 4 / value_bytes.max(1);
+                    [value_heads, wide, key_heads * key]
                 }
             };
             widths.heads = widths.heads.max(heads);
             widths.queries = widths.queries.max(queries);
             widths.keys = widths.keys.max(keys);
-            widths.mlp = widths.mlp.max(match layer.mlp {
-                Mlp::Dense(dense) => u64::from(dense.intermediate),
-                Mlp::Experts(experts) => {
-                    u64::from(experts.used) * u64::from(experts.intermediate) + u64::from(experts.shared)
-                }
-            });
+            widths.mlp = widths.mlp.max(u64::from(layer.mlp.width()));
+            if let Mlp::Experts(experts) = &layer.mlp {
+                widths.routed = widths.routed.max(u64::from(experts.used) * widths.hidden);
+            }
         }
         widths
     }
 
     /// The experts of a layer, where it has some.
     pub fn experts(&self, layer: usize) -> Option<ExpertCounts> {
-        match self.layers.get(layer)?.mlp {
+        match &self.layers.get(layer)?.mlp {
             Mlp::Dense(_) => None,
             Mlp::Experts(experts) => Some(ExpertCounts { count: experts.count, used: experts.used }),
         }

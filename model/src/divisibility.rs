@@ -69,12 +69,12 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
         }
     }
     for layer in &description.layers {
-        match layer.mlp {
+        match &layer.mlp {
             Mlp::Dense(dense) => add(dense.intermediate, "columns of the MLP"),
             Mlp::Experts(experts) => {
                 add(experts.intermediate, "columns of each expert");
-                if experts.shared > 0 {
-                    add(experts.shared, "columns of the shared expert");
+                if let Some(shared) = experts.shared {
+                    add(shared.intermediate, "columns of the shared expert");
                 }
             }
         }

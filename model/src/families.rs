@@ -1,35 +1,82 @@
 //! The families of models this release runs: one file each, and one line in [`FAMILIES`]. A family turns config.json
-//! into a [`Description`] and names the tensors; it touches no arrays. The planner refuses other models before a node
-//! is asked, and the engine runs what a family describes.
+//! into a [`Description`]; it touches no arrays and no weights. The planner refuses other models before a node is
+//! asked, and the engine runs what a family describes.
 
+mod deepseek_v3;
+mod gemma3;
+mod glm4_moe;
+mod gpt_oss;
+mod granite;
 mod llama;
+mod minimax;
+mod ministral3;
 mod mistral;
+mod olmo2;
+mod phi3;
+mod qwen2;
 mod qwen3;
+mod qwen3_moe;
+mod qwen3_next;
+mod seed_oss;
+mod shared;
+mod smollm3;
 
 use crate::{
-    config::{Config, DEFAULT_ROPE_THETA, Document},
-    description::{Attention, Dense, Description, Layer, Mixer, Mlp, Norms, Rope, RopeScaling},
+    config::{Config, Document},
+    description::Description,
     error::{Error, Unsupported},
-    tensors::Tensor,
 };
 
-/// Every family, by the `model_type` of config.json.
-pub const FAMILIES: &[Family] = &[llama::FAMILY, mistral::FAMILY, qwen3::FAMILY];
+/// Every family.
+pub const FAMILIES: &[Family] = &[
+    deepseek_v3::FAMILY,
+    gemma3::FAMILY,
+    glm4_moe::FAMILY,
+    gpt_oss::FAMILY,
+    granite::FAMILY,
+    llama::FAMILY,
+    minimax::FAMILY,
+    ministral3::FAMILY,
+    mistral::FAMILY,
+    olmo2::FAMILY,
+    phi3::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
+    seed_oss::FAMILY,
+    smollm3::FAMILY,
+];
 
-/// How one family's configuration is read and its tensors are named.
+/// Models that see, too: their `model_type`, and that of their text part where it does not say one itself.
+const WRAPPERS: &[(&str, &str)] = &[
+    ("gemma3", "gemma3_text"),
+    ("kimi_k25", "kimi_k2"),
+    ("mistral3", "mistral"),
+    ("qwen3_5", "qwen3_5_text"),
+    ("qwen3_5_moe", "qwen3_5_moe_text"),
+];
+
+/// How one family's configuration is read.
 #[derive(Debug)]
 pub struct Family {
-    /// `model_type` of config.json.
-    pub model_type: &'static str,
+    /// Each `model_type` of config.json that is of this family.
+    pub model_types: &'static [&'static str],
+    /// Fields of config.json that this family reads beside those that all do.
+    pub fields: &'static [&'static str],
+    /// What its files leave out.
+    pub defaults: &'static [(&'static str, f64)],
     /// Describes the model; `has_head` says whether there are weights of a head.
     pub describe: fn(config: &Config, has_head: bool) -> Result<Description, Error>,
-    /// The tensors that a description calls for.
-    pub tensors: fn(&Description) -> Vec<Tensor>,
 }
 
-/// Every supported `model_type`.
+/// Every supported `model_type`, in order.
 pub fn model_types() -> impl Iterator<Item = &'static str> {
-    FAMILIES.iter().map(|family| family.model_type)
+    let of_families = FAMILIES.iter().flat_map(|family| family.model_types.iter().copied());
+    let mut types: Vec<&str> = of_families.chain(WRAPPERS.iter().map(|(outer, _)| *outer)).collect();
+    types.sort_unstable();
+    types.dedup();
+    types.into_iter()
 }
 
 /// Whether models of this `model_type` are supported.
@@ -44,80 +91,40 @@ pub fn list() -> String {
 
 /// The family of a configuration.
 pub fn family(document: &Document) -> Result<&'static Family, Unsupported> {
-    let found = &document.model_type;
-    FAMILIES.iter().find(|family| family.model_type == found).ok_or_else(|| {
-        let reason = format!("model_type {found:?} is not supported; supported are {}", list());
+    let Document { model_type, text_type, .. } = document;
+    let inner = WRAPPERS.iter().find(|(outer, _)| outer == text_type).map(|(_, inner)| *inner);
+    let found = inner.unwrap_or(text_type);
+    FAMILIES.iter().find(|family| family.model_types.contains(&found)).ok_or_else(|| {
+        let part = if found == model_type { String::new() } else { format!(" (its text part is {found:?})") };
+        let nearest = nearest(found).map(|name| format!("; the nearest name is {name}")).unwrap_or_default();
+        let reason =
+            format!("model_type {model_type:?} is not supported{part}; supported are {}{nearest}", list());
         Unsupported::field("model_type", reason, "use a model of one of these")
     })
 }
 
-/// The description of a Llama-shaped dense model: all layers alike, each with grouped-query attention to the whole
-/// context and a gated MLP, normalised before both. A family changes what is its own.
-fn dense(model_type: &'static str, config: &Config, has_head: bool) -> Result<Description, Error> {
-    let head_dim = config.head_dim.unwrap_or(config.hidden_size / config.num_attention_heads);
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        let reason = format!("head_dim is {head_dim}, but rotary positions need an even number");
-        return Err(Unsupported::field("head_dim", reason, "use a model with heads of an even width").into());
-    }
-    if let Some(kind) = config.layer_types.iter().find(|kind| *kind != "full_attention") {
-        let reason = format!("layer type {kind:?} is not supported; supported is full_attention");
-        return Err(Unsupported::field(
-            "layer_types",
-            reason,
-            "use a model whose layers all see the whole context",
-        )
-        .into());
-    }
-    if let Some(activation) =
-        config.document.text("hidden_act")?.filter(|name| !matches!(*name, "silu" | "swish"))
-    {
-        let activation: String = activation.chars().take(60).collect();
-        let reason = format!("activation {activation:?} is not supported; supported is silu");
-        return Err(Unsupported::field("hidden_act", reason, "use a model with silu").into());
-    }
-    let layer = Layer {
-        mixer: Mixer::Attention(Attention {
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            key_dim: head_dim,
-            value_dim: head_dim,
-            window: None,
-            sinks: false,
-            scale: (head_dim as f32).powf(-0.5),
-            rope: Rope {
-                width: head_dim,
-                base: config.rope_theta.unwrap_or(DEFAULT_ROPE_THETA),
-                traditional: config.rope_traditional,
-                scaling: RopeScaling::read(&config.rope_scaling)?,
-            },
-            head_norm: None,
-            bias: config.attention_bias,
-        }),
-        mlp: Mlp::Dense(Dense { intermediate: config.intermediate_size, bias: config.mlp_bias }),
-        norms: Norms { epsilon: config.rms_norm_eps },
+/// The supported name that shares most with this one, if that is more than half of it.
+fn nearest(name: &str) -> Option<&'static str> {
+    let distance = |other: &str| {
+        let other: Vec<char> = other.chars().collect();
+        let mut row: Vec<usize> = (0..=other.len()).collect();
+        for (line, letter) in name.chars().enumerate() {
+            let mut corner = row[0];
+            row[0] = line + 1;
+            for (column, own) in other.iter().enumerate() {
+                let replaced = corner + usize::from(*own != letter);
+                corner = row[column + 1];
+                row[column + 1] = replaced.min(row[column] + 1).min(corner + 1);
+            }
+        }
+        row.last().copied().unwrap_or(0)
     };
-    Ok(Description {
-        model_type,
-        hidden_size: config.hidden_size,
-        vocab_size: config.vocab_size,
-        context_length: config.max_position_embeddings,
-        tied: config.tied(has_head),
-        norm_epsilon: config.rms_norm_eps,
-        layers: vec![layer; config.num_hidden_layers as usize],
-        notes: Vec::new(),
-    })
-}
-
-/// Bounds the context to a window that some layers have. Up to as many tokens a windowed layer sees the whole context,
-/// so the answers are exactly the model's; beyond, the engine would need a rotating cache.
-fn bound_to_window(description: &mut Description, window: u32) {
-    if window < description.context_length {
-        description.notes.push(format!(
-            "contexts are bounded to sliding_window, {window} tokens, of max_position_embeddings, {}",
-            description.context_length
-        ));
-        description.context_length = window;
-    }
+    let length = name.chars().count();
+    model_types()
+        .map(|known| (distance(known), known))
+        .min()
+        .filter(|(edits, _)| *edits * 2 <= length)
+        .map(|(_, known)| known)
 }
 
 #[cfg(test)]

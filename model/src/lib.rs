@@ -34,7 +34,7 @@ use crate::{
     description::Description,
     error::{Error, FileError, Unsupported},
     safetensors::{Headers, shorten},
-    tensors::{Role, Stored, Tensor, beside, tensor_role},
+    tensors::{Layout, Role, Stored, Tensor, beside, tensor_role},
 };
 
 /// A model that the engine runs, with every tensor it calls for.
@@ -56,13 +56,14 @@ impl Model {
 
 /// Describes the model of a configuration and the headers of its weight files.
 pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
-    let document = Document::parse(config)?;
+    let mut document = Document::parse(config)?;
     let family = families::family(&document)?;
     document.check_quantisation()?;
-    document.check_fields()?;
+    document.check_fields(family.fields)?;
+    document.set_defaults(family.defaults);
     let config = Config::read(&document)?;
-    let description = (family.describe)(&config, headers.contains("lm_head.weight"))?;
-    let tensors = (family.tensors)(&description);
+    let description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
+    let tensors = tensors::table(&description, headers);
     check_unused(&description, &tensors, headers)?;
     let stored = |tensor: Tensor| tensor.stored(headers).map(|stored| (tensor, stored));
     let tensors = tensors.into_iter().map(stored).collect::<Result<_, _>>()?;
@@ -73,14 +74,17 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
 fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers) -> Result<(), Error> {
     let mut used: BTreeSet<String> = BTreeSet::new();
     for tensor in tensors {
-        for (name, _) in tensor.sources() {
-            used.insert(name.to_owned());
+        for name in &tensor.sources {
+            used.insert(name.clone());
             used.insert(beside(name, "biases"));
         }
     }
     for (name, _) in headers.iter() {
         let Some(Role::Layer(index)) = tensor_role(name) else { continue };
         let layers = description.layers.len();
+        if (layers..layers + description.unused_layers as usize).contains(&(index as usize)) {
+            continue;
+        }
         if index as usize >= layers {
             let problem = format!("{} is of layer {index}, but num_hidden_layers is {layers}", shorten(name));
             return Err(FileError::Disagree { problem }.into());

@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Model,
     config::{Document, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
-    cost::ExpertCounts,
-    description::Mlp,
+    cost::{ExpertCounts, Widths},
+    description::Mixer,
     divisibility::{self, ShardUnit, shard_units},
     error::{Error, FileError},
     families,
     safetensors::{Dtype, Entry, Headers},
     state::LayerState,
-    tensors::{Role, ShardAxis, beside, tensor_role},
+    tensors::{Layout, Role, ShardAxis, beside, tensor_role},
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 3;
+pub const READER: u32 = 4;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -67,6 +67,9 @@ pub struct ModelShape {
     /// any layer.
     #[serde(default, rename = "wholeLayerBytes")]
     pub replicated_layer_bytes: u64,
+    /// Widths of what is computed; absent in headers that an older release read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub widths: Option<Widths>,
     /// Runs of layers that are alike, in order; absent in headers that an older release read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_LAYERS))]
@@ -143,7 +146,7 @@ impl ModelShape {
         let Model { description, tensors } = model;
         let value_bytes = model.value_bytes();
         let mut shape = Self {
-            architecture: description.model_type.to_owned(),
+            architecture: description.model_type.clone(),
             layers: description.layers.len() as u32,
             hidden_size: description.hidden_size,
             vocabulary: description.vocab_size,
@@ -153,24 +156,20 @@ impl ModelShape {
             reader: READER,
             shard_units: shard_units(description, tensors),
             notes: description.notes.clone(),
+            widths: Some(description.widths(value_bytes)),
             ..Self::default()
         };
         if let Some(attention) = description.attention() {
             shape.attention_heads = attention.heads;
             shape.key_value_heads = attention.kv_heads;
             shape.head_dim = attention.key_dim.max(attention.value_dim);
+        } else if let Some(Mixer::Latent(latent)) = description.layers.first().map(|layer| &layer.mixer) {
+            // The latent is as one head that all share.
+            shape.attention_heads = latent.heads;
+            shape.key_value_heads = 1;
+            shape.head_dim = latent.rank.saturating_add(latent.rope_dim);
         }
-        shape.intermediate_size = description
-            .layers
-            .iter()
-            .map(|layer| match layer.mlp {
-                Mlp::Dense(dense) => dense.intermediate,
-                Mlp::Experts(experts) => {
-                    experts.used.saturating_mul(experts.intermediate).saturating_add(experts.shared)
-                }
-            })
-            .max()
-            .unwrap_or(0);
+        shape.intermediate_size = description.layers.iter().map(|layer| layer.mlp.width()).max().unwrap_or(0);
         let mut groups: Vec<LayerGroup> = (0..description.layers.len())
             .map(|index| LayerGroup {
                 count: 1,
@@ -196,8 +195,9 @@ impl ModelShape {
                     } else if let Some(packing) = stored.packing {
                         shape.quantization_group_size = shape.quantization_group_size.max(packing.group_size);
                     }
-                    // Weights of experts are the tensors of three dimensions.
-                    if let Some(experts) = group.experts.as_mut().filter(|_| tensor.shape.len() == 3) {
+                    // Weights of experts are the tensors of three dimensions that are no mixer's.
+                    let is_expert = tensor.shape.len() == 3 && !tensor.name.contains("_attn.");
+                    if let Some(experts) = group.experts.as_mut().filter(|_| is_expert) {
                         experts.weight_bytes = experts.weight_bytes.saturating_add(stored.bytes);
                     }
                 }
@@ -225,6 +225,7 @@ impl ModelShape {
             result => result,
         };
         let layers = number("num_hidden_layers", MAX_LAYERS)?;
+        let unused = optional("num_nextn_predict_layers", MAX_LAYERS)?.unwrap_or(0);
         let hidden_size = number("hidden_size", MAX_SIZE)?;
         let attention_heads = number("num_attention_heads", MAX_HEADS)?;
         let own_width = hidden_size.checked_div(attention_heads).unwrap_or(0);
@@ -250,6 +251,7 @@ impl ModelShape {
             let bytes = match role {
                 Some(Role::Layer(index)) => match shape.layer_bytes.get_mut(index as usize) {
                     Some(bytes) => bytes,
+                    None if index < layers.saturating_add(unused) => continue,
                     None => {
                         disagree(format!(
                             "{} is of layer {index}, but num_hidden_layers is {layers}",
@@ -277,7 +279,7 @@ impl ModelShape {
         let heads = u64::from(shape.key_value_heads) * u64::from(shape.head_dim);
         shape.kv_bytes_per_token_per_layer = heads.saturating_mul(2 * value_bytes);
         let tied = document.choice("tie_word_embeddings").ok().flatten();
-        shape.tied = tied.unwrap_or(!headers.contains("lm_head.weight"));
+        shape.tied = tied.unwrap_or(!Layout::of(headers).has_head(headers));
         Ok(shape)
     }
 
@@ -362,6 +364,9 @@ impl ModelShape {
 
     /// Bytes of a value as the model computes it, by what its keys and values take.
     pub fn value_bytes(&self) -> u64 {
+        if let Some(widths) = self.widths {
+            return widths.value_bytes;
+        }
         let keys = u64::from(self.key_value_heads).saturating_mul(u64::from(self.head_dim));
         self.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4)
     }

@@ -4,7 +4,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::description::{Attention, DeltaNet, Description, Latent, Layer, Mixer};
+use crate::{
+    cost::{CACHE_STEP, PREFILL_TOKENS},
+    description::{Attention, DeltaNet, Description, Latent, Layer, Mixer},
+};
 
 /// What one layer keeps, in bytes on all ranks of a tensor group together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -24,15 +27,19 @@ pub struct LayerState {
     pub replicated: bool,
 }
 
+/// Positions before its window that a layer keeps: drafts that are rejected go back by less, and a block of the prefix
+/// cache is as long.
+pub const ROTATING_SLACK: u32 = 64;
+
 /// How a layer's state can go back to an earlier position of its sequence; the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rewind {
     /// To positions of which a snapshot was taken.
     ToSnapshots,
-    /// To positions of which the window is still kept, thus before it first wraps.
-    UntilWrapped {
-        /// Tokens of the window.
-        window: u32,
+    /// To the last positions.
+    Recent {
+        /// How many tokens back, at least.
+        tokens: u32,
     },
     /// To any position: what lies behind it is written over.
     Anywhere,
@@ -69,17 +76,17 @@ impl StateKind {
     pub fn rewind(self) -> Rewind {
         match self {
             Self::KeyValue | Self::Latent => Rewind::Anywhere,
-            Self::Rotating { window } => Rewind::UntilWrapped { window },
+            Self::Rotating { .. } => Rewind::Recent { tokens: ROTATING_SLACK },
             Self::Recurrent => Rewind::ToSnapshots,
         }
     }
 
-    /// Whether a state after `length` tokens can be rewound to `to` without a snapshot.
+    /// Whether a state after `length` tokens can surely be rewound to `to` without a snapshot.
     pub fn can_rewind(self, length: u32, to: u32) -> bool {
         to <= length
             && match self.rewind() {
                 Rewind::Anywhere => true,
-                Rewind::UntilWrapped { window } => length <= window || to == length,
+                Rewind::Recent { tokens } => length - to <= tokens,
                 Rewind::ToSnapshots => to == length,
             }
     }
@@ -92,11 +99,12 @@ impl Description {
         layers.min().unwrap_or(Rewind::Anywhere)
     }
 
-    /// Whether every layer keeps arrays of the same shape.
+    /// Whether every layer keeps arrays of the same shape of a position.
     pub fn has_uniform_state(&self) -> bool {
+        // With a window or without, a position's arrays have one shape.
         let shape = |layer: &Layer| match &layer.mixer {
-            Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => {
-                (StateKind::of(&layer.mixer), [*kv_heads, *key_dim, *value_dim, window.unwrap_or(0)])
+            Mixer::Attention(Attention { kv_heads, key_dim, value_dim, .. }) => {
+                (StateKind::KeyValue, [*kv_heads, *key_dim, *value_dim, 0])
             }
             Mixer::Latent(Latent { rank, rope_dim, .. }) => (StateKind::Latent, [*rank, *rope_dim, 0, 0]),
             Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => {
@@ -117,7 +125,7 @@ impl LayerState {
         match mixer {
             Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => Self {
                 per_token_bytes: product(&[*kv_heads, key_dim.saturating_add(*value_dim)]),
-                window_tokens: *window,
+                window_tokens: window.map(|window| window.saturating_add(ROTATING_SLACK + CACHE_STEP)),
                 fixed_bytes: 0,
                 replicated: false,
             },
@@ -127,7 +135,7 @@ impl LayerState {
                 fixed_bytes: 0,
                 replicated: true,
             },
-            Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, conv_kernel }) => {
+            Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, conv_kernel, .. }) => {
                 // The state itself is in 32 bits whatever the model's type.
                 let state = product(&[*value_heads, *key_dim, *value_dim]) / value_bytes.max(1) * 4;
                 let keys = key_heads.saturating_mul(*key_dim).saturating_mul(2);
@@ -141,7 +149,11 @@ impl LayerState {
     /// Bytes that `sequences` sequences of `tokens` tokens together keep on one of `tensor_size` ranks.
     pub fn bytes(&self, tokens: u64, sequences: u64, tensor_size: u64) -> u64 {
         let retained = match self.window_tokens {
-            Some(window) => tokens.min(u64::from(window).saturating_mul(sequences)),
+            // A piece of a prompt is there as a whole for as long as it is computed.
+            Some(window) => {
+                let windows = u64::from(window).saturating_mul(sequences);
+                tokens.min(windows.saturating_add(u64::from(PREFILL_TOKENS)))
+            }
             None => tokens,
         };
         let all = self
@@ -155,35 +167,37 @@ impl LayerState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::description::{Dense, Mlp, Norms, Rope, RopeScaling};
+    use crate::{
+        description::{Dense, Mlp},
+        testing::{description, latent},
+    };
 
     fn attention(window: Option<u32>) -> Mixer {
-        let rope = Rope { width: 64, base: 1e4, traditional: false, scaling: RopeScaling::None };
-        let (key_dim, value_dim, bias, sinks, head_norm) = (64, 32, false, false, None);
-        Mixer::Attention(Attention {
-            heads: 8,
-            kv_heads: 2,
-            key_dim,
-            value_dim,
-            window,
-            sinks,
-            scale: 1.0,
-            rope,
-            head_norm,
-            bias,
-        })
+        Mixer::Attention(Attention { window, value_dim: 32, ..Attention::new(8, 2, 64, None) })
+    }
+
+    fn delta_net(key_heads: u32, value_heads: u32, width: u32) -> DeltaNet {
+        DeltaNet {
+            key_heads,
+            value_heads,
+            key_dim: width,
+            value_dim: width,
+            conv_kernel: 4,
+            epsilon: 1e-6,
+            merged_projections: false,
+        }
     }
 
     #[test]
     fn state_takes_bytes_by_token_window_or_sequence() {
-        let latent = Mixer::Latent(Latent { heads: 128, rank: 512, rope_dim: 64, value_dim: 128 });
-        let delta = DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_kernel: 4 };
-        let delta = Mixer::DeltaNet(delta);
+        let latent = Mixer::Latent(latent(128, 512, 64, 128));
+        let delta = Mixer::DeltaNet(delta_net(16, 32, 128));
         let delta_bytes = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2;
         for (mixer, tokens, sequences, size, bytes) in [
             (attention(None), 1000, 4, 1, 1000 * 2 * (64 + 32) * 2),
             (attention(None), 1000, 4, 2, 1000 * 2 * (64 + 32)),
-            (attention(Some(128)), 1000, 4, 1, 4 * 128 * 2 * (64 + 32) * 2),
+            // A window, what is kept before it, a step, and a piece of a prompt.
+            (attention(Some(128)), 100_000, 4, 1, (4 * (128 + 64 + 256) + 2048) * 2 * (64 + 32) * 2),
             (attention(Some(128)), 100, 4, 1, 100 * 2 * (64 + 32) * 2),
             (latent.clone(), 1000, 4, 1, 1000 * 576 * 2),
             // Every rank has the whole latent.
@@ -202,13 +216,12 @@ mod tests {
 
     #[test]
     fn rewind_is_possible_where_nothing_was_overwritten() {
-        let delta = DeltaNet { key_heads: 1, value_heads: 1, key_dim: 1, value_dim: 1, conv_kernel: 4 };
-        let latent = Latent { heads: 1, rank: 1, rope_dim: 0, value_dim: 1 };
+        let (delta, latent) = (delta_net(1, 1, 1), latent(1, 1, 0, 1));
         for (mixer, length, to, possible) in [
             (attention(None), 1000, 0, true),
             (attention(None), 10, 11, false),
-            (attention(Some(128)), 128, 3, true),
-            (attention(Some(128)), 129, 128, false),
+            (attention(Some(128)), 1000, 1000 - 64, true),
+            (attention(Some(128)), 1000, 1000 - 65, false),
             (attention(Some(128)), 129, 129, true),
             (Mixer::Latent(latent), 1000, 1, true),
             (Mixer::DeltaNet(delta.clone()), 10, 9, false),
@@ -220,33 +233,19 @@ mod tests {
 
     #[test]
     fn a_model_goes_back_as_far_as_its_least_layer() {
-        let delta = DeltaNet { key_heads: 1, value_heads: 1, key_dim: 1, value_dim: 1, conv_kernel: 4 };
-        let delta = Mixer::DeltaNet(delta);
-        let window = |window| Rewind::UntilWrapped { window };
+        let delta = Mixer::DeltaNet(delta_net(1, 1, 1));
+        let recent = Rewind::Recent { tokens: ROTATING_SLACK };
         for (mixers, rewind, uniform) in [
             (vec![], Rewind::Anywhere, true),
             (vec![attention(None), attention(None)], Rewind::Anywhere, true),
-            (vec![attention(None), attention(Some(128))], window(128), false),
-            (vec![attention(Some(128)), attention(Some(64))], window(64), false),
+            (vec![attention(None), attention(Some(128))], recent, true),
+            (vec![attention(Some(128)), attention(Some(64))], recent, true),
             (vec![delta.clone(), attention(Some(64))], Rewind::ToSnapshots, false),
             (vec![attention(None), delta.clone()], Rewind::ToSnapshots, false),
             (vec![delta.clone(), delta], Rewind::ToSnapshots, true),
         ] {
-            let layer = |mixer: &Mixer| Layer {
-                mixer: mixer.clone(),
-                mlp: Mlp::Dense(Dense { intermediate: 1, bias: false }),
-                norms: Norms { epsilon: 1e-5 },
-            };
-            let description = Description {
-                model_type: "test",
-                hidden_size: 1,
-                vocab_size: 1,
-                context_length: 1,
-                tied: true,
-                norm_epsilon: 1e-5,
-                layers: mixers.iter().map(layer).collect(),
-                notes: Vec::new(),
-            };
+            let layer = |mixer: &Mixer| Layer::new(mixer.clone(), Mlp::Dense(Dense::new(1)), 1e-5);
+            let description = description(mixers.iter().map(layer).collect());
             assert_eq!(description.rewind(), rewind, "{mixers:?}");
             assert_eq!(description.has_uniform_state(), uniform, "{mixers:?}");
         }
@@ -256,13 +255,7 @@ mod tests {
     fn hostile_sizes_saturate() {
         let state = LayerState { per_token_bytes: u64::MAX, fixed_bytes: u64::MAX, ..LayerState::default() };
         assert_eq!(state.bytes(u64::MAX, u64::MAX, 0), u64::MAX);
-        let delta = DeltaNet {
-            key_heads: u32::MAX,
-            value_heads: u32::MAX,
-            key_dim: u32::MAX,
-            value_dim: u32::MAX,
-            conv_kernel: u32::MAX,
-        };
+        let delta = DeltaNet { conv_kernel: u32::MAX, ..delta_net(u32::MAX, u32::MAX, u32::MAX) };
         assert!(LayerState::of(&Mixer::DeltaNet(delta), 4).fixed_bytes > 1 << 60);
     }
 }

@@ -1,10 +1,11 @@
 //! The table of a model's tensors: what a description calls for, where it is stored, how ranks share it and what is
-//! made of it on loading. The family makes the table; the engine loads by it and the cost model adds it up.
+//! made of it on loading. The engine loads by it and the cost model adds it up. Names are those that mlx-lm gives a
+//! model which it converted; where files have others, the table says which.
 
-use std::borrow::Cow;
+mod layout;
+mod table;
 
 use crate::{
-    description::{Attention, Dense, Description, Mixer, Mlp},
     error::{Error, FileError, Unsupported},
     safetensors::{Dtype, Entry, Headers, shorten},
 };
@@ -40,27 +41,39 @@ pub enum Recipe {
     /// The stored tensor.
     AsIs,
     /// Stored tensors of equal shapes along a new first dimension.
-    Stack {
-        /// Their names.
-        names: Vec<String>,
-    },
-    /// A range of the first dimension of a stored tensor.
-    Split {
-        /// The name of the whole.
-        name: String,
-        /// Rows of the whole.
-        rows: u64,
-        /// First row.
+    Stack,
+    /// Some of one dimension of a stored tensor.
+    Rows(Rows),
+    /// Some rows of each head of a stored matrix, each head by itself.
+    HeadRows {
+        /// Rows that a head has there.
+        of: u64,
+        /// The first of them.
         from: u64,
+        /// Whether each head is transposed.
+        transposed: bool,
     },
     /// The stored tensor plus one: norms whose weight is stored as a difference from one.
     AddOne,
 }
 
+/// Some of one dimension of a stored tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The dimension.
+    pub dim: usize,
+    /// How many there are in the whole.
+    pub of: u64,
+    /// The first one.
+    pub from: u64,
+    /// From one to the next.
+    pub step: u64,
+}
+
 /// One tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name, which is the stored tensor's unless the recipe says otherwise.
+    /// Its name in a model that mlx-lm converted.
     pub name: String,
     /// The part of the model it belongs to.
     pub role: Role,
@@ -68,19 +81,51 @@ pub struct Tensor {
     pub shape: Vec<u64>,
     /// How ranks share it.
     pub axis: ShardAxis,
-    /// What is made on loading.
+    /// The stored tensors it is made of: one, unless they are stacked.
+    pub sources: Vec<String>,
+    /// What is made of them on loading.
     pub recipe: Recipe,
     /// Whether it may be stored packed, with scales and biases beside it.
     pub is_matrix: bool,
+    /// Whether what it computes goes back to the type of the other values, whatever its own.
+    pub is_auxiliary: bool,
 }
 
-/// Affine packing: integers of `bits` bits, of which `group_size` neighbours share a scale and a bias.
+/// Packing: numbers of `bits` bits, of which `group_size` neighbours share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// Values that share a scale and a bias.
+    /// What the numbers are.
+    pub mode: PackingMode,
+    /// Values that share a scale.
     pub group_size: u32,
     /// Bits of a value.
     pub bits: u32,
+}
+
+/// The modes of MLX's quantisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PackingMode {
+    /// Integers, with a scale and a bias for each group.
+    #[default]
+    Affine,
+    /// Floating-point numbers of 4 bits in groups of 32, whose scale is a power of two.
+    Mxfp4,
+    /// Floating-point numbers of 8 bits in groups of 32, whose scale is a power of two.
+    Mxfp8,
+    /// Floating-point numbers of 4 bits in groups of 16, whose scale is one of 8 bits.
+    Nvfp4,
+}
+
+impl PackingMode {
+    /// MLX's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Affine => "affine",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
 }
 
 /// What the files have of a tensor.
@@ -95,42 +140,42 @@ pub struct Stored {
 }
 
 impl Tensor {
-    fn new(name: String, role: Role, shape: &[u64], axis: ShardAxis, is_matrix: bool) -> Self {
-        Self { name, role, shape: shape.to_vec(), axis, recipe: Recipe::AsIs, is_matrix }
-    }
-
-    /// The stored tensors it is made of, and the shape each has.
-    pub fn sources(&self) -> Vec<(&str, Cow<'_, [u64]>)> {
-        match &self.recipe {
-            Recipe::AsIs | Recipe::AddOne => vec![(&self.name, Cow::Borrowed(&self.shape[..]))],
-            Recipe::Stack { names } => {
-                let each = self.shape.get(1..).unwrap_or_default();
-                names.iter().map(|name| (name.as_str(), Cow::Borrowed(each))).collect()
-            }
-            Recipe::Split { name, rows, .. } => {
+    /// The shape that each of its sources has, unpacked.
+    pub fn source_shape(&self) -> Vec<u64> {
+        match self.recipe {
+            Recipe::AsIs | Recipe::AddOne => self.shape.clone(),
+            Recipe::Stack => self.shape.get(1..).unwrap_or_default().to_vec(),
+            Recipe::Rows(Rows { dim, of, .. }) => {
                 let mut whole = self.shape.clone();
-                if let Some(first) = whole.first_mut() {
-                    *first = *rows;
+                if let Some(size) = whole.get_mut(dim) {
+                    *size = of;
                 }
-                vec![(name, Cow::Owned(whole))]
+                whole
             }
+            Recipe::HeadRows { of, transposed, .. } => match self.shape[..] {
+                [heads, rows, columns] => {
+                    vec![heads.saturating_mul(of), if transposed { rows } else { columns }]
+                }
+                _ => self.shape.clone(),
+            },
         }
     }
 
     /// What the files have of it, if that is what the description calls for and in a form the engine reads.
     pub fn stored(&self, headers: &Headers) -> Result<Stored, Error> {
         let mut stored = Stored::default();
-        for (name, shape) in self.sources() {
+        let shape = self.source_shape();
+        let whole = shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size)).max(1);
+        for name in &self.sources {
             let source = stored_as(name, &shape, self.is_matrix, headers)?;
             stored.packing = stored.packing.or(source.packing);
-            stored.is_wide |= source.is_wide;
+            stored.is_wide |= source.is_wide && !self.is_auxiliary;
             let share = match &self.recipe {
-                // Packed or plain, rows lie together.
-                Recipe::Split { rows, .. } => {
-                    let own = self.shape.first().copied().unwrap_or(0);
-                    source.bytes / (*rows).max(1) * own
+                // Packed or plain, each part takes as much as another.
+                Recipe::Rows(_) | Recipe::HeadRows { .. } => {
+                    (u128::from(source.bytes) * u128::from(self.parameters()) / u128::from(whole)) as u64
                 }
-                Recipe::AsIs | Recipe::AddOne | Recipe::Stack { .. } => source.bytes,
+                Recipe::AsIs | Recipe::AddOne | Recipe::Stack => source.bytes,
             };
             stored.bytes = stored.bytes.saturating_add(share);
         }
@@ -145,6 +190,10 @@ impl Tensor {
 
 /// The name of the scales of a packed matrix, or of its biases.
 pub fn beside(weight: &str, field: &str) -> String {
+    // gpt-oss calls its packed experts so.
+    if let Some(path) = weight.strip_suffix("_blocks") {
+        return format!("{path}_{field}");
+    }
     format!("{}.{field}", weight.strip_suffix(".weight").unwrap_or(weight))
 }
 
@@ -160,15 +209,37 @@ fn stored_as(name: &str, shape: &[u64], is_matrix: bool, headers: &Headers) -> R
         check_plain(name, weight, shape, headers)?;
         return Ok(Stored { packing: None, bytes: weight.bytes(), is_wide: weight.dtype == Dtype::F32 });
     }
-    let (scales, biases_name) = (find(&scales_name)?, beside(name, "biases"));
+    let scales = find(&scales_name)?;
     let packing = packing(name, weight, scales, shape)?;
+    let mut bytes = weight.bytes().saturating_add(scales.bytes());
+    if packing.mode != PackingMode::Affine {
+        return Ok(Stored { packing: Some(packing), bytes, is_wide: false });
+    }
+    let biases_name = beside(name, "biases");
     let biases = find(&biases_name)?;
     check_plain(&scales_name, scales, &scales.shape, headers)?;
     check_plain(&biases_name, biases, &scales.shape, headers)?;
-    let bytes = weight.bytes().saturating_add(scales.bytes()).saturating_add(biases.bytes());
+    bytes = bytes.saturating_add(biases.bytes());
     let is_wide = scales.dtype == Dtype::F32 || biases.dtype == Dtype::F32;
     Ok(Stored { packing: Some(packing), bytes, is_wide })
 }
+
+/// A packed matrix as the engine computes with it, 32 bits at a time: exports of others have bytes, those of a group
+/// along a dimension of their own.
+pub fn packed_entry(entry: &Entry, dimensions: usize) -> Entry {
+    let mut view = entry.clone();
+    if entry.dtype == BYTE && entry.shape.len() == dimensions + 1 {
+        let group = view.shape.pop().unwrap_or(0);
+        if let Some(last) = view.shape.last_mut() {
+            *last = last.saturating_mul(group) / 4;
+        }
+        view.dtype = Dtype::U32;
+    }
+    view
+}
+
+/// The type of bytes.
+const BYTE: Dtype = Dtype::Other("U8", 1);
 
 fn check_plain(name: &str, entry: &Entry, shape: &[u64], headers: &Headers) -> Result<(), Error> {
     if !entry.dtype.is_float() {
@@ -184,7 +255,9 @@ fn check_plain(name: &str, entry: &Entry, shape: &[u64], headers: &Headers) -> R
         )
         .into());
     }
-    if entry.shape != shape {
+    // A dimension of one more or less lies there alike: exports differ in where they have it.
+    let sizes = |shape: &[u64]| shape.iter().copied().filter(|&size| size != 1).collect::<Vec<_>>();
+    if sizes(&entry.shape) != sizes(shape) {
         let problem = format!(
             "tensor {} in {} has shape {:?}, but config.json calls for {shape:?}",
             shorten(name),
@@ -196,20 +269,17 @@ fn check_plain(name: &str, entry: &Entry, shape: &[u64], headers: &Headers) -> R
     Ok(())
 }
 
-/// Group size and bits of a packed matrix, which follow from the shapes alone: overrides per module in config.json need
-/// no look-up, and cannot contradict the files.
+/// Mode, group size and bits of a packed matrix, which follow from the shapes and the type of scales alone: overrides
+/// per module in config.json need no look-up, and cannot contradict the files.
 pub fn packing(name: &str, weight: &Entry, scales: &Entry, shape: &[u64]) -> Result<Packing, Unsupported> {
     let unknown = || {
         let reason = format!(
-            "it is quantised as {} {:?} with scales {} {:?} for a matrix of {shape:?}; supported is affine with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128",
+            "it is quantised as {} {:?} with scales {} {:?} for a matrix of {shape:?}; supported are affine with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128, mxfp4, mxfp8 and nvfp4",
             weight.dtype, weight.shape, scales.dtype, scales.shape
         );
-        Unsupported::tensor(
-            &shorten(name),
-            reason,
-            "use the model in 16 bits, or quantised by mlx-lm in mode affine",
-        )
+        Unsupported::tensor(&shorten(name), reason, "use the model in 16 bits, or quantised by mlx-lm")
     };
+    let weight = &packed_entry(weight, shape.len());
     let parts = |shape: &'_ [u64]| shape.split_last().map(|(last, outer)| (outer.to_vec(), *last));
     let (Some((outer, columns)), Some((packed_outer, packed)), Some((scales_outer, groups))) =
         (parts(shape), parts(&weight.shape), parts(&scales.shape))
@@ -221,21 +291,25 @@ pub fn packing(name: &str, weight: &Entry, scales: &Entry, shape: &[u64]) -> Res
     if !columns.is_multiple_of(groups)
         || !bits_in_row.is_multiple_of(columns)
         || weight.dtype != Dtype::U32
-        || !scales.dtype.is_float()
+        || !(scales.dtype.is_float() || scales.dtype == BYTE)
     {
         return Err(unknown());
     }
     let (group_size, bits) = (columns / groups, bits_in_row / columns);
-    if !matches!(group_size, 32 | 64 | 128) || !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
-        return Err(unknown());
-    }
-    Ok(Packing { group_size: group_size as u32, bits: bits as u32 })
+    let mode = match (scales.dtype == BYTE, group_size, bits) {
+        (false, 32 | 64 | 128, 2 | 3 | 4 | 5 | 6 | 8) => PackingMode::Affine,
+        (true, 32, 4) => PackingMode::Mxfp4,
+        (true, 32, 8) => PackingMode::Mxfp8,
+        (true, 16, 4) => PackingMode::Nvfp4,
+        _ => return Err(unknown()),
+    };
+    Ok(Packing { mode, group_size: group_size as u32, bits: bits as u32 })
 }
 
 /// The role of a tensor by its Hugging Face name; `None` for names no layout here uses, such as precomputed rotary
 /// frequencies, which are not loaded.
 pub fn tensor_role(name: &str) -> Option<Role> {
-    let name = name.strip_prefix("model.").unwrap_or(name);
+    let name = Layout::PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
     if let Some(rest) = name.strip_prefix("layers.") {
         let (index, field) = rest.split_once('.')?;
         if field.ends_with("rotary_emb.inv_freq") {
@@ -252,99 +326,8 @@ pub fn tensor_role(name: &str) -> Option<Role> {
     None
 }
 
-/// The tensors of a model whose names are those Hugging Face gives a Llama.
-pub fn hugging_face(description: &Description) -> Vec<Tensor> {
-    let Description { hidden_size, vocab_size, tied, layers, .. } = description;
-    let (hidden, vocabulary) = (u64::from(*hidden_size), u64::from(*vocab_size));
-    let whole = ShardAxis::Replicated;
-    let mut tensors = vec![Tensor::new(
-        "model.embed_tokens.weight".to_owned(),
-        Role::Embedding,
-        &[vocabulary, hidden],
-        whole.clone(),
-        true,
-    )];
-    for (index, layer) in layers.iter().enumerate() {
-        let mut module = Module {
-            path: format!("model.layers.{index}"),
-            role: Role::Layer(index as u32),
-            tensors: &mut tensors,
-        };
-        module.vector("input_layernorm.weight", hidden);
-        if let Mixer::Attention(attention) = &layer.mixer {
-            module.attention(attention, hidden);
-        }
-        module.vector("post_attention_layernorm.weight", hidden);
-        if let Mlp::Dense(Dense { intermediate, bias }) = layer.mlp {
-            module.gated("mlp", hidden, u64::from(intermediate), bias);
-        }
-    }
-    tensors.push(Tensor::new("model.norm.weight".to_owned(), Role::Head, &[hidden], whole.clone(), false));
-    if !tied {
-        tensors.push(Tensor::new(
-            "lm_head.weight".to_owned(),
-            Role::Head,
-            &[vocabulary, hidden],
-            whole,
-            true,
-        ));
-    }
-    tensors
-}
-
-/// Writes the tensors of one layer.
-struct Module<'a> {
-    path: String,
-    role: Role,
-    tensors: &'a mut Vec<Tensor>,
-}
-
-impl Module<'_> {
-    fn push(&mut self, field: &str, shape: &[u64], dim: Option<usize>, is_matrix: bool) {
-        let segments = |dim: usize| shape.get(dim).copied().into_iter().collect();
-        let axis = dim.map_or(ShardAxis::Replicated, |dim| ShardAxis::Axis { dim, segments: segments(dim) });
-        self.tensors.push(Tensor::new(format!("{}.{field}", self.path), self.role, shape, axis, is_matrix));
-    }
-
-    fn vector(&mut self, field: &str, width: u64) {
-        self.push(field, &[width], None, false);
-    }
-
-    /// A projection whose outputs are shared, and the bias with them.
-    fn column_parallel(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
-        self.push(&format!("{field}.weight"), &[outputs, inputs], Some(0), true);
-        if bias {
-            self.push(&format!("{field}.bias"), &[outputs], Some(0), false);
-        }
-    }
-
-    /// A projection whose inputs are shared and whose outputs are then summed: its bias is added after the sum.
-    fn row_parallel(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
-        self.push(&format!("{field}.weight"), &[outputs, inputs], Some(1), true);
-        if bias {
-            self.vector(&format!("{field}.bias"), outputs);
-        }
-    }
-
-    fn attention(&mut self, attention: &Attention, hidden: u64) {
-        let Attention { heads, kv_heads, key_dim, value_dim, head_norm, bias, .. } = *attention;
-        let [heads, kv_heads, key_dim, value_dim] = [heads, kv_heads, key_dim, value_dim].map(u64::from);
-        self.column_parallel("self_attn.q_proj", heads * key_dim, hidden, bias);
-        self.column_parallel("self_attn.k_proj", kv_heads * key_dim, hidden, bias);
-        self.column_parallel("self_attn.v_proj", kv_heads * value_dim, hidden, bias);
-        self.row_parallel("self_attn.o_proj", hidden, heads * value_dim, bias);
-        if head_norm.is_some() {
-            self.vector("self_attn.q_norm.weight", key_dim);
-            self.vector("self_attn.k_norm.weight", key_dim);
-        }
-    }
-
-    fn gated(&mut self, path: &str, hidden: u64, width: u64, bias: bool) {
-        self.column_parallel(&format!("{path}.gate_proj"), width, hidden, bias);
-        self.column_parallel(&format!("{path}.up_proj"), width, hidden, bias);
-        self.row_parallel(&format!("{path}.down_proj"), hidden, width, bias);
-    }
-}
+pub use layout::Layout;
+pub use table::table;
 
 #[cfg(test)]
 mod tests;

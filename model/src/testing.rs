@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     config::{Config, Document},
+    description::{Description, Latent, Layer, NormOffset, Rope, RopeScaling},
     families,
     safetensors::Headers,
 };
@@ -24,16 +25,54 @@ pub fn qwen3(layers: u32) -> Value {
     config
 }
 
+/// A description of these layers.
+pub fn description(layers: Vec<Layer>) -> Description {
+    Description {
+        model_type: "played".to_owned(),
+        hidden_size: 64,
+        vocab_size: 100,
+        context_length: 128,
+        tied: true,
+        norm_epsilon: 1e-5,
+        norm_offset: NormOffset::None,
+        embedding_scale: None,
+        logit_divisor: None,
+        logit_cap: None,
+        layers,
+        unused_layers: 0,
+        notes: Vec::new(),
+    }
+}
+
+/// Latent attention of these widths.
+pub fn latent(heads: u32, rank: u32, rope_dim: u32, value_dim: u32) -> Latent {
+    let rope = Rope { width: rope_dim, base: 1e4, traditional: true, scaling: RopeScaling::None };
+    let (query_rank, nope_dim) = (None, value_dim);
+    Latent {
+        heads,
+        rank,
+        query_rank,
+        rope_dim,
+        nope_dim,
+        value_dim,
+        scale: 1.0,
+        rope,
+        epsilon: 1e-6,
+        bias: false,
+    }
+}
+
 /// Tensors of a file: name, dtype and shape.
 pub type Tensors = Vec<(String, &'static str, Vec<u64>)>;
 
 /// Every tensor of the model in one dtype; with `group` every matrix is packed in four bits.
 pub fn tensors(config: &Value, dtype: &'static str, group: Option<u64>, has_head: bool) -> Tensors {
-    let document = Document::parse(config.to_string().as_bytes()).unwrap();
+    let mut document = Document::parse(config.to_string().as_bytes()).unwrap();
     let family = families::family(&document).unwrap();
+    document.set_defaults(family.defaults);
     let description = (family.describe)(&Config::read(&document).unwrap(), has_head).unwrap();
     let mut tensors = Vec::new();
-    for tensor in (family.tensors)(&description) {
+    for tensor in crate::tensors::table(&description, &Headers::default()) {
         match group.filter(|_| tensor.is_matrix) {
             None => tensors.push((tensor.name, dtype, tensor.shape)),
             Some(group) => tensors.extend(packed(&tensor.name, &tensor.shape, 4, group, dtype)),

@@ -71,7 +71,8 @@ fn packed_matrices_need_scales_and_biases_that_fit() {
             packed(&weight, &[128, 64], 4, 16, "F16"),
             "it is quantised as U32 [128, 8] with scales F16 [128, 4]",
         ),
-        (packed(&weight, &[128, 64], 4, 32, "U8"), "with scales U8"),
+        (packed(&weight, &[128, 64], 4, 32, "U8"), "supported"),
+        (packed(&weight, &[128, 64], 6, 32, "U8"), "with scales U8"),
         (packed(&weight, &[128, 64], 4, 32, "F16")[..2].to_vec(), "up_proj.biases is missing"),
         (packed(&weight, &[128, 64], 4, 32, "F16")[..1].to_vec(), "its element type U32"),
     ] {

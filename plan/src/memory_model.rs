@@ -298,7 +298,7 @@ impl<'a> MemoryModel<'a> {
             *self.shape;
         let [hidden, heads, kv_heads, head_dim] =
             [hidden_size, attention_heads, key_value_heads, head_dim].map(u64::from);
-        let widths = Widths {
+        let of_older_headers = || Widths {
             hidden,
             heads,
             queries: heads.saturating_mul(head_dim),
@@ -308,9 +308,11 @@ impl<'a> MemoryModel<'a> {
                 0 => hidden.saturating_mul(4),
                 width => u64::from(width),
             },
+            routed: 0,
             vocabulary: u64::from(vocabulary),
             value_bytes: self.shape.value_bytes(),
         };
+        let widths = self.shape.widths.unwrap_or_else(of_older_headers);
         let load = Load {
             context: u64::from(self.capacity.context_tokens),
             sequences: u64::from(self.capacity.max_sequences),

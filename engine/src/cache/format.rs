@@ -1,5 +1,7 @@
 //! KV format: keys and values as computed, or quantised. Not here: appending and truncating positions.
 
+use std::ops::Range;
+
 use mlx_rs::{
     Array,
     error::Exception,
@@ -118,14 +120,14 @@ impl KvView {
         }
     }
 
-    /// The first `count` positions.
-    pub fn prefix(&self, count: i32) -> Result<Self, Exception> {
+    /// Some positions.
+    pub fn range(&self, positions: Range<i32>) -> Result<Self, Exception> {
         Ok(match self {
             Self::AsComputed { keys, values } => {
-                Self::AsComputed { keys: prefix(keys, count)?, values: prefix(values, count)? }
+                Self::AsComputed { keys: range(keys, &positions)?, values: range(values, &positions)? }
             }
             Self::Quantised { keys, values } => {
-                Self::Quantised { keys: keys.prefix(count)?, values: values.prefix(count)? }
+                Self::Quantised { keys: keys.range(&positions)?, values: values.range(&positions)? }
             }
         })
     }
@@ -165,15 +167,19 @@ impl QuantizedTensor {
         quantized_matmul(x, apart(numbers)?, apart(scales)?, &apart(biases)?, transpose, *group_size, *bits)
     }
 
-    fn prefix(&self, count: i32) -> Result<Self, Exception> {
+    fn range(&self, positions: &Range<i32>) -> Result<Self, Exception> {
         let Self { numbers, scales, biases, quantisation: how } = self;
-        Ok(how.quantized_tensor([prefix(numbers, count)?, prefix(scales, count)?, prefix(biases, count)?]))
+        let parts = [range(numbers, positions)?, range(scales, positions)?, range(biases, positions)?];
+        Ok(how.quantized_tensor(parts))
     }
 }
 
-/// The first `count` positions of an array with positions on the same axis as keys and values.
-pub(super) fn prefix(array: &Array, count: i32) -> Result<Array, Exception> {
-    if count == array.dim(2) { Ok(array.clone()) } else { array.try_index((.., .., 0..count, ..)) }
+/// Some positions of an array with positions on the same axis as keys and values.
+pub(super) fn range(array: &Array, positions: &Range<i32>) -> Result<Array, Exception> {
+    if *positions == (0..array.dim(2)) {
+        return Ok(array.clone());
+    }
+    array.try_index((.., .., positions.clone(), ..))
 }
 
 #[cfg(test)]

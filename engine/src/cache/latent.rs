@@ -1,4 +1,5 @@
-//! Latent cache of one layer and one sequence (MLA): one array instead of keys and values, the same for all heads.
+//! Latent cache of one layer and one sequence (MLA): one array instead of keys and values, the same for all heads. It has
+//! the latent and the rotated part beside each other.
 
 use mlx_rs::{Array, error::Exception};
 

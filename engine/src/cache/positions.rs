@@ -9,7 +9,7 @@ use mlx_rs::{
 };
 use russet_mlx::array::write_slice;
 
-use super::format::prefix;
+use super::format::range;
 use crate::prefix_cache;
 
 /// Allocation unit in positions.
@@ -34,6 +34,20 @@ impl PositionCache {
         self.tensors.iter().map(Array::nbytes).sum()
     }
 
+    /// Positions that fit without growing.
+    pub fn capacity(&self) -> i32 {
+        self.tensors.first().map_or(0, |tensor| tensor.dim(2))
+    }
+
+    /// Drops the first positions; the others are copied, and the cache has no room for more.
+    pub fn drop_first(&mut self, count: i32) -> Result<(), Exception> {
+        for tensor in &mut self.tensors {
+            *tensor = range(tensor, &(count..self.offset))?;
+        }
+        self.offset -= count;
+        Ok(())
+    }
+
     /// Appends positions: one array for each that the cache has.
     pub fn append(&mut self, new: Vec<Array>) -> Result<(), Exception> {
         let positions = new.first().map_or(0, |part| part.dim(2));
@@ -50,7 +64,7 @@ impl PositionCache {
 
     /// The positions in use.
     pub fn tensors(&self) -> Result<Vec<Array>, Exception> {
-        self.tensors.iter().map(|tensor| prefix(tensor, self.offset)).collect()
+        self.tensors.iter().map(|tensor| range(tensor, &(0..self.offset))).collect()
     }
 
     /// Truncates to the first `length` positions; the allocation stays.
@@ -87,7 +101,7 @@ fn grow(tensor: Option<Array>, offset: i32, new: &Array) -> Result<Array, Except
             let more = zeros_dtype(&[batch, heads, positions, width], new.dtype())?;
             match tensor {
                 None => Ok(more),
-                Some(tensor) => concatenate(&[prefix(&tensor, offset)?, more], 2),
+                Some(tensor) => concatenate(&[range(&tensor, &(0..offset))?, more], 2),
             }
         }
     }

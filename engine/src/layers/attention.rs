@@ -1,20 +1,22 @@
 //! Multi-head attention with grouped key/value heads, rotary positions and a KV cache; with tensor
 //! parallelism, each rank computes some of the heads.
 
+use std::rc::Rc;
+
 use mlx_rs::{
-    Array,
+    Array, Dtype,
     error::Exception,
-    ops::{concatenate, indexing::TryIndexOp},
+    ops::{arange, concatenate, indexing::TryIndexOp, sigmoid},
 };
 
-use russet_model::description;
+use russet_model::description::{self, QkNorm, QueryScale};
 
 use super::{
     linear::Linear,
     norm::RmsNorm,
     packed_batch::{PackedBatch, SequenceSlice},
     rope::Rope,
-    sdpa::{ScoreBudget, chunked_sdpa},
+    sdpa::{ScoreBudget, Scores, chunked_sdpa},
     tensor_parallel::TpGroup,
 };
 use crate::{
@@ -37,40 +39,60 @@ pub struct Attention {
     key: Linear,
     value: Linear,
     output: Linear,
-    query_norm: Option<RmsNorm>,
-    key_norm: Option<RmsNorm>,
+    norms: Option<Norms>,
+    rope: Option<Rc<Rope>>,
+    window: Option<i32>,
+    sinks: Option<Array>,
+    output_gate: bool,
+    query_scale: Option<QueryScale>,
+}
+
+/// Norms of queries and keys before they are rotated.
+#[derive(Debug)]
+struct Norms {
+    query: RmsNorm,
+    key: RmsNorm,
+    /// Whether all heads are normalised together, over all ranks, not each by itself.
+    full: bool,
 }
 
 impl Attention {
-    /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `path`, `q_norm` and `k_norm` where the
-    /// architecture has them.
+    /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `path`, and what else the description has.
     pub fn load(
         weights: &mut Weights<'_>,
         path: &str,
         description: &description::Attention,
+        rope: Option<Rc<Rope>>,
     ) -> Result<Self, WeightsError> {
-        let description::Attention { heads, kv_heads, key_dim, value_dim, scale, head_norm, .. } =
-            *description;
         let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
         let [query, key, value] = [linear("q_proj")?, linear("k_proj")?, linear("v_proj")?];
         let output = linear("o_proj")?;
-        let mut norm = |name| {
-            head_norm.map(|epsilon| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon)).transpose()
+        let norms = match description.qk_norm {
+            None => None,
+            Some(QkNorm::Head { epsilon } | QkNorm::Full { epsilon }) => {
+                let mut norm = |name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon);
+                let full = matches!(description.qk_norm, Some(QkNorm::Full { .. }));
+                Some(Norms { query: norm("q_norm")?, key: norm("k_norm")?, full })
+            }
         };
-        let (query_norm, key_norm) = (norm("q_norm")?, norm("k_norm")?);
+        let sinks = description.sinks.then(|| weights.tensor(&format!("{path}.sinks"))).transpose()?;
         let members = weights.shard().count;
         Ok(Self {
-            heads: (heads as usize / members) as i32,
-            kv_heads: (kv_heads as usize / members) as i32,
-            head_dim: key_dim as i32,
-            value_dim: value_dim as i32,
-            scale,
+            heads: (description.heads as usize / members) as i32,
+            kv_heads: (description.kv_heads as usize / members) as i32,
+            head_dim: description.key_dim as i32,
+            value_dim: description.value_dim as i32,
+            scale: description.scale,
             query,
             key,
             value,
             output,
-            query_norm,
-            key_norm,
+            norms,
+            rope,
+            window: description.window.map(|window| window as i32),
+            sinks,
+            output_gate: description.output_gate,
+            query_scale: description.query_scale,
         })
     }
 
@@ -79,30 +101,22 @@ impl Attention {
     pub fn forward(
         &self,
         x: &Array,
-        rope: &Rope,
         batch: &mut PackedBatch<'_>,
         layer: usize,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
-        let positions = x.dim(1);
-        let split = |projected: Array, heads: i32, norm: Option<&RmsNorm>| {
-            let split = projected.reshape(&[1, positions, heads, self.head_dim])?;
-            norm.map_or(Ok(split.clone()), |norm| norm.forward(&split))
-        };
-        let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
-        let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
-        let values = self.value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?;
+        let (projected, gate) = self.project(x, stage)?;
         let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: offsets } = batch;
         let projected = match offsets {
             Some(offsets) => QkvProjection {
-                queries: rotate_each(&queries, rope, offsets)?,
-                keys: rotate_each(&keys, rope, offsets)?,
-                values,
+                queries: self.scaled_by(&self.rotate_each(&projected.queries, offsets)?, offsets)?,
+                keys: self.rotate_each(&projected.keys, offsets)?,
+                values: projected.values,
             },
-            None => QkvProjection { queries, keys, values },
+            None => projected,
         };
         // Positions that are not rotated yet belong to a single row.
-        let rope = offsets.is_none().then_some(rope);
+        let rotates = offsets.is_none();
         let mut pieces = Vec::new();
         let mut scores = ScoreBudget::default();
         let mut from = singles.len() as i32;
@@ -112,14 +126,48 @@ impl Attention {
         }
         for SequenceSlice { length, offset, caches } in longer {
             let own = projected.slice(from, *length)?;
-            pieces.push(self.attend_sequence(&own, rope, *offset, &mut caches[layer], &mut scores)?);
+            let rotate_at = rotates.then_some(*offset);
+            pieces.push(self.attend_sequence(&own, rotate_at, &mut caches[layer], &mut scores)?);
             from += *length;
         }
         let joined = match pieces.as_slice() {
             [whole] => whole.clone(),
             pieces => concatenate(pieces, 1)?,
         };
-        self.output.forward_summed(&joined, stage)
+        let gated = match gate {
+            None => joined,
+            Some(gate) => joined.multiply(sigmoid(gate)?)?,
+        };
+        self.output.forward_summed(&gated, stage)
+    }
+
+    /// Queries, keys and values, `[1, positions, heads, width]` each, and the gate of the output where there is one.
+    fn project(&self, x: &Array, stage: &TpGroup) -> Result<(QkvProjection, Option<Array>), Exception> {
+        let positions = x.dim(1);
+        let [mut queries, mut keys] = [self.query.forward(x)?, self.key.forward(x)?];
+        if let Some(Norms { query, key, full: true }) = &self.norms {
+            (queries, keys) = (query.forward_shared(&queries, stage)?, key.forward_shared(&keys, stage)?);
+        }
+        let mut gate = None;
+        queries = queries.reshape(&[1, positions, self.heads, -1])?;
+        if self.output_gate {
+            let parts = queries.split_equal(2, -1)?;
+            let [own, beside] = parts.as_slice() else {
+                return Err(Exception::custom("queries and their gate are not two halves"));
+            };
+            gate = Some(beside.reshape(&[1, positions, -1])?);
+            queries = own.clone();
+        }
+        keys = keys.reshape(&[1, positions, self.kv_heads, self.head_dim])?;
+        if let Some(Norms { query, key, full: false }) = &self.norms {
+            (queries, keys) = (query.forward(&queries)?, key.forward(&keys)?);
+        }
+        let values = self.value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?;
+        Ok((QkvProjection { queries, keys, values }, gate))
+    }
+
+    fn scores(&self) -> Scores<'_> {
+        Scores { scale: self.scale, window: self.window, sinks: self.sinks.as_ref() }
     }
 
     /// Decode rows, one position each, already rotated: each attends to its own sequence.
@@ -137,37 +185,61 @@ impl Attention {
         let mut attended = Vec::with_capacity(rows as usize);
         for (((queries, keys), values), cache) in each.zip(caches) {
             let held = cache.append(&keys, &values)?;
-            attended.push(chunked_sdpa(&queries, &held, self.scale, scores)?);
+            attended.push(chunked_sdpa(&queries, &held, self.scores(), scores)?);
         }
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.value_dim])
     }
 
-    /// One sequence's positions, starting at `offset`; `rope` rotates them unless they are rotated already.
+    /// One sequence's positions; where they are not rotated yet, the offset of the first.
     fn attend_sequence(
         &self,
         QkvProjection { queries, keys, values }: &QkvProjection,
-        rope: Option<&Rope>,
-        offset: i32,
+        rotate_at: Option<i32>,
         cache: &mut LayerCache,
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let length = queries.dim(1);
         let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]);
-        let rotated = |all: &Array| {
-            let all = by_head(all)?;
-            rope.map_or(Ok(all.clone()), |rope| rope.forward(&all, offset))
+        let rotated = |all: &Array| match (rotate_at, &self.rope) {
+            (Some(offset), Some(rope)) => rope.forward(&by_head(all)?, offset),
+            _ => by_head(all),
         };
         let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
-        let attended = chunked_sdpa(&rotated(queries)?, &held, self.scale, scores)?;
+        let mut queries = rotated(queries)?;
+        if let (Some(offset), Some(_)) = (rotate_at, self.query_scale) {
+            let scale = self.query_scales(&arange::<_, i32>(offset, offset + length, None)?, &queries)?;
+            queries = queries.multiply(scale.reshape(&[1, 1, length, 1])?)?;
+        }
+        let attended = chunked_sdpa(&queries, &held, self.scores(), scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.value_dim])
     }
-}
 
-/// Rotates `all`, `[1, positions, heads, width]`, each position by its own offset: with several rows, as many
-/// operations as for one row.
-fn rotate_each(all: &Array, rope: &Rope, offsets: &Array) -> Result<Array, Exception> {
-    let (positions, heads, width) = (all.dim(1), all.dim(2), all.dim(3));
-    rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, offsets)?.reshape(all.shape())
+    /// Rotates `all`, `[1, positions, heads, width]`, each position by its own offset: with several rows, as many
+    /// operations as for one row.
+    fn rotate_each(&self, all: &Array, offsets: &Array) -> Result<Array, Exception> {
+        let Some(rope) = &self.rope else { return Ok(all.clone()) };
+        let (positions, heads, width) = (all.dim(1), all.dim(2), all.dim(3));
+        rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, offsets)?.reshape(all.shape())
+    }
+
+    /// Queries, `[1, positions, heads, width]`, scaled by their positions.
+    fn scaled_by(&self, queries: &Array, positions: &Array) -> Result<Array, Exception> {
+        if self.query_scale.is_none() {
+            return Ok(queries.clone());
+        }
+        let scale = self.query_scales(positions, queries)?;
+        queries.multiply(scale.reshape(&[1, -1, 1, 1])?)
+    }
+
+    /// What queries at these positions are multiplied by.
+    fn query_scales(&self, positions: &Array, queries: &Array) -> Result<Array, Exception> {
+        let number = Array::from_f32;
+        let QueryScale { beta, original } =
+            self.query_scale.unwrap_or(QueryScale { beta: 0.0, original: 1.0 });
+        let exceeded = positions.as_dtype(Dtype::Float32)?.divide(number(original))?.floor()?;
+        let grown = number(1.0).add(exceeded)?.log()?.multiply(number(beta))?;
+        number(1.0).add(grown)?.as_dtype(queries.dtype())
+    }
 }
 
 /// Queries, keys and values, `[1, positions, heads, width]` each.

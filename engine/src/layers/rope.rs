@@ -1,8 +1,17 @@
-//! Rotary position embedding, with the scalings the Llama family uses: none, linear, llama3.
+//! Rotary position embedding, with the scalings that families use.
 
-use mlx_rs::{Array, error::Exception, fast};
-use russet_model::description::{self, RopeScaling};
+use std::f64::consts::PI;
+
+use mlx_rs::{
+    Array,
+    error::Exception,
+    fast,
+    ops::{arange, clip, concatenate, indexing::TryIndexOp},
+};
+use russet_model::description::{self, RopeScaling, Yarn};
 use thiserror::Error;
+
+use super::activation::scalar;
 
 /// Why a rotary embedding cannot be built.
 #[derive(Debug, Error)]
@@ -18,6 +27,8 @@ pub struct Rope {
     width: i32,
     traditional: bool,
     frequencies: Frequencies,
+    /// What the rotated part is multiplied by.
+    scale: f32,
 }
 
 #[derive(Debug)]
@@ -31,19 +42,32 @@ enum Frequencies {
 impl Rope {
     /// As described.
     pub fn new(description: &description::Rope) -> Result<Self, RopeError> {
-        let description::Rope { width, base, traditional, scaling } = *description;
+        let description::Rope { width, base, traditional, ref scaling } = *description;
+        let mut scale = 1.0;
         let frequencies = match scaling {
             RopeScaling::None => Frequencies::Base { base, scale: 1.0 },
             RopeScaling::Linear { factor } => Frequencies::Base { base, scale: 1.0 / factor },
-            RopeScaling::Llama3 { factor, low, high, original } => {
+            &RopeScaling::Llama3 { factor, low, high, original } => {
                 Frequencies::Table(Llama3Scaling { factor, low, high, original }.table(width as usize, base)?)
             }
+            RopeScaling::Yarn(yarn) => {
+                scale = yarn.scale;
+                Frequencies::Table(yarn_table(yarn, width as i32, base)?)
+            }
+            RopeScaling::Factors { factors, scale: own } => {
+                scale = *own;
+                let table = Array::from_slice(factors, &[factors.len() as i32])
+                    .multiply(wavelengths(width as i32, base)?)?;
+                table.eval()?;
+                Frequencies::Table(table)
+            }
         };
-        Ok(Self { width: width as i32, traditional, frequencies })
+        Ok(Self { width: width as i32, traditional, frequencies, scale })
     }
 
     /// Rotates `x`, `[batch, heads, positions, width]`, whose first position is `offset`.
     pub fn forward(&self, x: &Array, offset: i32) -> Result<Array, Exception> {
+        let x = &self.scaled(x)?;
         match &self.frequencies {
             Frequencies::Base { base, scale } => {
                 fast::rope(x, self.width, self.traditional, *base, *scale, offset, None)
@@ -53,17 +77,60 @@ impl Rope {
             }
         }
     }
-}
 
-impl Rope {
     /// Rotates `x`, `[rows, heads, 1, width]`, each row by its own offset in `offsets`, `[rows]`.
     pub fn forward_each(&self, x: &Array, offsets: &Array) -> Result<Array, Exception> {
         let (base, scale, table) = match &self.frequencies {
             Frequencies::Base { base, scale } => (Some(*base), *scale, None),
             Frequencies::Table(table) => (None, 1.0, Some(table)),
         };
-        fast::rope_dynamic(x, self.width, self.traditional, base, scale, offsets, table)
+        fast::rope_dynamic(self.scaled(x)?, self.width, self.traditional, base, scale, offsets, table)
     }
+
+    /// `x` with the rotated part scaled.
+    fn scaled(&self, x: &Array) -> Result<Array, Exception> {
+        if self.scale == 1.0 {
+            return Ok(x.clone());
+        }
+        let scale = scalar(self.scale, x)?;
+        if self.width == x.dim(-1) {
+            return x.multiply(scale);
+        }
+        let [rotated, plain] =
+            [x.try_index((.., .., .., ..self.width))?, x.try_index((.., .., .., self.width..))?];
+        concatenate(&[rotated.multiply(scale)?, plain], -1)
+    }
+}
+
+/// The wavelength of each pair, by 2π: powers of the base.
+fn wavelengths(width: i32, base: f32) -> Result<Array, Exception> {
+    let steps: Vec<f32> = (0..width).step_by(2).map(|step| step as f32).collect();
+    let exponents = Array::from_slice(&steps, &[steps.len() as i32]).divide(Array::from_f32(width as f32))?;
+    Array::from_f32(base).power(exponents)
+}
+
+/// YaRN: pairs that turn often within the original context are kept, those that turn seldom are stretched. Computed with
+/// MLX's own float32 operations, so that the table equals the oracle's bit by bit.
+fn yarn_table(yarn: &Yarn, width: i32, base: f32) -> Result<Array, Exception> {
+    let number = Array::from_f32;
+    let pair = |turns: f32| {
+        f64::from(width) * (f64::from(yarn.original) / (f64::from(turns) * 2.0 * PI)).ln()
+            / (2.0 * f64::from(base).ln())
+    };
+    let low = pair(yarn.beta_fast).floor().max(0.0);
+    let mut high = pair(yarn.beta_slow).ceil().min(f64::from(width - 1));
+    if low == high {
+        high += 0.001;
+    }
+    let plain = wavelengths(width, base)?;
+    let stretched = number(yarn.factor).multiply(&plain)?;
+    let places = arange::<_, f32>(0, width / 2, None)?;
+    let ramp = places.subtract(number(low as f32))?.divide(number((high - low) as f32))?;
+    let kept = number(1.0).subtract(clip(ramp, (0.0, 1.0))?)?;
+    let blend = stretched.multiply(&kept)?.add(plain.multiply(number(1.0).subtract(&kept)?)?)?;
+    let table = stretched.multiply(&plain)?.divide(blend)?;
+    table.eval()?;
+    Ok(table)
 }
 
 /// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between blended.
@@ -122,7 +189,8 @@ mod tests {
         let each_position: Vec<i32> = (offset..offset + positions).collect();
         let each_position = Array::from_slice(&each_position, &[positions]);
         for (traditional, kind) in [(false, RopeScaling::None), (true, RopeScaling::None), (false, llama3)] {
-            let described = description::Rope { width: width as u32, base: 1e4, traditional, scaling: kind };
+            let scaling = kind.clone();
+            let described = description::Rope { width: width as u32, base: 1e4, traditional, scaling };
             let rope = Rope::new(&described).unwrap();
             let together = by_head(&rope.forward(&by_head(&all), offset).unwrap()).contiguous().unwrap();
             let each = all.reshape(&[positions, heads, 1, width]).unwrap();

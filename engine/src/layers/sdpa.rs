@@ -5,17 +5,28 @@ use mlx_rs::{
     Array,
     error::Exception,
     fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention},
-    ops::{arange, concatenate, indexing::TryIndexOp, select, softmax_axis},
+    ops::{arange, broadcast_to, concatenate, indexing::TryIndexOp, logical_and, select, softmax_axis},
 };
 
 use russet_model::cost;
 
-use super::on_gpu;
+use super::{activation::scalar, on_gpu};
 use crate::cache::format::{KvView, QuantizedTensor};
 
 /// Bytes of attention scores written down at the same time. MLX's own kernel on a GPU writes none; elsewhere
 /// a prompt's would be heads × positions × context, gigabytes of a long one. The planner reserves as much.
 const MAX_SCORE_BYTES: usize = cost::SCORE_BUDGET_BYTES as usize;
+
+/// How queries are scored against keys.
+#[derive(Clone, Copy)]
+pub(super) struct Scores<'a> {
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// Tokens that a position sees, itself included; `None` is all.
+    pub window: Option<i32>,
+    /// A score of each head that takes its share of attention and gives nothing.
+    pub sinks: Option<&'a Array>,
+}
 
 /// Attention of the queries, `[1, heads, rows, width]`, which are the last positions of the sequence, in
 /// chunks that [`MAX_SCORE_BYTES`] allows. A row of the result depends on no other row, so chunking does not
@@ -23,14 +34,14 @@ const MAX_SCORE_BYTES: usize = cost::SCORE_BUDGET_BYTES as usize;
 pub(super) fn chunked_sdpa(
     queries: &Array,
     held: &KvView,
-    scale: f32,
+    how: Scores<'_>,
     scores: &mut ScoreBudget,
 ) -> Result<Array, Exception> {
     let (length, context) = (queries.dim(2), held.positions());
     let row = score_row_bytes(queries, held)?;
     let rows = rows_per_chunk(row, length);
     if rows >= length {
-        let attended = sdpa(queries, held, scale)?;
+        let attended = sdpa(queries, held, how)?;
         scores.reserve(row * length as usize, &attended)?;
         return Ok(attended);
     }
@@ -39,7 +50,7 @@ pub(super) fn chunked_sdpa(
         let to = length.min(from + rows);
         let rows = queries.try_index((.., .., from..to, ..))?;
         // A row of a chunk attends to the positions before it, so the KV view ends with the chunk's last row.
-        let piece = sdpa(&rows, &held.prefix(context - length + to)?, scale)?;
+        let piece = sdpa(&rows, &held.range(0..context - length + to)?, how)?;
         // Evaluated now: MLX would allocate the scores of several chunks before it frees those of the first.
         piece.eval()?;
         pieces.push(piece);
@@ -48,14 +59,42 @@ pub(super) fn chunked_sdpa(
 }
 
 /// Causal attention of all of `queries`.
-fn sdpa(queries: &Array, held: &KvView, scale: f32) -> Result<Array, Exception> {
+fn sdpa(queries: &Array, held: &KvView, how: Scores<'_>) -> Result<Array, Exception> {
+    let length = queries.dim(2);
+    let held = match how.window {
+        // Positions that not even the first row sees.
+        Some(window) if held.positions() > window + length - 1 => {
+            &held.range(held.positions() - (window + length - 1)..held.positions())?
+        }
+        _ => held,
+    };
+    let context = held.positions();
+    let window = how.window.filter(|&window| length > 1 && context > window);
     match held {
         KvView::AsComputed { keys, values } => {
-            // A single position attends to everything, so it needs no mask.
-            let causal = (queries.dim(2) > 1).then_some(ScaledDotProductAttentionMask::Causal);
-            scaled_dot_product_attention(queries, keys, values, scale, causal, None)
+            let mask = window.map(|window| visible(length, context, Some(window))).transpose()?;
+            let mask = match &mask {
+                Some(mask) => Some(ScaledDotProductAttentionMask::Array(mask)),
+                // A single position attends to everything, so it needs no mask.
+                None => (length > 1).then_some(ScaledDotProductAttentionMask::Causal),
+            };
+            scaled_dot_product_attention(queries, keys, values, how.scale, mask, how.sinks)
         }
-        KvView::Quantised { keys, values } => quantized_sdpa(queries, keys, values, scale),
+        KvView::Quantised { keys, values } => {
+            let mask = (length > 1).then(|| visible(length, context, window)).transpose()?;
+            quantized_sdpa(queries, keys, values, how, mask.as_ref())
+        }
+    }
+}
+
+/// Which of `context` keys each of the last `length` positions sees, `[length, context]`.
+pub(super) fn visible(length: i32, context: i32, window: Option<i32>) -> Result<Array, Exception> {
+    let own = arange::<_, i32>(context - length, context, None)?.reshape(&[-1, 1])?;
+    let keys = arange::<_, i32>(0, context, None)?;
+    let causal = own.ge(&keys)?;
+    match window {
+        None => Ok(causal),
+        Some(window) => logical_and(causal, own.lt(keys.add(Array::from_int(window))?)?),
     }
 }
 
@@ -64,21 +103,31 @@ fn quantized_sdpa(
     queries: &Array,
     keys: &QuantizedTensor,
     values: &QuantizedTensor,
-    scale: f32,
+    how: Scores<'_>,
+    mask: Option<&Array>,
 ) -> Result<Array, Exception> {
     let (batch, heads, length, width) = (queries.dim(0), queries.dim(1), queries.dim(2), queries.dim(3));
-    let scaled = queries.multiply(Array::from_f32(scale).as_dtype(queries.dtype())?)?;
+    let scaled = queries.multiply(scalar(how.scale, queries)?)?;
     let grouped = scaled.reshape(&[batch, keys.heads(), -1, length, width])?;
     let mut scores = keys.matmul_transposed(&grouped)?;
-    if length > 1 {
-        let context = scores.dim(-1);
-        let own = arange::<_, i32>(context - length, context, None)?.reshape(&[-1, 1])?;
-        let visible = own.ge(arange::<_, i32>(0, context, None)?)?;
-        let nothing = Array::from_f32(f32::NEG_INFINITY).as_dtype(scores.dtype())?;
-        scores = select(visible, scores, nothing)?;
+    if let Some(mask) = mask {
+        let nothing = scalar(f32::NEG_INFINITY, &scores)?;
+        scores = select(mask, scores, nothing)?;
     }
-    let weights = softmax_axis(scores, -1, true)?;
-    values.matmul(&weights)?.reshape(&[batch, heads, length, width])
+    let context = scores.dim(-1);
+    let weights = match how.sinks {
+        None => softmax_axis(scores, -1, true)?,
+        Some(sinks) => {
+            let each = heads / keys.heads();
+            let sinks = sinks.reshape(&[1, keys.heads(), each, 1, 1])?.as_dtype(scores.dtype())?;
+            let sinks = broadcast_to(sinks, &[batch, keys.heads(), each, length, 1])?;
+            let weights = softmax_axis(concatenate(&[scores, sinks], -1)?, -1, true)?;
+            weights.try_index((.., .., .., .., ..context))?
+        }
+    };
+    let attended = values.matmul(&weights)?;
+    let wide = attended.dim(-1);
+    attended.reshape(&[batch, heads, length, wide])
 }
 
 /// Bytes of scores stored per position; 0 where MLX's fused kernel stores none.
@@ -93,7 +142,7 @@ fn score_row_bytes(queries: &Array, held: &KvView) -> Result<usize, Exception> {
 }
 
 /// Number of `length` positions per chunk, at `row` bytes of scores per position.
-fn rows_per_chunk(row: usize, length: i32) -> i32 {
+pub(super) fn rows_per_chunk(row: usize, length: i32) -> i32 {
     MAX_SCORE_BYTES.checked_div(row).map_or(length, |rows| rows.clamp(1, length.max(1) as usize) as i32)
 }
 
@@ -107,7 +156,7 @@ pub(super) struct ScoreBudget {
 
 impl ScoreBudget {
     /// Adds the scores of `attended`; evaluates the earlier ones first if the sum would exceed the budget.
-    fn reserve(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
+    pub(super) fn reserve(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
         if self.bytes + bytes > MAX_SCORE_BYTES {
             self.bytes = 0;
             self.last_output.take().map_or(Ok(()), |last| last.eval())?;
@@ -132,6 +181,10 @@ mod tests {
         Array::from_slice(&values, &shape)
     }
 
+    fn by(scale: f32) -> Scores<'static> {
+        Scores { scale, window: None, sinks: None }
+    }
+
     fn held(kind: KvCacheType, keys: &Array, values: &Array) -> KvView {
         let form = KvFormat::new(kind, keys.dim(3) as usize).unwrap();
         KvCache::new(form).append(keys, values).unwrap()
@@ -153,8 +206,8 @@ mod tests {
             let (keys, values) = (numbers([1, 1, context, width]), numbers([1, 1, context, width]));
             let held = held(kind, &keys, &values);
             assert_eq!(rows_per_chunk(score_row_bytes(&queries, &held).unwrap(), length), 16);
-            let pieces = chunked_sdpa(&queries, &held, 1.0, &mut ScoreBudget::default()).unwrap();
-            let whole = sdpa(&queries, &held, 1.0).unwrap();
+            let pieces = chunked_sdpa(&queries, &held, by(1.0), &mut ScoreBudget::default()).unwrap();
+            let whole = sdpa(&queries, &held, by(1.0)).unwrap();
             let difference = apart(&pieces, &whole);
             assert!(difference < 1e-5, "{kind:?}: {difference}");
         }
@@ -179,11 +232,11 @@ mod tests {
             let keys = numbers([1, kv_heads, context, width]);
             let values = numbers([1, kv_heads, context, width]).negative().unwrap();
             let scale = (width as f32).powf(-0.5);
-            let exact = sdpa(&queries, &held(KvCacheType::AsComputed, &keys, &values), scale).unwrap();
+            let exact = sdpa(&queries, &held(KvCacheType::AsComputed, &keys, &values), by(scale)).unwrap();
             // A quantisation step is the range of a group, at most 2, divided by the number of levels. A
             // value is off by at most half a step, and errors in the keys' scores shift the weights.
             for (kind, most) in [(KvCacheType::Int8, 0.02), (KvCacheType::Int4, 0.3)] {
-                let close = sdpa(&queries, &held(kind, &keys, &values), scale).unwrap();
+                let close = sdpa(&queries, &held(kind, &keys, &values), by(scale)).unwrap();
                 let difference = apart(&exact, &close);
                 assert!(difference > 0.0 && difference < most, "{kind:?}, {heads} of {width}: {difference}");
             }

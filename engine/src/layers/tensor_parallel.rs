@@ -25,6 +25,11 @@ impl TpGroup {
         self.group.is_none()
     }
 
+    /// Number of tensor ranks.
+    pub fn size(&self) -> usize {
+        self.group.as_ref().map_or(1, ProcessGroup::size)
+    }
+
     /// All-sum of every rank's `x`, with the same bits on all of them.
     pub fn all_sum(&self, x: Array) -> Result<Array, Exception> {
         let Some(group) = &self.group else { return Ok(x) };

@@ -79,7 +79,11 @@ impl FakeRank {
 }
 
 fn cache(slots: u32, tokens: u64, disk: bool) -> PrefixCache {
-    PrefixCache::new(BlockHash::root(b"m"), CacheCapacity { slots, tokens, disk, enabled: true }, &[])
+    PrefixCache::new(
+        BlockHash::root(b"m"),
+        CacheCapacity { slots, tokens, disk, enabled: true, blocks: true, max_rewind: None },
+        &[],
+    )
 }
 
 /// Runs a request without a salt to its end; returns how many of its tokens were cached.
@@ -159,7 +163,8 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
     let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
     let on_disk: Vec<BlockHash> =
         block_hashes(BlockHash::root(b"m"), &text(1, 300)).into_iter().rev().collect();
-    let limits = CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true };
+    let limits =
+        CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true, blocks: true, max_rewind: None };
     let mut again = PrefixCache::new(BlockHash::root(b"m"), limits, &on_disk);
     assert_eq!(serve(&mut again, &mut rank, &text(1, 300), &[]), 256);
 
@@ -199,7 +204,7 @@ fn another_salt_finds_no_cached_prefix() {
             }
             let on_disk = block_hashes(root.salted(first), &prompt);
             assert!(on_disk.iter().all(|hash| rank.on_disk.contains_key(hash)), "{story}");
-            let limits = CacheCapacity { slots, tokens, disk, enabled: true };
+            let limits = CacheCapacity { slots, tokens, disk, enabled: true, blocks: true, max_rewind: None };
             let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
             let mut again = PrefixCache::new(root, limits, &on_disk);
             let cached = serve_salted(&mut again, &mut rank, &prompt, &[], then);
@@ -210,7 +215,8 @@ fn another_salt_finds_no_cached_prefix() {
 
 #[test]
 fn slot_whose_blocks_were_lost_keeps_its_salt() {
-    let limits = CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true };
+    let limits =
+        CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true, blocks: true, max_rewind: None };
     let (root, prompt) = (BlockHash::root(b"m"), text(1, 300));
     let mut cache = PrefixCache::new(root, limits, &block_hashes(root.salted("a"), &prompt));
     let SlotAssignment { slot, fetch_from_disk: fetch, .. } = cache.admit(&prompt, "a").unwrap();
@@ -223,7 +229,8 @@ fn slot_whose_blocks_were_lost_keeps_its_salt() {
 
 #[test]
 fn disabled_prefix_cache_stores_nothing() {
-    let limits = CacheCapacity { slots: 1, tokens: 4096, disk: true, enabled: false };
+    let limits =
+        CacheCapacity { slots: 1, tokens: 4096, disk: true, enabled: false, blocks: true, max_rewind: None };
     let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
     for _ in 0..2 {
         let entry = cache.admit(&text(1, 300), "").unwrap();

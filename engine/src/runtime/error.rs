@@ -144,7 +144,7 @@ impl RuntimeError {
             Self::TensorSize { .. } | Self::KvFormat { .. } | Self::Partition(_) => true,
             Self::Model(error) => match error {
                 DecoderError::Weights(error) => error.is_refusal(),
-                DecoderError::Rope(_) | DecoderError::NoLayer { .. } => true,
+                DecoderError::Rope(_) => true,
                 DecoderError::Mlx(_) | DecoderError::NotOnThisRank(_) => false,
             },
             _ => false,

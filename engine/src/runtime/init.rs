@@ -3,7 +3,7 @@
 use mlx_rs::memory;
 
 use super::RuntimeConfig;
-use crate::layers::mlp::try_to_compile;
+use crate::layers::activation::try_to_compile;
 
 /// Turns MLX errors into values, sets the BLAS threads, and tests whether kernels can be compiled.
 pub(super) fn init(config: &RuntimeConfig) {

@@ -18,6 +18,7 @@ use russet_model::{
     divisibility::{shard_units, tensor_sizes, why_indivisible},
     partition::RankPart,
     safetensors,
+    tensors::{Role, beside},
 };
 
 use super::{
@@ -114,9 +115,14 @@ impl ModelRunner {
             let (size, sizes) = (part.tensor_size, tensor_sizes(&units));
             return Err(RuntimeError::TensorSize { size, reason, sizes });
         }
-        let head_dim = description.attention().map_or(0, |attention| attention.key_dim);
-        let format =
-            KvFormat::new(config.kv_cache, head_dim as usize).ok_or(RuntimeError::KvFormat { head_dim })?;
+        // Without keys and values there is nothing to quantise.
+        let format = match description.attention().map(|attention| attention.key_dim) {
+            None => KvFormat::AsComputed,
+            Some(head_dim) => {
+                let format = KvFormat::new(config.kv_cache, head_dim as usize);
+                format.ok_or(RuntimeError::KvFormat { head_dim })?
+            }
+        };
         let total_bytes = checkpoint.bytes(&part)?;
         let hidden = hidden_dtype(config.dtype, &checkpoint);
         let mut loaded_bytes = 0;
@@ -524,9 +530,11 @@ fn log_softmax(logits: &Array) -> Result<Array, Exception> {
 /// Output type of the embedding, which every rank reads from the safetensors header, so that all agree on the
 /// bytes between them.
 fn hidden_dtype(dtype: LoadDtype, checkpoint: &Checkpoint) -> Dtype {
-    // A quantised embedding is dequantised into the type of its scales.
-    let stored = ["model.embed_tokens.scales", "model.embed_tokens.weight"];
-    let entry = stored.iter().find_map(|tensor| checkpoint.entry(tensor));
+    // A quantised embedding is dequantised into the type of its scales. Of a model that sees, it has another name.
+    let embedding = checkpoint.model().tensors.iter().find(|(tensor, _)| tensor.role == Role::Embedding);
+    let source = embedding.and_then(|(tensor, _)| tensor.sources.first());
+    let entry = source
+        .and_then(|source| checkpoint.entry(&beside(source, "scales")).or_else(|| checkpoint.entry(source)));
     match (dtype, entry.map(|entry| &entry.dtype)) {
         (LoadDtype::AsStored, Some(safetensors::Dtype::F16)) => Dtype::Float16,
         (LoadDtype::AsStored, Some(safetensors::Dtype::BF16)) => Dtype::Bfloat16,

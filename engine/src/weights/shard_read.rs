@@ -1,9 +1,12 @@
 //! Which bytes of a stored tensor one rank needs, and how they are read: shards of the first dimension lie together,
 //! shards of an inner one are a short run in every row.
 
-use std::{io, ops::Range};
+use std::io;
 
-use russet_model::{safetensors::Entry, tensors::ShardAxis};
+use russet_model::{
+    safetensors::{Dtype, Entry},
+    tensors::ShardAxis,
+};
 
 use crate::partition::TpShard;
 
@@ -12,52 +15,93 @@ use crate::partition::TpShard;
 pub(super) struct ShardRead {
     /// The shape of the shard.
     pub shape: Vec<u64>,
-    begin: u64,
+    /// Whether bytes are read as numbers of 32 bits.
+    pub is_viewed: bool,
     stride: u64,
     blocks: u64,
     /// First byte of each run within a stride, and its bytes.
     runs: Vec<(u64, u64)>,
 }
 
+/// Some of one dimension of a stored tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowRange {
+    /// The dimension.
+    pub dim: usize,
+    /// The first.
+    pub from: u64,
+    /// From one to the next.
+    pub step: u64,
+    /// How many.
+    pub count: u64,
+}
+
 impl ShardRead {
-    /// The shard of a stored tensor, or of some of its first rows, that is shared along `axis`. The segments are
+    /// The shard of a stored tensor, or of some of its rows, that is shared along `axis`. The segments are
     /// counted as in the whole, unpacked; an error is the length that cannot be shared evenly.
-    pub fn new(
-        entry: &Entry,
-        rows: Option<Range<u64>>,
-        axis: &ShardAxis,
-        shard: TpShard,
-    ) -> Result<Self, u64> {
+    pub fn new(entry: &Entry, rows: Option<RowRange>, axis: &ShardAxis, shard: TpShard) -> Result<Self, u64> {
         let mut shape = entry.shape.clone();
-        let (mut begin, mut total) = (0, entry.bytes());
-        if let (Some(rows), Some(first)) = (rows, shape.first_mut()) {
-            let row = total / (*first).max(1);
-            let count = rows.end.saturating_sub(rows.start);
-            (begin, total, *first) = (row * rows.start, row * count, count);
-        }
+        let is_viewed = entry.dtype == Dtype::U32;
+        let total = entry.bytes();
         let of = shard.count as u64;
-        let (dim, segments) = match axis {
-            ShardAxis::Axis { dim, segments } if of > 1 && *dim < shape.len() => (*dim, segments),
-            _ => return Ok(Self { shape, begin, stride: total, blocks: 1, runs: vec![(0, total)] }),
+        let shared = match axis {
+            ShardAxis::Axis { dim, segments } if of > 1 && *dim < shape.len() => Some((*dim, segments)),
+            _ => None,
         };
-        let blocks: u64 = shape[..dim].iter().product();
-        let (length, whole) = (shape[dim], segments.iter().sum::<u64>().max(1));
-        let stride = total / blocks.max(1);
-        let step = stride / length.max(1);
-        let (mut runs, mut offset) = (Vec::with_capacity(segments.len()), 0);
-        for segment in segments {
-            // Packed, a dimension is shorter than it counts; what is stored of a segment has to divide as well.
-            let stored = segment * length / whole;
-            let fits = (segment * length).is_multiple_of(whole) && stored.is_multiple_of(of);
-            if !fits {
-                return Err(stored);
-            }
-            let share = stored / of;
-            runs.push(((offset + share * shard.index as u64) * step, share * step));
-            offset += stored;
+        // What is read of each dimension but the whole: runs of indices, as first and count.
+        let mut picked: Vec<Option<Vec<(u64, u64)>>> = vec![None; shape.len()];
+        if let Some(RowRange { dim, from, step, count }) = rows.filter(|rows| rows.dim < shape.len()) {
+            picked[dim] = Some(match step {
+                1 => vec![(from, count)],
+                step => (0..count).map(|row| (from + row * step, 1)).collect(),
+            });
+            shape[dim] = count;
         }
-        shape[dim] = length / of;
-        Ok(Self { shape, begin, stride, blocks, runs })
+        if let Some((dim, segments)) = shared {
+            let (length, whole) = (shape[dim], segments.iter().sum::<u64>().max(1));
+            let (mut runs, mut offset) = (Vec::with_capacity(segments.len()), 0);
+            for segment in segments {
+                // Packed, a dimension is shorter than it counts; what is stored of a segment has to divide as well.
+                let stored = segment * length / whole;
+                let fits = (segment * length).is_multiple_of(whole) && stored.is_multiple_of(of);
+                if !fits {
+                    return Err(stored);
+                }
+                let share = stored / of;
+                runs.push((offset + share * shard.index as u64, share));
+                offset += stored;
+            }
+            picked[dim] = Some(match picked[dim].take() {
+                None => runs,
+                Some(rows) => runs.into_iter().flat_map(|run| within(&rows, run)).collect(),
+            });
+            shape[dim] = length / of;
+        }
+        // The outermost dimension that is picked from is a run of every stride; those within it pick of each run.
+        let Some(outer) = picked.iter().position(Option::is_some) else {
+            return Ok(Self { shape, is_viewed, stride: total, blocks: 1, runs: vec![(0, total)] });
+        };
+        let blocks: u64 = entry.shape[..outer].iter().product();
+        let stride = total / blocks.max(1);
+        let (mut runs, mut size) = (vec![(0, stride)], stride);
+        for (dim, picks) in picked.iter().enumerate().skip(outer) {
+            let length = entry.shape[dim].max(1);
+            let step = size / length;
+            if let Some(picks) = picks {
+                runs = runs
+                    .iter()
+                    .flat_map(|(begin, bytes)| {
+                        let pieces = bytes.checked_div(size).unwrap_or(0);
+                        (0..pieces).flat_map(move |piece| {
+                            let begin = begin + piece * size;
+                            picks.iter().map(move |(from, count)| (begin + from * step, count * step))
+                        })
+                    })
+                    .collect();
+            }
+            size = step;
+        }
+        Ok(Self { shape, is_viewed, stride, blocks, runs })
     }
 
     /// Bytes of the shard.
@@ -72,10 +116,26 @@ impl ShardRead {
         start: u64,
         mut bytes: &mut [u8],
     ) -> io::Result<()> {
-        for block in 0..self.blocks {
-            for (first, length) in self.runs.iter().filter(|run| run.1 > 0) {
+        // Short runs that lie close are read in one go and taken apart: a call for each would take longer.
+        let mut block = Vec::new();
+        let span = self.runs.last().map_or(0, |run| run.0 + run.1) - self.runs.first().map_or(0, |run| run.0);
+        let first = self.runs.first().map_or(0, |run| run.0);
+        let mean = self.bytes() / (self.blocks * self.runs.len() as u64).max(1);
+        let scattered = mean < SHORT_RUN_BYTES && self.runs.len() > 8 && span <= MAX_SPAN_BYTES;
+        for number in 0..self.blocks {
+            let begin = start + number * self.stride;
+            if scattered {
+                block.resize(span as usize, 0);
+                read_at(&mut block, begin + first)?;
+            }
+            for (from, length) in self.runs.iter().filter(|run| run.1 > 0) {
                 let (run, rest) = bytes.split_at_mut(*length as usize);
-                read_at(run, start + self.begin + block * self.stride + first)?;
+                if scattered {
+                    let from = (from - first) as usize;
+                    run.copy_from_slice(&block[from..from + *length as usize]);
+                } else {
+                    read_at(run, begin + from)?;
+                }
                 bytes = rest;
             }
         }
@@ -83,11 +143,27 @@ impl ShardRead {
     }
 }
 
+/// Runs shorter than this take longer to ask for than to read with what lies between them.
+const SHORT_RUN_BYTES: u64 = 256;
+/// Most bytes that are read at once for runs that are scattered in them.
+const MAX_SPAN_BYTES: u64 = 64 << 20;
+
+/// The runs of a tensor that some runs of its picked rows are.
+fn within(rows: &[(u64, u64)], (from, count): (u64, u64)) -> Vec<(u64, u64)> {
+    let (mut runs, mut before) = (Vec::new(), 0);
+    for (first, length) in rows {
+        let (begin, end) = (from.max(before), (from + count).min(before + length));
+        if begin < end {
+            runs.push((first + begin - before, end - begin));
+        }
+        before += length;
+    }
+    runs
+}
+
 #[cfg(test)]
 mod tests {
     use std::{io::Write as _, os::unix::fs::FileExt as _};
-
-    use russet_model::safetensors::Dtype;
 
     use super::*;
 
@@ -102,7 +178,7 @@ mod tests {
     fn read(
         shape: &[u64],
         item: u64,
-        rows: Option<Range<u64>>,
+        rows: Option<RowRange>,
         axis: &ShardAxis,
         of: usize,
     ) -> Result<Members, u64> {
@@ -113,7 +189,7 @@ mod tests {
         file.write_all(&(0..size as u8).collect::<Vec<u8>>()).unwrap();
         (0..of)
             .map(|index| {
-                let read = ShardRead::new(&entry, rows.clone(), axis, TpShard { index, count: of })?;
+                let read = ShardRead::new(&entry, rows, axis, TpShard { index, count: of })?;
                 let mut bytes = vec![0; read.bytes() as usize];
                 read.read(&|bytes, offset| file.read_exact_at(bytes, offset), 10, &mut bytes).unwrap();
                 Ok((read.shape, bytes))
@@ -172,7 +248,7 @@ mod tests {
 
     #[test]
     fn some_rows_of_a_tensor_are_read_like_a_tensor_of_them() {
-        let rows = || Some(2..4);
+        let rows = || Some(RowRange { dim: 0, from: 2, step: 1, count: 2 });
         for (axis, of, expected) in [
             (ShardAxis::Replicated, 1, vec![(vec![2, 2], vec![4, 5, 6, 7])]),
             (along(0, &[2]), 2, vec![(vec![1, 2], vec![4, 5]), (vec![1, 2], vec![6, 7])]),

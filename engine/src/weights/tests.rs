@@ -156,8 +156,8 @@ fn what_the_engine_lacks_is_refused_on_opening() {
         config
     };
     for (config, said) in [
-        (with("model_type", json!("gpt_oss")), "\"gpt_oss\" is not supported"),
-        (with("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})), "rope scaling \"yarn\""),
+        (with("model_type", json!("mamba")), "\"mamba\" is not supported"),
+        (with("rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0})), "rope scaling \"dynamic\""),
         (with("hidden_size", json!(null)), "hidden_size"),
         (with("mlp_bias", json!(true)), "gate_proj.bias is missing"),
         (with("attention_bias", json!(false)), "_proj.bias: llama models have no such tensor"),

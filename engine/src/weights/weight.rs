@@ -1,53 +1,62 @@
-//! A weight matrix, plain or affine-quantised, and its products.
+//! A weight matrix, plain or quantised, and its products; also of several experts or heads, each a matrix.
 
-use mlx_rs::{
-    Array,
-    error::Exception,
-    ops::{dequantize, quantized_matmul},
-};
+use mlx_rs::{Array, error::Exception, ops::gather_mm};
+use russet_mlx::quantized::QuantizedWeight;
 
-/// A weight matrix `[outputs, inputs]`, as stored.
+/// A weight matrix `[outputs, inputs]`, or several of them, `[experts, outputs, inputs]`, as stored.
 #[derive(Debug)]
 pub enum Weight {
     /// One number per element.
     Plain(Array),
-    /// Packed integers with a scale and a bias for each group of a row.
-    Quantised {
-        /// Packed values, 32 bits at a time.
-        packed: Array,
-        /// One per group.
-        scales: Array,
-        /// One per group.
-        biases: Array,
-        /// Elements per group.
-        group_size: i32,
-        /// Bits per element.
-        bits: i32,
-    },
+    /// Packed numbers with a scale for each group of a row.
+    Quantised(QuantizedWeight),
 }
 
 impl Weight {
-    /// `x` times the transposed matrix.
+    /// `x` times the transposed matrix; of several, each with its own.
     pub fn apply(&self, x: &Array) -> Result<Array, Exception> {
         match self {
-            Self::Plain(weight) => x.matmul(weight.transpose()?),
-            Self::Quantised { packed, scales, biases, group_size, bits } => {
-                quantized_matmul(x, packed, scales, biases, true, *group_size, *bits)
-            }
+            Self::Plain(weight) => x.matmul(weight.swap_axes(-1, -2)?),
+            Self::Quantised(weight) => weight.matmul(x, true).map_err(exception),
         }
     }
 
-    /// The rows at the given indices, dequantised.
+    /// `x` times the matrix as it is; of several, each with its own.
+    pub fn apply_reversed(&self, x: &Array) -> Result<Array, Exception> {
+        match self {
+            Self::Plain(weight) => x.matmul(weight),
+            Self::Quantised(weight) => weight.matmul(x, false).map_err(exception),
+        }
+    }
+
+    /// `x`, `[…, 1, 1, inputs]`, times the transposed matrix that each of `indices` names. Sorted indices let MLX read
+    /// each matrix once.
+    pub fn gather(&self, x: &Array, indices: &Array, is_sorted: bool) -> Result<Array, Exception> {
+        match self {
+            Self::Plain(weight) => gather_mm(x, weight.swap_axes(-1, -2)?, None, indices, is_sorted),
+            Self::Quantised(weight) => weight.gather_matmul(x, indices, is_sorted).map_err(exception),
+        }
+    }
+
+    /// The rows at the given indices, unpacked.
     pub fn rows(&self, indices: &Array) -> Result<Array, Exception> {
         match self {
             Self::Plain(weight) => weight.take_axis(indices, 0),
-            Self::Quantised { packed, scales, biases, group_size, bits } => dequantize(
-                packed.take_axis(indices, 0)?,
-                scales.take_axis(indices, 0)?,
-                &biases.take_axis(indices, 0)?,
-                *group_size,
-                *bits,
-            ),
+            Self::Quantised(QuantizedWeight { packed, scales, biases, quantization }) => {
+                let biases = biases.as_ref().map(|biases| biases.take_axis(indices, 0)).transpose()?;
+                let rows = QuantizedWeight {
+                    packed: packed.take_axis(indices, 0)?,
+                    scales: scales.take_axis(indices, 0)?,
+                    biases,
+                    quantization: *quantization,
+                };
+                rows.dequantize(None).map_err(exception)
+            }
         }
     }
+}
+
+/// An error of the bindings as one of mlx-rs.
+pub fn exception(error: russet_mlx::Error) -> Exception {
+    Exception::custom(error.to_string())
 }

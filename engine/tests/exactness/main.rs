@@ -135,6 +135,8 @@ struct ComparisonReport {
     largest_difference: f32,
     close_calls: usize,
     excused: usize,
+    /// Draft tokens that were taken back.
+    rejected: usize,
 }
 
 fn main() -> ExitCode {
@@ -234,7 +236,7 @@ fn summary(figures: &Figures) -> String {
     let parts: Vec<String> = figures
         .reports
         .iter()
-        .map(|ComparisonReport { beside, tokens, largest_difference, close_calls, excused }| {
+        .map(|ComparisonReport { beside, tokens, largest_difference, close_calls, excused, .. }| {
             format!(
                 "{beside}{tokens} tokens, {excused} excused, {close_calls} close calls, log-probabilities within {largest_difference:.1e}"
             )

@@ -17,7 +17,7 @@ const MAX_ENTRIES: usize = 20_000;
 /// Objects within objects that are kept though nothing of them is: their names are for messages.
 const MAX_EMPTY: usize = 8;
 
-/// Fields that a family or the tokenizer reads.
+/// Fields that every family or the tokenizer reads; what a family reads besides, it names itself.
 const READ: &[&str] = &[
     "model_type",
     "hidden_size",
@@ -51,6 +51,12 @@ const READ: &[&str] = &[
 const HARMLESS: &[&str] = &[
     "architectures",
     "attention_dropout",
+    // Training of routers.
+    "aux_loss_alpha",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "seq_aux",
+    "initial_context_length",
     "attn_implementation",
     "attn_pdrop",
     "auto_map",
@@ -155,13 +161,27 @@ const ROPE: &[&str] = &[
     "original_max_position_embeddings",
     "partial_rotary_factor",
     "finetuned",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "attention_factor",
+    "truncate",
+    "long_factor",
+    "short_factor",
+    // Places in pictures, which a text has not.
+    "mrope_section",
+    "mrope_interleaved",
+    "llama_4_scaling_beta",
+    "max_position_embeddings",
 ];
 
 impl Document {
     /// That every field is known to be read or to change nothing. One that is null, false, 0 or empty asks for nothing.
-    pub(crate) fn check_fields(&self) -> Result<(), Unsupported> {
+    pub(crate) fn check_fields(&self, own: &[&str]) -> Result<(), Unsupported> {
         let is_known = |name: &str| {
             READ.contains(&name)
+                || own.contains(&name)
                 || HARMLESS.contains(&name)
                 || HARMLESS_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         };
@@ -171,10 +191,13 @@ impl Document {
         }
         for field in ["rope_scaling", "rope_parameters"] {
             let Some(own) = self.value(field).and_then(Value::as_object) else { continue };
-            let unknown =
-                own.iter().find(|(name, value)| !ROPE.contains(&name.as_str()) && !asks_for_nothing(value));
-            if let Some((name, value)) = unknown {
-                return Err(refusal(&format!("{field}.{}", short_text(name)), value));
+            for own in std::iter::once(own).chain(own.values().filter_map(Value::as_object)) {
+                let unknown = own.iter().find(|(name, value)| {
+                    !ROPE.contains(&name.as_str()) && !value.is_object() && !asks_for_nothing(value)
+                });
+                if let Some((name, value)) = unknown {
+                    return Err(refusal(&format!("{field}.{}", short_text(name)), value));
+                }
             }
         }
         Ok(())
@@ -226,7 +249,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             if fields.len() >= MAX_FIELDS {
                 return Err(A::Error::custom(format!("it has more than {MAX_FIELDS} fields, the limit")));
             }
-            let value = map.next_value_seed(BoundedValue { depth: 1 })?;
+            let value = map.next_value_seed(BoundedValue { levels: levels(&name, 1) })?;
             fields.insert(name, value);
         }
         Ok(Fields(fields))
@@ -234,10 +257,22 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 }
 
 /// Keeps of a value what readers ask for: of a list as many elements as a model has layers and one more, of an object
-/// its entries, and of objects in those the mode of a quantisation.
+/// its entries, and of objects below its levels the mode of a quantisation.
 #[derive(Clone, Copy)]
 struct BoundedValue {
-    depth: u8,
+    /// Levels of lists and objects that are kept.
+    levels: u8,
+}
+
+/// Levels that readers ask for of a field, which is in an object of so many.
+fn levels(field: &str, levels: u8) -> u8 {
+    match field {
+        // Its fields are those of config.json.
+        "text_config" => 2,
+        // By kind of layer, and lists of factors.
+        "rope_scaling" | "rope_parameters" if levels > 0 => 3,
+        _ => levels,
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for BoundedValue {
@@ -281,14 +316,14 @@ impl<'de> Visitor<'de> for BoundedValue {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
         let mut kept = Vec::new();
-        if self.depth > 1 {
+        if self.levels == 0 {
             // Whether it is empty is all that is asked.
             if list.next_element::<IgnoredAny>()?.is_some() {
                 kept.push(Value::Null);
             }
         }
-        while self.depth == 1 && kept.len() <= MAX_LAYERS as usize {
-            match list.next_element_seed(BoundedValue { depth: self.depth + 1 })? {
+        while self.levels > 0 && kept.len() <= MAX_LAYERS as usize {
+            match list.next_element_seed(BoundedValue { levels: 0 })? {
                 Some(value) => kept.push(value),
                 None => return Ok(kept.into()),
             }
@@ -301,11 +336,12 @@ impl<'de> Visitor<'de> for BoundedValue {
         let mut kept = Map::new();
         let mut empty = 0;
         while let Some(name) = map.next_key::<String>()? {
-            if self.depth > 1 && name != "mode" {
+            if self.levels == 0 && name != "mode" {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let value = map.next_value_seed(BoundedValue { depth: self.depth + 1 })?;
+            let below = levels(&name, self.levels.saturating_sub(1));
+            let value = map.next_value_seed(BoundedValue { levels: below })?;
             let is_empty = value.as_object().is_some_and(Map::is_empty);
             empty += usize::from(is_empty);
             if is_empty && empty > MAX_EMPTY {

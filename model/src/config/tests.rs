@@ -114,11 +114,9 @@ fn contradictions_of_the_rotary_embedding_are_refused() {
         (json!({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}), "said twice"),
         (json!({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}), "said twice"),
         (
-            json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
-            "by kind of layer (\"full_attention\")",
+            json!({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}),
+            "said twice",
         ),
-        (json!({"partial_rotary_factor": 0.5}), "rotated in part (0.5)"),
-        (json!({"rope_parameters": {"partial_rotary_factor": 0.25}}), "rotated in part (0.25)"),
     ] {
         let mut json = llama(2);
         json.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

@@ -1,7 +1,7 @@
 //! Today's numbers of activations and caches, and those of kinds that come.
 
 use super::*;
-use crate::description::{DeltaNet, Dense, Experts, Latent, Layer, Norms};
+use crate::description::{DeltaNet, Dense, Experts, Layer, Router, Scoring, SharedExpert};
 
 #[test]
 fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
@@ -12,6 +12,7 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
         queries: 4096,
         keys: 1024,
         mlp: 14336,
+        routed: 0,
         vocabulary: 128_256,
         value_bytes: 2,
     };
@@ -57,31 +58,27 @@ fn quantised_keys_and_values_take_their_bits_and_scales() {
 
 #[test]
 fn widest_layer_counts_whatever_its_kind() {
-    let layer = |mixer, mlp| Layer { mixer, mlp, norms: Norms { epsilon: 1e-6 } };
-    let latent = Mixer::Latent(Latent { heads: 16, rank: 512, rope_dim: 64, value_dim: 128 });
+    let layer = |mixer, mlp| Layer::new(mixer, mlp, 1e-6);
+    let latent = Mixer::Latent(crate::testing::latent(16, 512, 64, 128));
     let delta = Mixer::DeltaNet(DeltaNet {
         key_heads: 16,
         value_heads: 32,
         key_dim: 128,
         value_dim: 128,
         conv_kernel: 4,
+        epsilon: 1e-6,
+        merged_projections: false,
     });
-    let experts = Mlp::Experts(Experts { count: 128, used: 8, intermediate: 768, shared: 512 });
-    let description = Description {
-        model_type: "played",
-        hidden_size: 2048,
-        vocab_size: 1000,
-        context_length: 4096,
-        tied: false,
-        norm_epsilon: 1e-6,
-        layers: vec![
-            layer(latent, Mlp::Dense(Dense { intermediate: 4096, bias: false })),
-            layer(delta, experts),
-        ],
-        notes: Vec::new(),
-    };
+    let shared = SharedExpert { intermediate: 512, module: "shared_expert", gate: None };
+    let experts =
+        Experts { shared: Some(shared), ..Experts::new(128, 8, 768, Router::new(Scoring::Softmax)) };
+    let layers = vec![layer(latent, Mlp::Dense(Dense::new(4096))), layer(delta, Mlp::Experts(experts))];
+    let description = Description { hidden_size: 2048, ..crate::testing::description(layers) };
     let widths = description.widths(2);
-    assert_eq!((widths.heads, widths.queries, widths.keys, widths.mlp), (32, 16 * 576, 2048, 8 * 768 + 512));
+    assert_eq!(
+        (widths.heads, widths.queries, widths.keys, widths.mlp),
+        (32, 32 * (128 + 64) * 2, 2048, 8 * 768 + 512)
+    );
     assert_eq!(description.experts(0), None);
     assert_eq!(description.experts(1), Some(ExpertCounts { count: 128, used: 8 }));
 }
@@ -104,6 +101,7 @@ fn hostile_loads_saturate() {
         queries: most,
         keys: most,
         mlp: most,
+        routed: most,
         vocabulary: most,
         value_bytes: most,
     };

@@ -1,10 +1,6 @@
 //! Llama 2 and 3 and everything that calls itself one: pre-norm blocks of grouped-query attention and a gated MLP.
 
-use super::{Family, dense};
-use crate::tensors;
+use super::{Family, shared::dense};
 
-pub(super) const FAMILY: Family = Family {
-    model_type: "llama",
-    describe: |config, has_head| dense("llama", config, has_head),
-    tensors: tensors::hugging_face,
-};
+pub(super) const FAMILY: Family =
+    Family { model_types: &["llama"], fields: &[], defaults: &[], describe: dense };

@@ -1,46 +1,28 @@
 //! Qwen3's dense models: Llama's blocks without biases, with a norm on every head of queries and keys before it is
 //! rotated, and heads whose width config.json states.
 
-use super::{Family, bound_to_window, dense};
+use super::{
+    Family,
+    shared::{dense, give_late_windows, refuse, require},
+};
 use crate::{
-    config::{Config, whole},
-    description::{Description, Mixer},
-    error::{Error, Unsupported},
-    tensors,
+    config::Config,
+    description::{Description, QkNorm},
+    error::Error,
 };
 
-pub(super) const FAMILY: Family = Family { model_type: "qwen3", describe, tensors: tensors::hugging_face };
+pub(super) const FAMILY: Family = Family { model_types: &["qwen3"], fields: &[], defaults: &[], describe };
 
-fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
+pub(super) fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     // Neither follows from the width, as Llama's do.
-    for (field, missing) in
-        [("head_dim", config.head_dim.is_none()), ("rope_theta", config.rope_theta.is_none())]
-    {
-        if missing {
-            let remedy = "take the config.json that belongs to the weights";
-            return Err(Unsupported::field(field, format!("{field} is missing"), remedy).into());
-        }
+    require("head_dim", config.head_dim.is_some())?;
+    require("rope_theta", config.rope_theta.is_some())?;
+    refuse(config, "attention_bias", config.attention_bias)?;
+    refuse(config, "mlp_bias", config.mlp_bias)?;
+    let mut description = dense(config, has_head)?;
+    for attention in description.attentions_mut() {
+        attention.qk_norm = Some(QkNorm::Head { epsilon: config.rms_norm_eps });
     }
-    for (field, set) in [("attention_bias", config.attention_bias), ("mlp_bias", config.mlp_bias)] {
-        if set {
-            let reason = format!("{field} of a qwen3 model is not supported");
-            return Err(Unsupported::field(field, reason, "use a qwen3 model without biases").into());
-        }
-    }
-    let mut description = dense(FAMILY.model_type, config, has_head)?;
-    for layer in &mut description.layers {
-        if let Mixer::Attention(attention) = &mut layer.mixer {
-            attention.head_norm = Some(config.rms_norm_eps);
-        }
-    }
-    // The layers from max_window_layers on have the window, where there is one at all.
-    let full = match config.document.value("max_window_layers").map(whole) {
-        None => 0,
-        Some(full) => full.ok_or_else(|| config.document.unusable("max_window_layers"))?,
-    };
-    let windowed = config.document.flag("use_sliding_window")? && full < u64::from(config.num_hidden_layers);
-    if let Some(window) = config.sliding_window.filter(|_| windowed) {
-        bound_to_window(&mut description, window);
-    }
+    give_late_windows(config, &mut description)?;
     Ok(description)
 }

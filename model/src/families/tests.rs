@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::description::{Mixer, QkNorm, RopeScaling, Yarn};
 use crate::testing::{headers, llama, qwen3, tensors};
 
 fn read(config: &Value) -> Result<crate::Model, Error> {
@@ -33,20 +34,21 @@ fn what_the_engine_lacks_is_refused_with_place_and_remedy() {
     let mistral = || with(llama(2), json!({"model_type": "mistral"}));
     for (config, said) in [
         (
-            with(llama(2), json!({"model_type": "gpt_oss"})),
-            "model_type \"gpt_oss\" is not supported; supported are llama, mistral, qwen3",
+            with(llama(2), json!({"model_type": "qwen3_moee"})),
+            "is not supported; supported are deepseek_v3, gemma3, gemma3_text,",
         ),
         (
-            with(llama(2), json!({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}})),
-            "config.json quantization.mode: quantization mode \"mxfp4\"",
+            with(llama(2), json!({"quantization": {"group_size": 32, "bits": 4, "mode": "fp2"}})),
+            "config.json quantization.mode: quantization mode \"fp2\"",
         ),
         (
             with(
                 llama(2),
-                json!({"quantization": {"group_size": 64, "bits": 4, "lm_head": {"mode": "nvfp4"}}}),
+                json!({"quantization": {"group_size": 64, "bits": 4, "lm_head": {"mode": "fp2"}}}),
             ),
-            "config.json quantization \"lm_head\": quantization mode \"nvfp4\"",
+            "config.json quantization \"lm_head\": quantization mode \"fp2\"",
         ),
+        (with(llama(2), json!({"model_type": "mixtral"})), "the nearest name is mistral"),
         (
             with(llama(2), json!({"quantization_config": {"quant_method": "gptq"}})),
             "quantization method \"gptq\"",
@@ -55,14 +57,13 @@ fn what_the_engine_lacks_is_refused_with_place_and_remedy() {
             with(llama(2), json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
             "quantization method \"awq\"",
         ),
-        (with(llama(2), json!({"quantization_config": {"mode": "mxfp8"}})), "quantization mode \"mxfp8\""),
         (
             with(mistral(), json!({"layer_types": ["sliding_attention", "full_attention"]})),
             "layer type \"sliding_attention\"",
         ),
         (
-            with(llama(2), json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}})),
-            "rope scaling \"yarn\" is not supported",
+            with(llama(2), json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})),
+            "rope scaling \"dynamic\" is not supported",
         ),
         (
             with(llama(2), json!({"rope_scaling": {"type": "linear"}})),
@@ -87,7 +88,7 @@ fn what_the_engine_lacks_is_refused_with_place_and_remedy() {
 }
 
 #[test]
-fn window_bounds_the_context_where_the_model_has_one() {
+fn windows_are_of_the_layers_that_have_them() {
     let mistral = |fields| {
         with(
             with(
@@ -98,50 +99,62 @@ fn window_bounds_the_context_where_the_model_has_one() {
         )
     };
     let qwen3 = |fields| with(with(qwen3(2), json!({"max_position_embeddings": 32768})), fields);
-    for (config, context, notes) in [
-        (mistral(json!({})), 32768, 0),
-        (mistral(json!({"sliding_window": null})), 32768, 0),
-        (mistral(json!({"sliding_window": 4096})), 4096, 1),
-        (mistral(json!({"sliding_window": 40000})), 32768, 0),
-        (qwen3(json!({"sliding_window": 4096})), 32768, 0),
-        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": false})), 32768, 0),
-        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": true})), 4096, 1),
-        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 1})), 4096, 1),
+    let windows = |list: &[u32]| {
+        list.iter().map(|&window| Some(window).filter(|&window| window > 0)).collect::<Vec<_>>()
+    };
+    for (config, expected) in [
+        (mistral(json!({})), vec![0, 0]),
+        (mistral(json!({"sliding_window": null})), vec![0, 0]),
+        (mistral(json!({"sliding_window": 4096})), vec![4096, 4096]),
+        (mistral(json!({"sliding_window": 40000})), vec![0, 0]),
+        (qwen3(json!({"sliding_window": 4096})), vec![0, 0]),
+        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": false})), vec![0, 0]),
+        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": true})), vec![4096, 4096]),
+        (
+            qwen3(json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 1})),
+            vec![0, 4096],
+        ),
         (
             qwen3(json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 2})),
-            32768,
-            0,
+            vec![0, 0],
         ),
         // Transformers reads no window of a Llama.
         (
             with(llama(2), json!({"sliding_window": 64, "max_position_embeddings": 32768, "head_dim": 32})),
-            32768,
-            0,
+            vec![0, 0],
         ),
     ] {
         let description = read(&config).unwrap().description;
-        assert_eq!((description.context_length, description.notes.len()), (context, notes), "{config}");
-        assert!(description.notes.iter().all(|note| note.contains("4096") && note.contains("32768")));
+        let found: Vec<_> = description
+            .layers
+            .iter()
+            .map(|layer| match &layer.mixer {
+                Mixer::Attention(attention) => attention.window,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!((found, description.context_length), (windows(&expected), 32768), "{config}");
     }
 }
 
 #[test]
 fn families_differ_in_what_is_their_own() {
+    let head = |epsilon| Some(QkNorm::Head { epsilon });
     for (config, head_dim, norm, bias) in [
         (llama(3), 16, None, false),
         (with(llama(3), json!({"attention_bias": true, "mlp_bias": true})), 16, None, true),
         (with(llama(3), json!({"model_type": "mistral"})), 16, None, false),
-        (qwen3(3), 32, Some(1e-5), false),
+        (qwen3(3), 32, head(1e-5), false),
     ] {
         let all = headers(&tensors(&config, "F16", None, true));
         let description = crate::read(config.to_string().as_bytes(), &all).unwrap().description;
         let attention = description.attention().unwrap();
         assert_eq!(
-            (description.layers.len(), description.model_type),
+            (description.layers.len(), description.model_type.as_str()),
             (3, config["model_type"].as_str().unwrap())
         );
         assert_eq!(
-            (attention.key_dim, attention.value_dim, attention.head_norm, attention.bias),
+            (attention.key_dim, attention.value_dim, attention.qk_norm, attention.output_bias),
             (head_dim, head_dim, norm, bias)
         );
         assert_eq!(attention.scale, (head_dim as f32).powf(-0.5));
@@ -159,7 +172,17 @@ fn scalings_are_read_from_either_place() {
             json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
             RopeScaling::Linear { factor: 2.0 },
         ),
-        (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8}}), llama3),
+        (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8}}), llama3.clone()),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}}),
+            RopeScaling::Yarn(Yarn {
+                factor: 4.0,
+                original: 64.0,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                scale: (0.1 * 4.0_f64.ln() + 1.0) as f32,
+            }),
+        ),
         (
             json!({"rope_parameters": {"rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 8192}}),
             llama3,
@@ -168,7 +191,11 @@ fn scalings_are_read_from_either_place() {
         let config = with(llama(1), fields.clone());
         let all = headers(&tensors(&config, "F16", None, true));
         let model = crate::read(config.to_string().as_bytes(), &all).unwrap();
-        assert_eq!(model.description.attention().unwrap().rope.scaling, scaling, "{fields}");
+        assert_eq!(
+            model.description.attention().unwrap().rope.as_ref().unwrap().scaling,
+            scaling,
+            "{fields}"
+        );
     }
 }
 
@@ -182,13 +209,8 @@ fn field_that_may_change_the_numbers_is_refused_by_name() {
         (json!({"norm_type": "layernorm"}), "norm_type", "\"layernorm\""),
         (json!({"moe": {"experts": {"count": 8}}}), "moe", "an object of 1"),
         (
-            json!({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}),
-            "rope_scaling.mrope_section",
-            "a list of 1",
-        ),
-        (
-            json!({"rope_parameters": {"rope_type": "linear", "factor": 2, "attention_factor": 1.2}}),
-            "rope_parameters.attention_factor",
+            json!({"rope_parameters": {"rope_type": "linear", "factor": 2, "twist": 1.2}}),
+            "rope_parameters.twist",
             "1.2",
         ),
     ] {

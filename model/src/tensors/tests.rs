@@ -87,9 +87,25 @@ fn packing_follows_from_the_shapes() {
     }
     // Of experts, the outer dimension is theirs.
     let (weight, scales) = (entry(Dtype::U32, &[4, 8, 16]), entry(Dtype::BF16, &[4, 8, 2]));
-    assert_eq!(packing("w", &weight, &scales, &[4, 8, 128]), Ok(Packing { group_size: 64, bits: 4 }));
-    let mxfp4 = packing("w", &entry(Dtype::U32, &[8, 16]), &entry(Dtype::Other("U8", 1), &[8, 4]), &[8, 128]);
-    assert!(mxfp4.unwrap_err().to_string().contains("tensor w: it is quantised as U32"));
+    assert_eq!(
+        packing("w", &weight, &scales, &[4, 8, 128]),
+        Ok(Packing { mode: PackingMode::Affine, group_size: 64, bits: 4 })
+    );
+    for (packed, scales, expected) in [
+        (vec![8, 16], vec![8, 4], Some((PackingMode::Mxfp4, 32, 4))),
+        (vec![8, 32], vec![8, 4], Some((PackingMode::Mxfp8, 32, 8))),
+        (vec![8, 16], vec![8, 8], Some((PackingMode::Nvfp4, 16, 4))),
+        (vec![8, 16], vec![8, 2], None),
+    ] {
+        let scales = entry(BYTE, &scales);
+        let found = packing("w", &entry(Dtype::U32, &packed), &scales, &[8, 128]).ok();
+        assert_eq!(found.map(|found| (found.mode, found.group_size, found.bits)), expected, "{scales:?}");
+    }
+    // As gpt-oss has it: a group's bytes along a dimension of their own.
+    let found = packing("w", &entry(BYTE, &[4, 8, 4, 16]), &entry(BYTE, &[4, 8, 4]), &[4, 8, 128]);
+    assert_eq!(found, Ok(Packing { mode: PackingMode::Mxfp4, group_size: 32, bits: 4 }));
+    let wrong = packing("w", &entry(Dtype::U32, &[8, 16]), &entry(Dtype::Other("I8", 1), &[8, 4]), &[8, 128]);
+    assert!(wrong.unwrap_err().to_string().contains("tensor w: it is quantised as U32"));
 }
 
 #[test]
@@ -98,22 +114,28 @@ fn recipes_say_what_is_stored_and_what_of_it_counts() {
     let mut all = vec![each("a.weight"), each("b.weight")];
     all.extend(packed("c.weight", &[24, 64], 4, 32, "F16"));
     let headers = headers(&all);
-    let tensor = |shape: &[u64], recipe| Tensor {
+    let tensor = |shape: &[u64], sources: &[&str], recipe| Tensor {
         name: "a.weight".into(),
         role: Role::Layer(0),
         shape: shape.to_vec(),
         axis: ShardAxis::Replicated,
+        sources: sources.iter().map(|&name| name.to_owned()).collect(),
         recipe,
         is_matrix: true,
+        is_auxiliary: false,
     };
-    let names = || vec!["a.weight".to_owned(), "b.weight".to_owned()];
-    let split = Recipe::Split { name: "c.weight".into(), rows: 24, from: 8 };
+    let (a, c) = (&["a.weight"][..], &["c.weight"][..]);
+    let both = &["a.weight", "b.weight"];
+    let rows = Recipe::Rows(Rows { dim: 0, of: 24, from: 8, step: 1 });
+    let heads = Recipe::HeadRows { of: 12, from: 0, transposed: false };
     for (tensor, bytes, group) in [
-        (tensor(&[8, 64], Recipe::AsIs), 8 * 64 * 2, None),
-        (tensor(&[8, 64], Recipe::AddOne), 8 * 64 * 2, None),
-        (tensor(&[2, 8, 64], Recipe::Stack { names: names() }), 2 * 8 * 64 * 2, None),
+        (tensor(&[8, 64], a, Recipe::AsIs), 8 * 64 * 2, None),
+        (tensor(&[8, 64], a, Recipe::AddOne), 8 * 64 * 2, None),
+        (tensor(&[2, 8, 64], both, Recipe::Stack), 2 * 8 * 64 * 2, None),
         // A third of 24 rows of 64 values in 4 bits, and a scale and a bias for every 32.
-        (tensor(&[8, 64], split), 8 * (32 + 2 * 2 * 2), Some(32)),
+        (tensor(&[8, 64], c, rows), 8 * (32 + 2 * 2 * 2), Some(32)),
+        // Of two heads of 12 rows, four each.
+        (tensor(&[2, 4, 64], c, heads), 8 * (32 + 2 * 2 * 2), Some(32)),
     ] {
         let stored = tensor.stored(&headers).unwrap();
         assert_eq!(
@@ -122,6 +144,6 @@ fn recipes_say_what_is_stored_and_what_of_it_counts() {
             "{tensor:?}"
         );
     }
-    let wrong = tensor(&[3, 8, 64], Recipe::Stack { names: vec!["a.weight".into(), "z.weight".into()] });
+    let wrong = tensor(&[3, 8, 64], &["a.weight", "z.weight"], Recipe::Stack);
     assert!(wrong.stored(&headers).unwrap_err().to_string().contains("tensor z.weight is missing"));
 }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, KvCacheType, Link, LinkKind};
-use russet_model::shape::ModelShape;
+use russet_model::shape::{LayerGroup, ModelShape};
+use russet_model::state::LayerState;
 
 use super::Violation;
 use crate::placement::Placement;
@@ -141,17 +142,20 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
         Some(tokens) => tokens,
         None => u64::from(desired.capacity.context_tokens) * u64::from(desired.capacity.max_sequences),
     });
+    let layers = layers_of(shape);
     // Walk the layers from the end, as rank 0 holds the last ones.
-    let mut rest: &[u64] = &shape.layer_bytes;
+    let mut rest: &[LayerGroup] = &layers;
     for stage in plan.members.chunks(size) {
         let (before, own) = rest.split_at(rest.len() - stage[0].layers as usize);
         rest = before;
         for member in stage {
             let (head, embeds) = (member.rank == 0, before.is_empty());
             let mut takes = 0_u128;
-            for &bytes in own {
-                let whole = bytes.min(shape.replicated_layer_bytes);
-                takes += u128::from(whole) + u128::from(bytes - whole) / size as u128;
+            for layer in own {
+                let whole = layer.weight_bytes.min(layer.replicated_bytes);
+                takes += u128::from(whole) + u128::from(layer.weight_bytes - whole) / size as u128;
+                let state = state_bytes(desired, layer, tokens);
+                takes += if layer.state.replicated { state } else { state / size as u128 };
             }
             if head {
                 takes += u128::from(shape.head_bytes);
@@ -159,7 +163,6 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
             if embeds || (head && shape.tied) {
                 takes += u128::from(shape.embedding_bytes);
             }
-            takes += kv_bytes_per_token(desired) * u128::from(member.layers) * tokens / size as u128;
             if let Some(draft) = desired.draft.as_ref().filter(|_| head) {
                 takes += u128::from(draft.shape.total_bytes());
                 takes += u128::from(draft.shape.kv_bytes_per_token()) * tokens;
@@ -173,6 +176,40 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
             }
         }
     }
+}
+
+/// Every layer by itself. Of headers that an older release read all keep keys and values of every token.
+fn layers_of(shape: &ModelShape) -> Vec<LayerGroup> {
+    let each = |group: &LayerGroup| vec![LayerGroup { count: 1, ..group.clone() }; group.count as usize];
+    let count: u64 = shape.layer_groups.iter().map(|group| u64::from(group.count)).sum();
+    if count == shape.layer_bytes.len() as u64 && count > 0 {
+        return shape.layer_groups.iter().flat_map(each).collect();
+    }
+    let state = LayerState { per_token_bytes: shape.kv_bytes_per_token_per_layer, ..LayerState::default() };
+    let layer = |&weight_bytes: &u64| LayerGroup {
+        count: 1,
+        weight_bytes,
+        replicated_bytes: shape.replicated_layer_bytes,
+        state,
+        experts: None,
+    };
+    shape.layer_bytes.iter().map(layer).collect()
+}
+
+/// What a layer keeps of so many tokens, on all ranks of a tensor group together.
+fn state_bytes(desired: &ValidDeployment, layer: &LayerGroup, tokens: u128) -> u128 {
+    let sequences = u128::from(desired.capacity.max_sequences);
+    let LayerState { per_token_bytes, window_tokens, fixed_bytes, replicated } = layer.state;
+    let kept = match window_tokens {
+        Some(window) => tokens.min(u128::from(window) * sequences),
+        None => tokens,
+    };
+    // A latent is kept as computed.
+    let each = match per_token_bytes == desired.shape.kv_bytes_per_token_per_layer && !replicated {
+        true => kv_bytes_per_token(desired),
+        false => u128::from(per_token_bytes),
+    };
+    each * kept + u128::from(fixed_bytes) * sequences
 }
 
 /// KV-cache bytes of a token in one layer: the values of each head, and a scale and a bias for each group of

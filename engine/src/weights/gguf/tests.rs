@@ -1,6 +1,6 @@
 //! A small Llama in GGUF whose matrices are of different types: MLX unpacks the numbers that the blocks stand for.
 
-use mlx_rs::{Dtype, ops::dequantize};
+use mlx_rs::Dtype;
 use russet_model::gguf::{block_type::ElementType, blocks::decode};
 
 use super::*;
@@ -110,12 +110,13 @@ fn mlx_unpacks_what_blocks_of_every_kind_stand_for() {
     let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, TpShard::WHOLE, &mut count);
     for (_, name, kind, columns, rows) in MATRICES {
         let weight = weights.weight(&format!("model.layers.0.{name}")).unwrap();
-        let Weight::Quantised { packed, scales, biases, group_size, bits } = weight else {
-            panic!("{name} is not packed")
-        };
+        let Weight::Quantised(mut weight) = weight else { panic!("{name} is not packed") };
+        let (scales, biases) = (weight.scales, weight.biases.unwrap());
         assert_eq!((scales.dtype(), biases.dtype()), (Dtype::Bfloat16, Dtype::Bfloat16), "{name}");
         let wide = |array: mlx_rs::Array| array.as_dtype(Dtype::Float32).unwrap();
-        let array = dequantize(packed, wide(scales), &wide(biases), group_size, bits).unwrap();
+        (weight.scales, weight.biases) = (wide(scales), Some(wide(biases)));
+        let array = weight.dequantize(None).unwrap();
+        let group_size = weight.quantization.group_size;
         assert_eq!(array.shape(), [rows as i32, columns as i32], "{name}");
         array.eval().unwrap();
         let found = array.as_slice::<f32>();

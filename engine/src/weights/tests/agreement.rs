@@ -130,14 +130,15 @@ fn cases() -> Vec<Case> {
             ]),
             single(),
             |shape| {
-                shape.context_length == 128 && shape.notes.iter().any(|note| note.contains("sliding_window"))
+                let window = shape.layer_groups[0].state.window_tokens;
+                shape.context_length == 512 && window == Some(128 + 64 + 256)
             },
         ),
         unsupported(
-            "yarn",
-            with(&[("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0}))]),
+            "a rope scaling",
+            with(&[("rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0}))]),
             single(),
-            "rope scaling \"yarn\"",
+            "rope scaling \"dynamic\"",
         ),
         unsupported(
             "layer types",
@@ -153,9 +154,9 @@ fn cases() -> Vec<Case> {
         ),
         unsupported(
             "a family",
-            with(&[("model_type", json!("gpt_oss"))]),
+            with(&[("model_type", json!("mamba"))]),
             single(),
-            "\"gpt_oss\" is not supported",
+            "\"mamba\" is not supported",
         ),
         unsupported(
             "a bias that no config names",

@@ -1,0 +1,136 @@
+//! A mixture of experts: each position passes a few gated blocks of many, and in some families one more that all pass.
+//! With tensor parallelism, each rank computes a share of every expert, and the shares are summed once.
+
+use mlx_rs::{
+    Array,
+    error::Exception,
+    ops::{argsort, indexing::take_axis, sigmoid},
+};
+use russet_model::description::{self, Dense};
+
+use super::{
+    activation::GatedActivation, linear::Linear, mlp::GatedMlp, router::Router, tensor_parallel::TpGroup,
+};
+use crate::weights::{Weight, Weights, WeightsError};
+
+/// From so many choices on they are sorted, so that each expert is read once.
+const SORTED_FROM: usize = 64;
+
+/// A mixture of experts.
+#[derive(Debug)]
+pub struct MixtureOfExperts {
+    router: Router,
+    gate: ExpertLinear,
+    up: ExpertLinear,
+    down: ExpertLinear,
+    gated: GatedActivation,
+    used: i32,
+    shared: Option<SharedExpert>,
+}
+
+/// The expert that every position passes.
+#[derive(Debug)]
+struct SharedExpert {
+    mlp: GatedMlp,
+    /// What weighs it.
+    gate: Option<Linear>,
+}
+
+/// One projection of all experts.
+#[derive(Debug)]
+struct ExpertLinear {
+    weight: Weight,
+    bias: Option<Array>,
+}
+
+impl ExpertLinear {
+    fn load(weights: &mut Weights<'_>, path: &str) -> Result<Self, WeightsError> {
+        let weight = weights.weight(path)?;
+        let bias = format!("{path}.bias");
+        let bias = if weights.has(&bias) { Some(weights.tensor(&bias)?) } else { None };
+        Ok(Self { weight, bias })
+    }
+
+    /// `x`, `[…, 1, 1, inputs]`, through the expert that each of `indices` names.
+    fn forward(&self, x: &Array, indices: &Array, is_sorted: bool) -> Result<Array, Exception> {
+        let product = self.weight.gather(x, indices, is_sorted)?;
+        match &self.bias {
+            None => Ok(product),
+            Some(bias) => product.add(take_axis(bias, indices, 0)?.expand_dims(-2)?),
+        }
+    }
+}
+
+impl MixtureOfExperts {
+    /// Loads router, experts and shared expert under the module `path`.
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        description: &description::Experts,
+    ) -> Result<Self, WeightsError> {
+        let mut linear =
+            |name| ExpertLinear::load(weights, &format!("{path}.{}.{name}", description.experts));
+        let [gate, up] = [linear("gate_proj")?, linear("up_proj")?];
+        let mut down = linear("down_proj")?;
+        // Added to a sum over ranks, it must be added once.
+        if weights.shard().index > 0 {
+            down.bias = None;
+        }
+        let shared = match description.shared {
+            None => None,
+            Some(shared) => {
+                let dense = Dense { activation: description.activation, ..Dense::new(shared.intermediate) };
+                let mlp = GatedMlp::load(weights, &format!("{path}.{}", shared.module), dense.activation)?;
+                let gate = shared.gate.map(|gate| Linear::load(weights, &format!("{path}.{gate}")));
+                Some(SharedExpert { mlp, gate: gate.transpose()? })
+            }
+        };
+        Ok(Self {
+            router: Router::load(weights, path, description)?,
+            gate,
+            up,
+            down,
+            gated: GatedActivation::new(description.activation),
+            used: description.used as i32,
+            shared,
+        })
+    }
+
+    /// The output for `x`, `[1, positions, width]`.
+    pub fn forward(&self, x: &Array, stage: &TpGroup) -> Result<Array, Exception> {
+        let routing = self.router.forward(x)?;
+        let each = self.each(x, &routing.experts)?;
+        let weights = routing.weights.expand_dims(-1)?;
+        let mut sum = each.multiply(weights)?.sum_axis(-2, false)?.as_dtype(each.dtype())?;
+        if let Some(SharedExpert { mlp, gate }) = &self.shared {
+            let shared = mlp.forward_partial(x)?;
+            sum = match gate {
+                None => sum.add(shared)?,
+                Some(gate) => sum.add(sigmoid(gate.forward(x)?)?.multiply(shared)?)?,
+            };
+        }
+        stage.all_sum(sum)
+    }
+
+    /// What each chosen expert gives, `[1, positions, used, width]`.
+    fn each(&self, x: &Array, experts: &Array) -> Result<Array, Exception> {
+        let (positions, width) = (x.dim(1), x.dim(2));
+        if experts.size() < SORTED_FROM {
+            let x = x.reshape(&[1, positions, 1, 1, width])?;
+            return self.pass(&x, experts, false)?.squeeze_axes(&[-2]);
+        }
+        let experts = experts.reshape(&[-1])?;
+        let order = argsort(&experts)?;
+        let back = argsort(&order)?;
+        let used = Array::from_int(self.used).as_dtype(order.dtype())?;
+        let rows = x.reshape(&[positions, 1, width])?.take_axis(order.floor_divide(used)?, 0)?;
+        let each = self.pass(&rows, &experts.take_axis(&order, 0)?, true)?;
+        each.take_axis(back, 0)?.reshape(&[1, positions, self.used, width])
+    }
+
+    fn pass(&self, x: &Array, experts: &Array, is_sorted: bool) -> Result<Array, Exception> {
+        let up = self.up.forward(x, experts, is_sorted)?;
+        let gate = self.gate.forward(x, experts, is_sorted)?;
+        self.down.forward(&self.gated.apply(&gate, &up)?, experts, is_sorted)
+    }
+}

@@ -1,0 +1,125 @@
+//! The router of a mixture of experts: which experts each position passes, and how what they give is weighed.
+
+use mlx_rs::{
+    Array, Dtype,
+    error::Exception,
+    ops::{
+        argpartition_axis,
+        indexing::{IndexOp as _, TryIndexOp as _},
+        sigmoid, softmax_axis, sort_axis, zeros_dtype,
+    },
+};
+use russet_model::description::{Experts, Router as Description, Scoring};
+
+use super::{activation::scalar, linear::Linear};
+use crate::weights::{Weights, WeightsError};
+
+/// A router.
+#[derive(Debug)]
+pub struct Router {
+    gate: Linear,
+    /// Added to scores for the choice alone.
+    correction: Option<Array>,
+    description: Description,
+    experts: i32,
+    used: i32,
+}
+
+/// The experts of each position.
+#[derive(Debug)]
+pub struct Routing {
+    /// Which, `[…, used]`.
+    pub experts: Array,
+    /// What each one's result is multiplied by.
+    pub weights: Array,
+}
+
+impl Router {
+    /// Loads the gate under the module `path`, and its correction where the family has one.
+    pub fn load(weights: &mut Weights<'_>, path: &str, experts: &Experts) -> Result<Self, WeightsError> {
+        let correction = experts.router.correction;
+        Ok(Self {
+            gate: Linear::load(weights, &format!("{path}.{}", experts.gate))?,
+            correction: correction.map(|field| weights.tensor(&format!("{path}.{field}"))).transpose()?,
+            description: experts.router,
+            experts: experts.count as i32,
+            used: experts.used as i32,
+        })
+    }
+
+    /// Chooses for every position of `x`, `[1, positions, width]`.
+    pub fn forward(&self, x: &Array) -> Result<Routing, Exception> {
+        let logits = match self.description.wide {
+            true => self.gate.forward(&x.as_dtype(Dtype::Float32)?)?,
+            false => self.gate.forward(x)?,
+        };
+        match self.description.scoring {
+            Scoring::Softmax => {
+                let scores = softmax_axis(logits, -1, true)?;
+                let experts = self.best(&scores)?;
+                let weights = scores.take_along_axis(&experts, -1)?;
+                let weights =
+                    if self.description.renormalise { self.renormalised(&weights)? } else { weights };
+                Ok(Routing { experts, weights })
+            }
+            Scoring::SoftmaxOfChosen => {
+                let experts = self.best(&logits)?;
+                let weights = softmax_axis(logits.take_along_axis(&experts, -1)?, -1, true)?;
+                Ok(Routing { experts, weights })
+            }
+            Scoring::Sigmoid => self.by_sigmoid(&logits, x.dtype()),
+        }
+    }
+
+    fn by_sigmoid(&self, logits: &Array, dtype: Dtype) -> Result<Routing, Exception> {
+        let scores = sigmoid(logits.as_dtype(Dtype::Float32)?)?;
+        let mut choosing = match &self.correction {
+            Some(correction) => scores.add(correction)?,
+            None => scores.clone(),
+        };
+        if self.description.groups > 1 {
+            choosing = self.of_best_groups(&choosing)?;
+        }
+        let order = argpartition_axis(choosing.negative()?, self.used - 1, -1)?;
+        let experts = order.try_index((.., .., ..self.used))?;
+        let mut weights = scores.take_along_axis(&experts, -1)?;
+        if self.description.renormalise {
+            weights = self.renormalised(&weights)?;
+        }
+        if self.description.scale != 1.0 {
+            weights = weights.multiply(scalar(self.description.scale, &weights)?)?;
+        }
+        // Where logits are computed in 32 bits, weights are not.
+        let weights = if self.description.wide { weights.as_dtype(dtype)? } else { weights };
+        Ok(Routing { experts, weights })
+    }
+
+    /// The scores with those of all but the best groups at zero. The best two of a group are its score.
+    fn of_best_groups(&self, scores: &Array) -> Result<Array, Exception> {
+        let Description { groups, used_groups, .. } = self.description;
+        let (groups, dropped) = (groups as i32, (groups - used_groups) as i32);
+        if dropped == 0 {
+            return Ok(scores.clone());
+        }
+        let (batch, positions, each) = (scores.dim(0), scores.dim(1), self.experts / groups);
+        let grouped = scores.reshape(&[batch, positions, groups, each])?;
+        let best = sort_axis(&grouped, -1)?.try_index((.., .., .., each - 2..))?.sum_axis(-1, true)?;
+        let worst = argpartition_axis(best, dropped - 1, -2)?.try_index((.., .., ..dropped, ..))?;
+        let nothing = zeros_dtype(&[1], grouped.dtype())?;
+        grouped.put_along_axis(worst, nothing, -2)?.reshape(scores.shape())
+    }
+
+    /// The experts with the highest scores.
+    fn best(&self, scores: &Array) -> Result<Array, Exception> {
+        let order = argpartition_axis(scores, -self.used, -1)?;
+        Ok(order.index((.., .., -self.used..)))
+    }
+
+    fn renormalised(&self, weights: &Array) -> Result<Array, Exception> {
+        let mut sum = weights.sum_axis(-1, true)?;
+        if self.description.epsilon > 0.0 {
+            sum = sum.add(scalar(self.description.epsilon, &sum)?)?;
+        }
+        weights.divide(sum)
+    }
+}

@@ -1,0 +1,146 @@
+//! What real engines promise of a Llama holds for every kind of layer: experts, a latent, a window, a recurrent state. An
+//! answer that another group resumes goes on unchanged, a group that lost a rank answers as before, and what is in a slot
+//! is used again where the conversation goes on.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+#[path = "support/engines.rs"]
+mod engines;
+#[path = "support/identities.rs"]
+mod identities;
+#[path = "support/model.rs"]
+mod model;
+#[path = "support/random_weights.rs"]
+mod random_weights;
+#[path = "support/share.rs"]
+mod share;
+
+use futures::future::join_all;
+use russet_rpc::engine as pb;
+use russet_wire::event::{GenerationEvent, Usage};
+use russet_wire::request::GenerationRequest;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use engines::{EngineHarness, Formation, TestEngine, ask, collect, next, say, within};
+use random_weights::Numbers;
+
+/// Tokens of an answer.
+const TOKENS: u32 = 24;
+
+/// A small model of each kind, with every piece of it.
+fn kinds() -> Vec<Value> {
+    let of = |model_type: &str, own: Value| {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 260,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+            "tie_word_embeddings": false, "eos_token_id": model::END,
+        });
+        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        config
+    };
+    vec![
+        of(
+            "qwen3_moe",
+            json!({"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": true}),
+        ),
+        of(
+            "deepseek_v3",
+            json!({"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 1,
+                   "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "kv_lora_rank": 32, "q_lora_rank": 48,
+                   "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}),
+        ),
+        of("gpt_oss", json!({"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 24})),
+        of(
+            "qwen3_next",
+            json!({"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+                   "linear_value_head_dim": 16, "full_attention_interval": 2}),
+        ),
+    ]
+}
+
+fn question(text: &str) -> GenerationRequest {
+    GenerationRequest { ignore_eos: true, max_tokens: Some(TOKENS), ..say(text) }
+}
+
+async fn answer(lab: &EngineHarness, engine: &TestEngine, asked: GenerationRequest) -> (Vec<u32>, Usage) {
+    let (ids, _, end) = collect(&mut ask(&mut lab.client(engine).await, asked).await).await;
+    let GenerationEvent::Finished { usage, .. } = end else { panic!("{end:?}") };
+    (ids, usage)
+}
+
+/// Questions shorter and longer than the window, and one of several pieces of a prompt.
+fn questions() -> Vec<GenerationRequest> {
+    let long: String = (0..120).map(|number| format!("{number} and ")).collect();
+    vec![question("hi"), question("what is 17 + 25?"), question(&long)]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_layer_resumes_and_shares_what_it_has() {
+    for config in share::of_this_run(kinds(), 2) {
+        let kind = config["model_type"].as_str().unwrap().to_owned();
+        let model = random_weights::write(&config, Numbers::F32, 0.3);
+        let lab = EngineHarness::new();
+        let alone = lab.start(model.path(), &[model::LAYERS]);
+        let mut expected = Vec::new();
+        for asked in questions() {
+            expected.push(answer(&lab, &alone[0], asked).await.0);
+        }
+        // All at once, beside each other.
+        let together = join_all(questions().into_iter().map(|asked| answer(&lab, &alone[0], asked))).await;
+        let together: Vec<Vec<u32>> = together.into_iter().map(|(ids, _)| ids).collect();
+        assert_eq!(together, expected, "{kind}: together");
+        drop(alone);
+        for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
+            let group = lab.start_stages(model.path(), layers, members);
+            for (asked, ids) in questions().into_iter().zip(&expected) {
+                for cut in [1, 2, ids.len() / 2, ids.len() - 1] {
+                    let resumed = GenerationRequest { emitted: ids[..cut].to_vec(), ..asked.clone() };
+                    let (rest, _) = answer(&lab, &group[0], resumed).await;
+                    assert_eq!(rest, ids[cut..], "{kind} on {layers:?} by {members}: cut after {cut}");
+                }
+            }
+            // What the slot holds is the beginning of what is asked now.
+            let asked = question("a question of its own");
+            let (ids, before) = answer(&lab, &group[0], asked.clone()).await;
+            let longer = GenerationRequest { max_tokens: Some(2 * TOKENS), emitted: ids.clone(), ..asked };
+            let (_, usage) = answer(&lab, &group[0], longer).await;
+            assert_eq!(usage.cached_tokens, before.prompt_tokens, "{kind} on {layers:?} by {members}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_layer_answers_after_a_lost_rank() {
+    for config in share::of_this_run(kinds(), 2) {
+        let kind = config["model_type"].as_str().unwrap().to_owned();
+        let model = random_weights::write(&config, Numbers::F32, 0.3);
+        let lab = EngineHarness::new();
+        let mut formation = Formation::first(&[1, 3], 1);
+        let mut rank0 = lab.begin(model.path(), &formation, 0);
+        let rank1 = lab.begin(model.path(), &formation, 1);
+        let asked = || question("what is 17 + 25?");
+        let (expected, _) = answer(&lab, &rank0, asked()).await;
+        let mut watch = rank0.watch().await;
+        let endless = GenerationRequest { max_tokens: Some(2000), ..asked() };
+        let mut events = ask(&mut lab.client(&rank0).await, endless).await;
+        while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
+        rank1.signal(Signal::KILL);
+        let left = within("a rank that has left its group", async {
+            while let Some(state) = watch.message().await.unwrap() {
+                if state.phase() == pb::Phase::Failed && state.reuse() != pb::Reuse::Pending {
+                    return state.reuse();
+                }
+            }
+            pb::Reuse::No
+        });
+        assert_eq!(left.await, pb::Reuse::Yes, "{kind}");
+        formation = formation.next();
+        lab.form(&mut rank0, model.path(), &formation, 0).await.unwrap();
+        let _rank1 = lab.begin(model.path(), &formation, 1);
+        let epoch = formation.epoch;
+        rank0.until(|state| state.epoch == epoch && state.phase() == pb::Phase::Serving).await;
+        assert_eq!(answer(&lab, &rank0, asked()).await.0, expected, "{kind}");
+    }
+}

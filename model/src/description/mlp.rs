@@ -1,0 +1,177 @@
+//! What each position of a layer passes by itself: one gated block, or a few of many.
+
+/// What each position passes by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mlp {
+    /// One gated block.
+    Dense(Dense),
+    /// A few gated blocks of many, chosen for each position.
+    Experts(Experts),
+}
+
+/// A gated block: `down(activation(gate(x)) · up(x))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dense {
+    /// Its width.
+    pub intermediate: u32,
+    /// Whether its projections have biases.
+    pub bias: bool,
+    /// What the gate passes.
+    pub activation: Activation,
+    /// Whether gate and up are stored in one matrix, the gate first.
+    pub merged: bool,
+}
+
+/// What a gate passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    #[default]
+    Silu,
+    /// The Gaussian error unit by its approximation with a hyperbolic tangent.
+    GeluTanh,
+    /// `x · sigmoid(alpha · x)` of a gate that is cut at `limit`, times one more than an input cut on both sides.
+    ClippedSwiGlu {
+        /// The factor within the sigmoid.
+        alpha: f32,
+        /// Where gate and input are cut.
+        limit: f32,
+    },
+}
+
+/// Experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: u32,
+    /// How many a position passes.
+    pub used: u32,
+    /// Width of each.
+    pub intermediate: u32,
+    /// How they are chosen and weighed.
+    pub router: Router,
+    /// Whether their projections, and the router's, have biases.
+    pub bias: bool,
+    /// What the gate of each passes.
+    pub activation: Activation,
+    /// The one that every position passes besides.
+    pub shared: Option<SharedExpert>,
+    /// The module of a layer that holds all of it.
+    pub module: &'static str,
+    /// The module within it that holds the experts of mlx-lm's layout.
+    pub experts: &'static str,
+    /// The module within it that holds the router.
+    pub gate: &'static str,
+    /// Names of gate, up and down of each expert in the original export.
+    pub originals: [&'static str; 3],
+}
+
+/// The expert that every position passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Its width.
+    pub intermediate: u32,
+    /// The module that holds it.
+    pub module: &'static str,
+    /// The module of the gate that weighs it, if there is one.
+    pub gate: Option<&'static str>,
+}
+
+/// How experts are chosen for a position, and how what they give is weighed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// What makes a score of a logit.
+    pub scoring: Scoring,
+    /// Whether a learned bias is added to the scores for the choice alone; where it is stored, if so.
+    pub correction: Option<&'static str>,
+    /// Groups of experts, of which only the best are chosen from; 1 is all.
+    pub groups: u32,
+    /// Groups that are chosen from.
+    pub used_groups: u32,
+    /// Whether the weights of the chosen are made to sum to one.
+    pub renormalise: bool,
+    /// What is added to that sum.
+    pub epsilon: f32,
+    /// What the weights are multiplied by.
+    pub scale: f32,
+    /// Whether logits are computed in 32 bits.
+    pub wide: bool,
+}
+
+/// What makes a score of a router's logit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// A softmax over all experts.
+    Softmax,
+    /// A softmax over the chosen ones, by their logits.
+    SoftmaxOfChosen,
+    /// A sigmoid of each.
+    Sigmoid,
+}
+
+impl Router {
+    /// A router by this scoring that weighs by scores alone.
+    pub fn new(scoring: Scoring) -> Self {
+        Self {
+            scoring,
+            correction: None,
+            groups: 1,
+            used_groups: 1,
+            renormalise: false,
+            epsilon: 0.0,
+            scale: 1.0,
+            wide: false,
+        }
+    }
+}
+
+impl Dense {
+    /// A block without biases, gated by SiLU.
+    pub fn new(intermediate: u32) -> Self {
+        Self { intermediate, bias: false, activation: Activation::Silu, merged: false }
+    }
+}
+
+impl Experts {
+    /// Experts without biases, gated by SiLU, with the names that most families have.
+    pub fn new(count: u32, used: u32, intermediate: u32, router: Router) -> Self {
+        Self {
+            count,
+            used,
+            intermediate,
+            router,
+            bias: false,
+            activation: Activation::Silu,
+            shared: None,
+            module: "mlp",
+            experts: "switch_mlp",
+            gate: "gate",
+            originals: ["gate_proj", "up_proj", "down_proj"],
+        }
+    }
+
+    /// Width of the one that every position passes; 0 where there is none.
+    pub fn shared_width(&self) -> u32 {
+        self.shared.map_or(0, |shared| shared.intermediate)
+    }
+}
+
+impl Mlp {
+    /// The module of a layer that holds its weights.
+    pub fn module(&self) -> &'static str {
+        match self {
+            Self::Dense(_) => "mlp",
+            Self::Experts(experts) => experts.module,
+        }
+    }
+
+    /// Width of what one position passes.
+    pub fn width(&self) -> u32 {
+        match self {
+            Self::Dense(dense) => dense.intermediate,
+            Self::Experts(experts) => {
+                experts.used.saturating_mul(experts.intermediate).saturating_add(experts.shared_width())
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Makes the table of a model's tensors from its description, and from the headers where exports differ.
+
+use super::{Layout, Recipe, Role, Rows, ShardAxis, Tensor};
+use crate::{
+    description::{
+        Attention, DeltaNet, Dense, Description, Experts, Latent, Layer, Mixer, Mlp, NormOffset, QkNorm,
+        Scoring,
+    },
+    safetensors::Headers,
+};
+
+/// The tensors of a model.
+pub fn table(description: &Description, headers: &Headers) -> Vec<Tensor> {
+    let (hidden, vocabulary) = (u64::from(description.hidden_size), u64::from(description.vocab_size));
+    let layout = Layout::of(headers);
+    let adds_one = match description.norm_offset {
+        NormOffset::None => false,
+        NormOffset::One => true,
+        NormOffset::OneInOriginals => layout.is_original,
+    };
+    let mut module = Module {
+        path: "model".to_owned(),
+        role: Role::Embedding,
+        headers,
+        layout,
+        adds_one,
+        tensors: Vec::new(),
+    };
+    module.push("embed_tokens.weight", &[vocabulary, hidden], None, true);
+    for (index, layer) in description.layers.iter().enumerate() {
+        module.path = format!("model.layers.{index}");
+        module.role = Role::Layer(index as u32);
+        module.layer(layer, hidden);
+    }
+    (module.path, module.role) = ("model".to_owned(), Role::Head);
+    module.norm("norm", hidden);
+    if !description.tied {
+        module.path = "lm_head".to_owned();
+        module.push("weight", &[vocabulary, hidden], None, true);
+    }
+    module.tensors
+}
+
+/// Writes the tensors of one module.
+struct Module<'a> {
+    path: String,
+    role: Role,
+    headers: &'a Headers,
+    layout: Layout,
+    /// Whether weights of norms are stored as differences from one.
+    adds_one: bool,
+    tensors: Vec<Tensor>,
+}
+
+impl Module<'_> {
+    fn push(&mut self, field: &str, shape: &[u64], dim: Option<usize>, is_matrix: bool) -> &mut Tensor {
+        let segments = dim.and_then(|dim| shape.get(dim).copied()).into_iter().collect();
+        self.push_segments(field, shape, dim.map(|dim| (dim, segments)), is_matrix)
+    }
+
+    fn push_segments(
+        &mut self,
+        field: &str,
+        shape: &[u64],
+        axis: Option<(usize, Vec<u64>)>,
+        is_matrix: bool,
+    ) -> &mut Tensor {
+        let name = format!("{}.{field}", self.path);
+        self.tensors.push(Tensor {
+            role: self.role,
+            shape: shape.to_vec(),
+            axis: axis.map_or(ShardAxis::Replicated, |(dim, segments)| ShardAxis::Axis { dim, segments }),
+            sources: vec![self.layout.name(&name)],
+            recipe: Recipe::AsIs,
+            is_matrix,
+            is_auxiliary: false,
+            name,
+        });
+        let last = self.tensors.len() - 1;
+        &mut self.tensors[last]
+    }
+
+    /// Whether the files have this field of the module.
+    fn has(&self, field: &str) -> bool {
+        self.headers.contains(&self.stored(field))
+    }
+
+    /// Its name in the files.
+    fn stored(&self, field: &str) -> String {
+        self.layout.name(&format!("{}.{field}", self.path))
+    }
+
+    fn vector(&mut self, field: &str, width: u64) {
+        self.push(field, &[width], None, false);
+    }
+
+    fn norm(&mut self, field: &str, width: u64) {
+        let adds_one = self.adds_one;
+        let tensor = self.push(&format!("{field}.weight"), &[width], None, false);
+        if adds_one {
+            tensor.recipe = Recipe::AddOne;
+        }
+    }
+
+    /// A projection that every rank computes whole.
+    fn replicated(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
+        self.push(&format!("{field}.weight"), &[outputs, inputs], None, true);
+        if bias {
+            self.vector(&format!("{field}.bias"), outputs);
+        }
+    }
+
+    /// A projection whose outputs are shared, and the bias with them.
+    fn column_parallel(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
+        self.push(&format!("{field}.weight"), &[outputs, inputs], Some(0), true);
+        if bias {
+            self.push(&format!("{field}.bias"), &[outputs], Some(0), false);
+        }
+    }
+
+    /// A projection whose inputs are shared and whose outputs are then summed: its bias is added after the sum.
+    fn row_parallel(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
+        self.push(&format!("{field}.weight"), &[outputs, inputs], Some(1), true);
+        if bias {
+            self.vector(&format!("{field}.bias"), outputs);
+        }
+    }
+
+    fn layer(&mut self, layer: &Layer, hidden: u64) {
+        let norms = &layer.norms;
+        for name in [norms.before_mixer, norms.after_mixer].into_iter().flatten() {
+            self.norm(name, hidden);
+        }
+        let path = self.path.clone();
+        self.path = format!("{path}.{}", layer.mixer.module());
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(attention, hidden),
+            Mixer::Latent(latent) => self.latent(latent, hidden),
+            Mixer::DeltaNet(delta) => self.delta_net(delta, hidden),
+        }
+        self.path.clone_from(&path);
+        for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
+            self.norm(name, hidden);
+        }
+        self.path = format!("{path}.{}", layer.mlp.module());
+        match &layer.mlp {
+            Mlp::Dense(dense) => self.gated("", hidden, dense),
+            Mlp::Experts(experts) => self.experts(experts, hidden),
+        }
+    }
+
+    fn attention(&mut self, attention: &Attention, hidden: u64) {
+        let [heads, kv_heads, key_dim, value_dim] =
+            [attention.heads, attention.kv_heads, attention.key_dim, attention.value_dim].map(u64::from);
+        let (queries, keys, values) = (attention.query_width(), kv_heads * key_dim, kv_heads * value_dim);
+        let bias = attention.qkv_bias;
+        // Where they are stored together, each is some rows of the whole.
+        let merged = self.has("qkv_proj.weight");
+        let of = queries + keys + values;
+        let projections =
+            [("q_proj", queries, 0), ("k_proj", keys, queries), ("v_proj", values, queries + keys)];
+        for (field, width, from) in projections {
+            self.column_parallel(field, width, hidden, bias);
+            if merged {
+                self.take_rows("qkv_proj", 1 + usize::from(bias), Rows { dim: 0, of, from, step: 1 });
+            }
+        }
+        self.row_parallel("o_proj", hidden, heads * value_dim, attention.output_bias);
+        match attention.qk_norm {
+            None => {}
+            Some(QkNorm::Head { .. }) => {
+                self.norm("q_norm", key_dim);
+                self.norm("k_norm", key_dim);
+            }
+            Some(QkNorm::Full { .. }) => {
+                self.push("q_norm.weight", &[heads * key_dim], Some(0), false);
+                self.push("k_norm.weight", &[keys], Some(0), false);
+            }
+        }
+        if attention.sinks {
+            self.push("sinks", &[heads], Some(0), false);
+        }
+    }
+
+    /// The last tensors are some rows of another projection's weight and bias.
+    fn take_rows(&mut self, field: &str, count: usize, rows: Rows) {
+        let stored: Vec<String> = ["weight", "bias"]
+            .iter()
+            .take(count)
+            .map(|kind| self.stored(&format!("{field}.{kind}")))
+            .collect();
+        let from = self.tensors.len() - count;
+        for (tensor, source) in self.tensors[from..].iter_mut().zip(stored) {
+            tensor.sources = vec![source];
+            tensor.recipe = Recipe::Rows(rows);
+        }
+    }
+
+    fn latent(&mut self, latent: &Latent, hidden: u64) {
+        let [heads, rank, rope, nope, value] =
+            [latent.heads, latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim].map(u64::from);
+        let queries = heads * (nope + rope);
+        match latent.query_rank.map(u64::from) {
+            None => self.column_parallel("q_proj", queries, hidden, false),
+            Some(query_rank) => {
+                self.replicated("q_a_proj", query_rank, hidden, latent.bias);
+                self.vector("q_a_layernorm.weight", query_rank);
+                self.column_parallel("q_b_proj", queries, query_rank, false);
+            }
+        }
+        self.replicated("kv_a_proj_with_mqa", rank + rope, hidden, latent.bias);
+        self.vector("kv_a_layernorm.weight", rank);
+        // The original export has both in one matrix, head by head.
+        let original = self.has("kv_b_proj.weight").then(|| self.stored("kv_b_proj.weight"));
+        let of = nope + value;
+        for (field, shape, from) in
+            [("embed_q.weight", [heads, rank, nope], 0), ("unembed_out.weight", [heads, value, rank], nope)]
+        {
+            let tensor = self.push(field, &shape, Some(0), true);
+            if let Some(original) = &original {
+                tensor.sources = vec![original.clone()];
+                tensor.recipe = Recipe::HeadRows { of, from, transposed: from == 0 };
+            }
+        }
+        self.row_parallel("o_proj", hidden, heads * value, latent.bias);
+    }
+
+    fn delta_net(&mut self, delta: &DeltaNet, hidden: u64) {
+        let (keys, values, heads) = (delta.key_width(), delta.value_width(), u64::from(delta.value_heads));
+        let mixed = vec![keys, keys, values];
+        if delta.merged_projections {
+            self.column_parallel("in_proj_qkvz", 2 * (keys + values), hidden, false);
+            self.column_parallel("in_proj_ba", 2 * heads, hidden, false);
+        } else {
+            let shape = [delta.conv_width(), hidden];
+            self.push_segments("in_proj_qkv.weight", &shape, Some((0, mixed.clone())), true);
+            self.column_parallel("in_proj_z", values, hidden, false);
+            self.column_parallel("in_proj_b", heads, hidden, false);
+            self.column_parallel("in_proj_a", heads, hidden, false);
+        }
+        let shape = [delta.conv_width(), u64::from(delta.conv_kernel), 1];
+        self.push_segments("conv1d.weight", &shape, Some((0, mixed)), false);
+        self.push("A_log", &[heads], Some(0), false).is_auxiliary = true;
+        self.push("dt_bias", &[heads], Some(0), false).is_auxiliary = true;
+        self.vector("norm.weight", u64::from(delta.value_dim));
+        self.row_parallel("out_proj", hidden, values, false);
+    }
+
+    fn gated(&mut self, within: &str, hidden: u64, dense: &Dense) {
+        let (width, bias) = (u64::from(dense.intermediate), dense.bias);
+        let field = |name: &str| format!("{within}{name}");
+        for (name, from) in [("gate_proj", 0), ("up_proj", width)] {
+            self.column_parallel(&field(name), width, hidden, bias);
+            if dense.merged {
+                let rows = Rows { dim: 0, of: 2 * width, from, step: 1 };
+                self.take_rows(&field("gate_up_proj"), 1 + usize::from(bias), rows);
+            }
+        }
+        self.row_parallel(&field("down_proj"), hidden, width, bias);
+    }
+
+    fn experts(&mut self, experts: &Experts, hidden: u64) {
+        let [count, width] = [experts.count, experts.intermediate].map(u64::from);
+        self.replicated(experts.gate, count, hidden, experts.router.scoring == Scoring::SoftmaxOfChosen);
+        if let Some(correction) = experts.router.correction {
+            self.push(correction, &[count], None, false).is_auxiliary = true;
+        }
+        for (place, (name, shape, dim)) in [
+            ("gate_proj", [count, width, hidden], 1),
+            ("up_proj", [count, width, hidden], 1),
+            ("down_proj", [count, hidden, width], 2),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            self.push(&format!("{}.{name}.weight", experts.experts), &shape, Some(dim), true);
+            self.original_experts(experts, place);
+            if experts.bias {
+                // What is added after the sum over ranks is whole on each.
+                let dim = (dim == 1).then_some(1);
+                self.push(&format!("{}.{name}.bias", experts.experts), &shape[..2], dim, false);
+                self.original_biases(experts, place);
+            }
+        }
+        if let Some(shared) = experts.shared {
+            let dense = Dense { activation: experts.activation, ..Dense::new(shared.intermediate) };
+            self.gated(&format!("{}.", shared.module), hidden, &dense);
+            if let Some(gate) = shared.gate {
+                self.replicated(gate, 1, hidden, false);
+            }
+        }
+    }
+
+    /// The last tensor is gate (0), up (1) or down (2) of all experts: where the files have it otherwise.
+    fn original_experts(&mut self, experts: &Experts, place: usize) {
+        let each = |expert: u32| format!("experts.{expert}.{}.weight", experts.originals[place]);
+        let (sources, recipe) = if self.has(&each(0)) {
+            ((0..experts.count).map(|expert| self.stored(&each(expert))).collect(), Recipe::Stack)
+        } else {
+            // All experts in one tensor, gate and up together: one behind the other, or in turn where packed.
+            let turns = [("experts.gate_up_proj_blocks", true), ("experts.gate_up_proj", false)];
+            let downs = ["experts.down_proj_blocks", "experts.down_proj"];
+            match (place, turns.into_iter().find(|(field, _)| self.has(field))) {
+                (_, None) => return,
+                (2, Some(_)) => match downs.into_iter().find(|field| self.has(field)) {
+                    Some(field) => (vec![self.stored(field)], Recipe::AsIs),
+                    None => return,
+                },
+                (_, Some((field, in_turn))) => {
+                    (vec![self.stored(field)], gate_or_up(experts.intermediate, place, in_turn))
+                }
+            }
+        };
+        if let Some(tensor) = self.tensors.last_mut() {
+            (tensor.sources, tensor.recipe) = (sources, recipe);
+        }
+    }
+
+    /// The same of their biases.
+    fn original_biases(&mut self, experts: &Experts, place: usize) {
+        let (field, recipe) = match place {
+            2 => ("experts.down_proj_bias", Recipe::AsIs),
+            _ => ("experts.gate_up_proj_bias", gate_or_up(experts.intermediate, place, true)),
+        };
+        if !self.has(field) {
+            return;
+        }
+        let sources = vec![self.stored(field)];
+        if let Some(tensor) = self.tensors.last_mut() {
+            (tensor.sources, tensor.recipe) = (sources, recipe);
+        }
+    }
+}
+
+/// Gate (0) or up (1) of a tensor that has both along its second dimension.
+fn gate_or_up(intermediate: u32, place: usize, in_turn: bool) -> Recipe {
+    let (width, place) = (u64::from(intermediate), place as u64);
+    let (from, step) = if in_turn { (place, 2) } else { (place * width, 1) };
+    Recipe::Rows(Rows { dim: 1, of: 2 * width, from, step })
+}
