@@ -104,12 +104,7 @@ impl CatalogEntry {
                 families::list()
             ));
         }
-        match self.packing.format {
-            PackingFormat::Affine(_) => Ok(()),
-            PackingFormat::Mxfp4 => {
-                Err("its weights are packed as mxfp4, and this release runs affine ones".to_owned())
-            }
-        }
+        Ok(())
     }
 
     /// The fewest and smallest machines whose default serving limits hold the model: their number, and the
@@ -317,22 +312,27 @@ mod tests {
     }
 
     #[test]
-    fn entry_runs_if_the_engine_has_its_architecture_and_format() {
+    fn entry_runs_if_the_engine_has_its_architecture() {
         let entries = all().unwrap();
         for entry in &entries {
-            let (known, plain) =
-                (families::is_known(&entry.architecture), entry.packing.format != PackingFormat::Mxfp4);
-            assert_eq!(entry.runs().is_ok(), known && plain, "{}", entry.name);
+            assert_eq!(entry.runs().is_ok(), families::is_known(&entry.architecture), "{}", entry.name);
         }
-        for name in ["llama-3-2-1b-4bit", "mistral-7b-4bit", "qwen3-8b-4bit"] {
+        for name in [
+            "llama-3-2-1b-4bit",
+            "mistral-7b-4bit",
+            "qwen3-8b-4bit",
+            "qwen3-30b-a3b-4bit",
+            "gpt-oss-120b",
+            "kimi-k2-thinking",
+            "glm-4-7-flash-4bit",
+            "gemma-3-27b-4bit",
+            "devstral-small-2-24b-4bit",
+        ] {
             assert_eq!(require(&entries, name).unwrap().runs(), Ok(()), "{name}");
         }
         let mut unknown = require(&entries, "llama-3-2-1b-4bit").unwrap().clone();
         unknown.architecture = "abacus".to_owned();
         assert!(unknown.runs().unwrap_err().contains("abacus"));
-        let mut packed = require(&entries, "llama-3-2-1b-4bit").unwrap().clone();
-        packed.packing.format = PackingFormat::Mxfp4;
-        assert!(packed.runs().unwrap_err().contains("mxfp4"));
     }
 
     #[test]

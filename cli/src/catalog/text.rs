@@ -10,7 +10,7 @@ pub fn table(entries: &[&CatalogEntry]) -> String {
     let mut lines = vec![["NAME", "PARAMS", "SIZE", "NEEDS", "CONTEXT", "RUNS"].map(str::to_owned).to_vec()];
     lines.extend(entries.iter().map(|entry| {
         let runs =
-            if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", unsupported_part(entry)) };
+            if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", entry.architecture) };
         vec![
             entry.name.clone(),
             parameters(entry).replace(", ", " A").replace(" active", ""),
@@ -21,14 +21,6 @@ pub fn table(entries: &[&CatalogEntry]) -> String {
         ]
     }));
     format_table(&lines)
-}
-
-/// A word for why it does not run.
-fn unsupported_part(entry: &CatalogEntry) -> &str {
-    match entry.packing.format {
-        PackingFormat::Mxfp4 if russet_model::families::is_known(&entry.architecture) => "mxfp4",
-        _ => &entry.architecture,
-    }
 }
 
 /// The details of an entry.
