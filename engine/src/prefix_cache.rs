@@ -296,7 +296,9 @@ impl PrefixCache {
         let shared = self.slots.iter().filter_map(|(slot, held)| match &held.state {
             SlotState::Cached { tokens, .. } if held.root == Some(root) => {
                 let shared = tokens.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-                let dropped = (tokens.len() - shared) as u32;
+                // Of what the layers have seen: a step may have run ahead of the answer's end, and what was dropped once
+                // is not there to be dropped again.
+                let dropped = held.peak_tokens.saturating_sub(shared as u32);
                 let can_drop = self.capacity.max_rewind.is_none_or(|most| dropped <= most);
                 (can_drop && shared * 2 >= tokens.len()).then_some((*slot, shared as u32))
             }

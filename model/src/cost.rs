@@ -57,6 +57,9 @@ pub struct Widths {
     /// What one token's experts read and give, the hidden state of each; 0 without experts.
     #[serde(default)]
     pub routed: u64,
+    /// Keys and values that a layer makes of the latent of one position, of all heads; 0 where it caches them.
+    #[serde(default)]
+    pub expanded: u64,
     /// Tokens of the vocabulary.
     pub vocabulary: u64,
     /// Bytes of a value as the model computes it.
@@ -85,7 +88,7 @@ pub struct Load {
 /// Bytes that are alive beside weights and caches while a step is computed: activations of a piece of prompt,
 /// attention scores, the last steps of caches, caches that grow, and logits.
 pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
-    let Widths { hidden, heads, queries, keys, mlp, routed, vocabulary, value_bytes } = *widths;
+    let Widths { hidden, heads, queries, keys, mlp, routed, expanded, vocabulary, value_bytes } = *widths;
     let Load { context, sequences, tokens, layers, head, tensor_size, cached_bytes } = *load;
     let size = tensor_size.max(1);
     let piece = context.min(u64::from(PREFILL_TOKENS));
@@ -100,6 +103,9 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
         .saturating_add(routed)
         .saturating_add(shared.div_ceil(size))
         .saturating_mul(piece);
+    // Keys and values of the whole context, and what a chunk of queries sees of them.
+    let expanded =
+        expanded.saturating_mul(value_bytes.saturating_mul(2)).saturating_mul(context).div_ceil(size);
     // One position attends to the whole context, whatever the bound.
     let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value_bytes);
     let scores = row.saturating_mul(piece).min(SCORE_BUDGET_BYTES.max(row));
@@ -114,7 +120,7 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
     let caches = cached_bytes.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
     let words = vocabulary.saturating_mul(sequences);
     let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
-    [states, scores, caches, logits].into_iter().fold(0, u64::saturating_add)
+    [states, expanded, scores, caches, logits].into_iter().fold(0, u64::saturating_add)
 }
 
 /// Bytes of a token's keys and values in one layer, quantised to `bits` bits: so many numbers, which take `value_bytes`
@@ -176,6 +182,10 @@ impl Description {
             widths.queries = widths.queries.max(queries);
             widths.keys = widths.keys.max(keys);
             widths.mlp = widths.mlp.max(u64::from(layer.mlp.width()));
+            if let Mixer::Latent(latent) = &layer.mixer {
+                let each = u64::from(latent.nope_dim) + u64::from(latent.value_dim);
+                widths.expanded = widths.expanded.max(u64::from(latent.heads) * each);
+            }
             if let Mlp::Experts(experts) = &layer.mlp {
                 widths.routed = widths.routed.max(u64::from(experts.used) * widths.hidden);
             }

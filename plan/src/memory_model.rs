@@ -309,6 +309,7 @@ impl<'a> MemoryModel<'a> {
                 width => u64::from(width),
             },
             routed: 0,
+            expanded: 0,
             vocabulary: u64::from(vocabulary),
             value_bytes: self.shape.value_bytes(),
         };

@@ -125,6 +125,7 @@ const HARMLESS: &[&str] = &[
     "problem_type",
     "remove_invalid_values",
     "repetition_penalty",
+    "residual_dropout",
     "resid_pdrop",
     "return_dict",
     "return_dict_in_generate",

@@ -13,6 +13,7 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
         keys: 1024,
         mlp: 14336,
         routed: 0,
+        expanded: 0,
         vocabulary: 128_256,
         value_bytes: 2,
     };
@@ -102,6 +103,7 @@ fn hostile_loads_saturate() {
         keys: most,
         mlp: most,
         routed: most,
+        expanded: most,
         vocabulary: most,
         value_bytes: most,
     };

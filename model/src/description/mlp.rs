@@ -18,8 +18,6 @@ pub struct Dense {
     pub bias: bool,
     /// What the gate passes.
     pub activation: Activation,
-    /// Whether gate and up are stored in one matrix, the gate first.
-    pub merged: bool,
 }
 
 /// What a gate passes.
@@ -128,7 +126,7 @@ impl Router {
 impl Dense {
     /// A block without biases, gated by SiLU.
     pub fn new(intermediate: u32) -> Self {
-        Self { intermediate, bias: false, activation: Activation::Silu, merged: false }
+        Self { intermediate, bias: false, activation: Activation::Silu }
     }
 }
 

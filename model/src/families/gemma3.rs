@@ -3,11 +3,11 @@
 
 use super::{
     Family,
-    shared::{FULL, SLIDING, described, gated, give_windows, refuse, rope_of, windowed},
+    shared::{FULL, SLIDING, activation_or, described, give_windows, refuse, rope_of, windowed},
 };
 use crate::{
     config::{Config, MAX_LAYERS, RopeFields},
-    description::{Attention, Description, Layer, Mixer, NormOffset, Norms, QkNorm},
+    description::{Activation, Attention, Dense, Description, Layer, Mixer, Mlp, NormOffset, Norms, QkNorm},
     error::Error,
 };
 
@@ -71,11 +71,14 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     attention.qk_norm = Some(QkNorm::Head { epsilon: config.rms_norm_eps });
     let width = document.float("query_pre_attn_scalar")?.unwrap_or(256.0);
     attention.scale = f64::from(width).powf(-0.5) as f32;
+    // What a file means that says nothing of it, as the first ones do.
+    let activation = activation_or(config, Activation::GeluTanh)?;
     let layers = windowed.iter().map(|windowed| {
         let mut attention = attention.clone();
         attention.rope = Some(if *windowed { local.clone() } else { full.clone() });
         let norms = Norms::around(config.rms_norm_eps);
-        Ok(Layer { norms, ..Layer::new(Mixer::Attention(attention), gated(config)?, config.rms_norm_eps) })
+        let mlp = Mlp::Dense(Dense { activation, ..Dense::new(config.intermediate_size) });
+        Ok(Layer { norms, ..Layer::new(Mixer::Attention(attention), mlp, config.rms_norm_eps) })
     });
     let mut description = described(config, has_head, layers.collect::<Result<_, Error>>()?);
     description.tied = !has_head;

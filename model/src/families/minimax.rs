@@ -3,7 +3,7 @@
 
 use super::{
     Family,
-    shared::{attention, described, experts, rope_of, rotates_whole_heads},
+    shared::{attention, described, experts, fixed, rope_of, rotates_whole_heads},
 };
 use crate::{
     config::{Config, MAX_HEADS},
@@ -26,6 +26,12 @@ pub(super) const FAMILY: Family = Family {
         "num_mtp_modules",
         "mtp_transformer_layers",
         "attn_type_list",
+        "layernorm_full_attention_beta",
+        "layernorm_linear_attention_beta",
+        "layernorm_mlp_beta",
+        // Of the shared expert, which there is none of.
+        "mlp_intermediate_size",
+        "shared_moe_mode",
     ],
     defaults: &[],
     describe,
@@ -48,6 +54,9 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         return Err(Unsupported::field("attn_type_list", reason, "use a MiniMax M2").into());
     }
     rotates_whole_heads(config)?;
+    for field in ["layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"] {
+        fixed(config, field, 1.0)?;
+    }
     let mut attention = attention(config)?;
     (attention.qkv_bias, attention.output_bias) = (false, false);
     if let Some(width) = document.optional("rotary_dim", MAX_HEADS)? {

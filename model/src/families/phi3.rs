@@ -3,18 +3,20 @@
 
 use super::{
     Family,
-    shared::{blocks, give_windows},
+    shared::{blocks, fixed, give_windows},
 };
-use crate::{
-    config::Config,
-    description::{Description, Mlp},
-    error::Error,
-};
+use crate::{config::Config, description::Description, error::Error};
 
-pub(super) const FAMILY: Family =
-    Family { model_types: &["phi3"], fields: &["original_max_position_embeddings"], defaults: &[], describe };
+pub(super) const FAMILY: Family = Family {
+    model_types: &["phi3"],
+    fields: &["original_max_position_embeddings", "full_attn_mod", "interpolate_factor"],
+    defaults: &[],
+    describe,
+};
 
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
+    fixed(config, "full_attn_mod", 1.0)?;
+    fixed(config, "interpolate_factor", 1.0)?;
     let mut config = config.clone();
     let own = config.document.float("original_max_position_embeddings")?;
     let scaling = &mut config.rope_scaling;
@@ -23,11 +25,6 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         scaling.rope_type = Some("longrope".to_owned());
     }
     let mut description = blocks(&config, has_head)?;
-    for layer in &mut description.layers {
-        if let Mlp::Dense(dense) = &mut layer.mlp {
-            dense.merged = true;
-        }
-    }
     if config.sliding_window.is_some() {
         give_windows(&config, &mut description, &vec![true; config.num_hidden_layers as usize])?;
     }

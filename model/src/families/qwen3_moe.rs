@@ -1,6 +1,9 @@
 //! Qwen3's mixtures of experts: Qwen3's blocks, in which most layers have experts chosen by a softmax over all.
 
-use super::{Family, qwen3, shared::experts};
+use super::{
+    Family, qwen3,
+    shared::{experts, refuse},
+};
 use crate::{
     config::{Config, MAX_LAYERS},
     description::{Description, Mlp, Router, Scoring},
@@ -16,12 +19,15 @@ pub(super) const FAMILY: Family = Family {
         "decoder_sparse_step",
         "mlp_only_layers",
         "norm_topk_prob",
+        "use_qk_norm",
     ],
     defaults: &[],
     describe,
 };
 
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
+    let without_norms = config.document.choice("use_qk_norm")? == Some(false);
+    refuse(config, "use_qk_norm", without_norms)?;
     let mut description = qwen3::describe(config, has_head)?;
     let router =
         Router { renormalise: config.document.flag("norm_topk_prob")?, ..Router::new(Scoring::Softmax) };

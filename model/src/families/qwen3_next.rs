@@ -4,12 +4,12 @@
 use super::{
     Family,
     qwen3_moe::sparse_layers,
-    shared::{FULL, attention, described, experts, gated, kinds, rope_of, shared_expert},
+    shared::{FULL, attention, described, experts, gated, kinds, refuse, rope_of, shared_expert},
 };
 use crate::{
     config::{Config, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     description::{DeltaNet, Description, Layer, Mixer, Mlp, NormOffset, QkNorm, Router, Scoring},
-    error::{Error, FileError},
+    error::{Error, FileError, Unsupported},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -29,6 +29,7 @@ pub(super) const FAMILY: Family = Family {
         "mlp_only_layers",
         "norm_topk_prob",
         "attn_output_gate",
+        "output_gate_type",
         "mamba_ssm_dtype",
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
@@ -45,6 +46,14 @@ const ROTATED: f32 = 0.25;
 
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let document = &config.document;
+    if let Some(other) = document.text("output_gate_type")?.filter(|kind| !matches!(*kind, "swish" | "silu"))
+    {
+        let other: String = other.chars().take(60).collect();
+        let reason = format!("gate {other:?} is not supported; supported is swish");
+        return Err(Unsupported::field("output_gate_type", reason, "use a model with it").into());
+    }
+    let without_gate = document.choice("attn_output_gate")? == Some(false);
+    refuse(config, "attn_output_gate", without_gate)?;
     let mut attention = attention(config)?;
     let share = config.partial_rotary_factor.or(Some(ROTATED));
     attention.rope =

@@ -113,8 +113,13 @@ pub(super) fn gated(config: &Config) -> Result<Mlp, Error> {
     Ok(Mlp::Dense(Dense { bias: config.mlp_bias, activation, ..Dense::new(config.intermediate_size) }))
 }
 
-/// What gates pass.
+/// What gates pass; SiLU where the file says nothing.
 pub(super) fn activation(config: &Config) -> Result<Activation, Error> {
+    activation_or(config, Activation::Silu)
+}
+
+/// The same where the file means another one by saying nothing.
+pub(super) fn activation_or(config: &Config, default: Activation) -> Result<Activation, Error> {
     for field in ["hidden_act", "hidden_activation"] {
         match config.document.text(field)? {
             None => {}
@@ -129,7 +134,18 @@ pub(super) fn activation(config: &Config) -> Result<Activation, Error> {
             }
         }
     }
-    Ok(Activation::Silu)
+    Ok(default)
+}
+
+/// That a switch is left as the family has it: the file may name it, and means nothing by it.
+pub(super) fn fixed(config: &Config, field: &'static str, only: f32) -> Result<(), Error> {
+    match config.document.float(field)? {
+        Some(value) if value != only => {
+            let reason = format!("it is {value}; supported is {only}");
+            Err(Unsupported::field(field, reason, "use a model that leaves it out").into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// That a field which the family cannot do without is there.

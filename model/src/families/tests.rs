@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::description::{Mixer, QkNorm, RopeScaling, Yarn};
+use crate::description::{Activation, Mixer, Mlp, QkNorm, RopeScaling, Yarn};
 use crate::testing::{headers, llama, qwen3, tensors};
 
 fn read(config: &Value) -> Result<crate::Model, Error> {
@@ -241,4 +241,75 @@ fn fields_of_published_files_that_change_nothing_pass() {
         let model = read(&config);
         assert!(model.is_ok(), "{config}: {}", model.unwrap_err());
     }
+}
+
+/// A configuration of another family, of the same sizes.
+fn of(model_type: &str, fields: Value) -> Value {
+    with(with(llama(2), json!({"model_type": model_type, "head_dim": 32, "rope_theta": 1e6})), fields)
+}
+
+fn describe(config: &Value) -> Result<crate::Model, Error> {
+    let all = headers(&tensors(config, "BF16", None, true));
+    crate::read(config.to_string().as_bytes(), &all)
+}
+
+#[test]
+fn published_fields_of_families_are_read_or_refused() {
+    // Each family has another of the two counts; one of the other family asks for nothing.
+    let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_local_experts": 4});
+    for (model_type, fields, refused) in [
+        ("phi3", json!({"full_attn_mod": 1, "interpolate_factor": 1, "head_dim": null}), None),
+        ("phi3", json!({"interpolate_factor": 2}), Some("interpolate_factor")),
+        ("seed_oss", json!({"residual_dropout": 0.1}), None),
+        (
+            "minimax_m2",
+            json!({"layernorm_mlp_beta": 1.0, "mlp_intermediate_size": 8192, "shared_moe_mode": "sigmoid", "rotary_dim": 16, "num_experts": 0, "moe_intermediate_size": 0}),
+            None,
+        ),
+        (
+            "minimax_m2",
+            json!({"num_experts": 0, "moe_intermediate_size": 0, "layernorm_mlp_beta": 3.5}),
+            Some("layernorm_mlp_beta"),
+        ),
+        ("qwen3_moe", json!({"use_qk_norm": true, "num_local_experts": 0}), None),
+        ("qwen3_moe", json!({"num_local_experts": 0, "num_experts_per_tok": 5}), Some("5 of 4 experts")),
+        ("gemma3_text", json!({"hidden_activation": null}), None),
+        ("deepseek_v3", json!({"num_experts": 0, "num_local_experts": 0}), Some("qk_rope_head_dim")),
+        ("mistral", json!({"sliding_window": 0}), Some("sliding_window")),
+    ] {
+        let of_experts = matches!(model_type, "qwen3_moe" | "minimax_m2" | "deepseek_v3");
+        let own = if of_experts { experts.clone() } else { json!({}) };
+        let config = with(of(model_type, own), fields);
+        let error = match refused {
+            None => describe(&config).err(),
+            // Refused by the configuration, whatever the tensors are.
+            Some(_) => {
+                let all = headers(&tensors(&llama(2), "BF16", None, true));
+                crate::read(config.to_string().as_bytes(), &all).err()
+            }
+        };
+        let said = error.map(|error| error.to_string());
+        assert_eq!(said.is_some(), refused.is_some(), "{config}: {said:?}");
+        assert!(said.unwrap_or_default().contains(refused.unwrap_or_default()), "{config}");
+    }
+    // The first Gemmas say nothing of their activation, and mean this one.
+    let model = describe(&of("gemma3_text", json!({}))).unwrap();
+    let Mlp::Dense(dense) = &model.description.layers[0].mlp else { panic!("{model:?}") };
+    assert_eq!(dense.activation, Activation::GeluTanh);
+}
+
+#[test]
+fn experts_are_named_as_far_as_they_are_there() {
+    let config = of(
+        "qwen3_moe",
+        json!({"num_experts": 65_536, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_hidden_layers": 1000}),
+    );
+    let mut all = tensors(&llama(2), "BF16", None, true);
+    for layer in 0..1000 {
+        for projection in ["gate_proj", "up_proj", "down_proj"] {
+            all.push((format!("model.layers.{layer}.mlp.experts.0.{projection}.weight"), "BF16", vec![1, 1]));
+        }
+    }
+    let said = crate::read(config.to_string().as_bytes(), &headers(&all)).unwrap_err().to_string();
+    assert!(said.contains("is missing") || said.contains("has shape"), "{said}");
 }

@@ -242,16 +242,18 @@ impl Module<'_> {
         self.push_segments("conv1d.weight", &shape, Some((0, mixed)), false);
         self.push("A_log", &[heads], Some(0), false).is_auxiliary = true;
         self.push("dt_bias", &[heads], Some(0), false).is_auxiliary = true;
-        self.vector("norm.weight", u64::from(delta.value_dim));
+        self.push("norm.weight", &[u64::from(delta.value_dim)], None, false).is_auxiliary = true;
         self.row_parallel("out_proj", hidden, values, false);
     }
 
     fn gated(&mut self, within: &str, hidden: u64, dense: &Dense) {
         let (width, bias) = (u64::from(dense.intermediate), dense.bias);
         let field = |name: &str| format!("{within}{name}");
+        // Where they are stored together, the gate comes first.
+        let merged = self.has(&field("gate_up_proj.weight"));
         for (name, from) in [("gate_proj", 0), ("up_proj", width)] {
             self.column_parallel(&field(name), width, hidden, bias);
-            if dense.merged {
+            if merged {
                 let rows = Rows { dim: 0, of: 2 * width, from, step: 1 };
                 self.take_rows(&field("gate_up_proj"), 1 + usize::from(bias), rows);
             }
@@ -262,6 +264,9 @@ impl Module<'_> {
     fn experts(&mut self, experts: &Experts, hidden: u64) {
         let [count, width] = [experts.count, experts.intermediate].map(u64::from);
         self.replicated(experts.gate, count, hidden, experts.router.scoring == Scoring::SoftmaxOfChosen);
+        if let Some(gate) = self.tensors.last_mut().filter(|_| experts.router.wide) {
+            gate.is_auxiliary = true;
+        }
         if let Some(correction) = experts.router.correction {
             self.push(correction, &[count], None, false).is_auxiliary = true;
         }
@@ -295,7 +300,10 @@ impl Module<'_> {
     fn original_experts(&mut self, experts: &Experts, place: usize) {
         let each = |expert: u32| format!("experts.{expert}.{}.weight", experts.originals[place]);
         let (sources, recipe) = if self.has(&each(0)) {
-            ((0..experts.count).map(|expert| self.stored(&each(expert))).collect(), Recipe::Stack)
+            // Up to the first that is missing, which is then named: as many as there are tensors, whatever the count.
+            let there = (0..experts.count).take_while(|expert| self.has(&each(*expert))).count() as u32;
+            let names = 0..experts.count.min(there.saturating_add(1));
+            (names.map(|expert| self.stored(&each(expert))).collect(), Recipe::Stack)
         } else {
             // All experts in one tensor, gate and up together: one behind the other, or in turn where packed.
             let turns = [("experts.gate_up_proj_blocks", true), ("experts.gate_up_proj", false)];

@@ -107,7 +107,7 @@ fn divides(shape: &ModelShape, size: usize) -> bool {
             shape.attention_heads,
             shape.key_value_heads,
             shape.intermediate_size,
-            shape.attention_heads * shape.head_dim / group,
+            shape.attention_heads.saturating_mul(shape.head_dim) / group,
             shape.intermediate_size / group,
         ];
     }
@@ -155,7 +155,8 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
                 let whole = layer.weight_bytes.min(layer.replicated_bytes);
                 takes += u128::from(whole) + u128::from(layer.weight_bytes - whole) / size as u128;
                 let state = state_bytes(desired, layer, tokens);
-                takes += if layer.state.replicated { state } else { state / size as u128 };
+                let state = if layer.state.replicated { state } else { state / size as u128 };
+                takes = takes.saturating_add(state);
             }
             if head {
                 takes += u128::from(shape.head_bytes);
@@ -209,7 +210,7 @@ fn state_bytes(desired: &ValidDeployment, layer: &LayerGroup, tokens: u128) -> u
         true => kv_bytes_per_token(desired),
         false => u128::from(per_token_bytes),
     };
-    each * kept + u128::from(fixed_bytes) * sequences
+    each.saturating_mul(kept).saturating_add(u128::from(fixed_bytes) * sequences)
 }
 
 /// KV-cache bytes of a token in one layer: the values of each head, and a scale and a bias for each group of
