@@ -6,17 +6,18 @@ use std::process::Command;
 /// Set in the process that does the work.
 const CHILD: &str = "RUSSET_PEAK_MEMORY";
 
-/// By how many bytes the peak of memory grows with the work of `test`, the path of the calling test. Only Linux shows it;
-/// elsewhere the work is done and 0 returned.
+/// By how many bytes the peak of memory grows with the work of `test`, the path of the calling test, its code aside: pages
+/// of a program are read when they first run. Only Linux shows it; elsewhere the work is done and 0 returned.
 pub fn growth(test: &str, work: impl FnOnce()) -> u64 {
     if cfg!(not(target_os = "linux")) {
         work();
         return 0;
     }
     if std::env::var_os(CHILD).is_some() {
-        let before = peak();
+        let (before, files_before) = (memory("VmHWM:"), memory("RssFile:"));
         work();
-        let grown = peak() - before;
+        let code = memory("RssFile:").saturating_sub(files_before);
+        let grown = (memory("VmHWM:") - before).saturating_sub(code);
         println!("\n{CHILD} {grown}");
         return grown;
     }
@@ -34,9 +35,9 @@ pub fn growth(test: &str, work: impl FnOnce()) -> u64 {
     grown
 }
 
-/// Peak memory of this process in bytes.
-fn peak() -> u64 {
+/// Bytes of a line of this process' status.
+fn memory(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux says it");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a line of the field");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") << 10
 }
