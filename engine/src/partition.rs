@@ -30,6 +30,11 @@ impl TpShard {
     pub fn for_part(part: &RankPart) -> Self {
         Self { index: part.tensor_index as usize, count: part.tensor_size as usize }
     }
+
+    /// How many of so many heads this shard has.
+    pub fn heads(self, all: u32) -> i32 {
+        (all as usize / self.count) as i32
+    }
 }
 
 #[cfg(test)]

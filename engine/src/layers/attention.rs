@@ -76,10 +76,10 @@ impl Attention {
             }
         };
         let sinks = description.sinks.then(|| weights.tensor(&format!("{path}.sinks"))).transpose()?;
-        let members = weights.shard().count;
+        let shard = weights.shard();
         Ok(Self {
-            heads: (description.heads as usize / members) as i32,
-            kv_heads: (description.kv_heads as usize / members) as i32,
+            heads: shard.heads(description.heads),
+            kv_heads: shard.heads(description.kv_heads),
             head_dim: description.key_dim as i32,
             value_dim: description.value_dim as i32,
             scale: description.scale,
@@ -130,10 +130,7 @@ impl Attention {
             pieces.push(self.attend_sequence(&own, rotate_at, &mut caches[layer], &mut scores)?);
             from += *length;
         }
-        let joined = match pieces.as_slice() {
-            [whole] => whole.clone(),
-            pieces => concatenate(pieces, 1)?,
-        };
+        let joined = concatenate(&pieces, 1)?;
         let gated = match gate {
             None => joined,
             Some(gate) => joined.multiply(sigmoid(gate)?)?,

@@ -87,11 +87,10 @@ impl DeltaNet {
         // The original export has the channel's one input before its kernel.
         let kernel = description.conv_kernel as i32;
         let convolution = convolution.reshape(&[-1, kernel, 1])?;
-        let members = weights.shard().count;
-        let share = |heads: u32| (heads as usize / members) as i32;
+        let shard = weights.shard();
         Ok(Self {
-            key_heads: share(description.key_heads),
-            value_heads: share(description.value_heads),
+            key_heads: shard.heads(description.key_heads),
+            value_heads: shard.heads(description.value_heads),
             key_dim: description.key_dim as i32,
             value_dim: description.value_dim as i32,
             kernel,
@@ -115,20 +114,14 @@ impl DeltaNet {
     ) -> Result<Array, Exception> {
         let Projected { qkv, gate, step, decay } = self.project(x)?;
         let mut rows = Vec::new();
-        let mut from = 0;
-        let PackedBatch { decode_rows, prefill_rows, .. } = batch;
-        for SequenceSlice { length, caches, .. } in decode_rows.iter_mut().chain(prefill_rows) {
+        for (positions, SequenceSlice { caches, .. }) in batch.sequences() {
             let LayerCache::Recurrent(state) = &mut caches[layer] else {
                 return Err(Exception::custom("a delta net was given the cache of another kind of layer"));
             };
-            let own = |all: &Array| all.try_index((.., from..from + *length, ..));
+            let own = |all: &Array| all.try_index((.., positions.clone(), ..));
             rows.push(self.pass(&own(&qkv)?, &own(&step)?, &own(&decay)?, state)?);
-            from += *length;
         }
-        let passed = match rows.as_slice() {
-            [whole] => whole.clone(),
-            rows => concatenate(rows, 1)?,
-        };
+        let passed = concatenate(&rows, 1)?;
         let normed = self.norm.forward(&passed)?.as_dtype(Dtype::Float32)?;
         let gate = gate.as_dtype(Dtype::Float32)?;
         let gated = gate.multiply(sigmoid(&gate)?)?.multiply(normed)?.as_dtype(passed.dtype())?;

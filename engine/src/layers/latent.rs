@@ -75,9 +75,8 @@ impl LatentAttention {
                 up: Linear::load(weights, &format!("{path}.q_b_proj"))?,
             },
         };
-        let members = weights.shard().count;
         Ok(Self {
-            heads: (description.heads as usize / members) as i32,
+            heads: weights.shard().heads(description.heads),
             rank: description.rank as i32,
             rope_dim: description.rope_dim as i32,
             nope_dim: description.nope_dim as i32,
@@ -115,14 +114,13 @@ impl LatentAttention {
         let shared =
             compressed.try_index((.., .., self.rank..))?.reshape(&[1, positions, 1, self.rope_dim])?;
         let mut rows = Vec::new();
-        let (mut from, mut scores) = (0, ScoreBudget::default());
-        let PackedBatch { decode_rows, prefill_rows, .. } = batch;
-        for SequenceSlice { length, offset, caches } in decode_rows.iter_mut().chain(prefill_rows) {
+        let mut scores = ScoreBudget::default();
+        for (positions, SequenceSlice { offset, caches, .. }) in batch.sequences() {
             let own = |all: &Array| {
-                let own = all.try_index((.., from..from + *length, .., ..))?;
+                let own = all.try_index((.., positions.clone(), .., ..))?;
                 own.transpose_axes(&[0, 2, 1, 3])
             };
-            let latent = latent.try_index((.., from..from + *length, ..))?.expand_dims(1)?;
+            let latent = latent.try_index((.., positions.clone(), ..))?.expand_dims(1)?;
             let keys = concatenate(&[latent, self.rope.forward(&own(&shared)?, *offset)?], -1)?;
             let LayerCache::Latent(cache) = &mut caches[layer] else {
                 return Err(Exception::custom(
@@ -133,13 +131,8 @@ impl LatentAttention {
             let turned =
                 self.rope.forward(&own(&turned)?, *offset)?.multiply(scalar(self.scale, &turned)?)?;
             rows.push(self.attend(&own(&plain)?, &turned, &held, &mut scores)?);
-            from += *length;
         }
-        let joined = match rows.as_slice() {
-            [whole] => whole.clone(),
-            rows => concatenate(rows, 1)?,
-        };
-        self.output.forward_summed(&joined, stage)
+        self.output.forward_summed(&concatenate(&rows, 1)?, stage)
     }
 
     /// Attention of the last positions of a sequence; `plain` and `turned` are the parts of their queries, `[1, heads,

@@ -2,6 +2,8 @@
 //! positions, width]`, so a weight is read once for all of them, and joining or leaving sequences copies
 //! nothing. Only attention handles each sequence by itself, with its own cache.
 
+use std::ops::Range;
+
 use mlx_rs::Array;
 
 use crate::cache::LayerCache;
@@ -43,5 +45,15 @@ impl<'a> PackedBatch<'a> {
             Array::from_slice(&positions, &[positions.len() as i32])
         });
         Self { decode_rows, prefill_rows, positions }
+    }
+
+    /// Every sequence and which positions of the batch are its own.
+    pub fn sequences(&mut self) -> impl Iterator<Item = (Range<i32>, &mut SequenceSlice<'a>)> {
+        let mut from = 0;
+        self.decode_rows.iter_mut().chain(&mut self.prefill_rows).map(move |sequence| {
+            let own = from..from + sequence.length;
+            from = own.end;
+            (own, sequence)
+        })
     }
 }
