@@ -73,7 +73,8 @@ def with_windows(model, config):
     model.model.fa_idx = model.model.swa_idx = 0
     for layer in model.model.layers:
         layer.use_sliding = True
-    type(model).make_cache = lambda self: [RotatingKVCache(max_size=window) for _ in self.layers]
+    # Of this model alone: the class is that of llama variants too, which this process may answer next.
+    model.make_cache = lambda: [RotatingKVCache(max_size=window) for _ in model.layers]
     return model
 
 

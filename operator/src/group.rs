@@ -73,7 +73,8 @@ pub async fn reconcile(group: Arc<ShardGroup>, context: Arc<Context>) -> Result<
         return Ok(requeue_after([Some(STALE)]));
     }
     let planned = decide::decide(&observed, now);
-    apply::apply(&context, &observed, &planned, now).await?;
-    report::report(&context, &observed, &planned).await?;
+    // The report first: why an epoch ended is known only until the next one begins.
+    let group = report::report(&context, &observed, &planned).await?;
+    apply::apply(&context, &observed, &group, &planned, now).await?;
     Ok(requeue_after([planned.requeue_after, observed.until_lost]))
 }

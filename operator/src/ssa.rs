@@ -83,6 +83,32 @@ where
     apply_status_as(OPERATOR_MANAGER, api, name, status).await
 }
 
+/// Applies a status that carries on parts of the one before it, on the version of the object that it was made from. The
+/// caches lag behind: without that, a status made from an older version takes back what a newer one says. Returns the
+/// object as it is then, or `None` if it was deleted meanwhile; the error is a conflict (409) if there is a newer version.
+pub async fn apply_status_on<K>(
+    api: &Api<K>,
+    object: &K,
+    status: &impl Serialize,
+) -> Result<Option<K>, kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let name = object.name_any();
+    let patch = Patch::Apply(json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name, "resourceVersion": object.resource_version()},
+        "status": status,
+    }));
+    match api.patch_status(&name, &params(OPERATOR_MANAGER), &patch).await {
+        Ok(written) => Ok(Some(written)),
+        // Deleted meanwhile: the status is no longer needed.
+        Err(error) if is_code(&error, 404) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Applies the part of a status that another of the operator's managers owns.
 pub async fn apply_status_as<K>(
     manager: &str,

@@ -38,7 +38,7 @@ use report::report;
 
 pub use candidates::{Candidates, enumerate};
 pub use preempt::ApprovalRequest;
-pub use report::{UNCHANGED_REASON, refusal_report, status_report};
+pub use report::{refusal_report, status_report};
 pub use running::{is_current, pending_among, pending_replicas};
 pub use score::{ScoreScale, ScoredCandidate};
 

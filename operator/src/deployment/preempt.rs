@@ -29,7 +29,7 @@ pub async fn apply(
         let generation = seen.metadata.generation;
         let target = Type::DisruptionTarget;
         conditions::set(&mut status.conditions, target, true, Reason::Preempted, &message, generation, now);
-        ssa::apply_status(&api, group, &status).await.map_err(failed)?;
+        ssa::apply_status_on(&api, &seen, &status).await.map_err(failed)?;
         ssa::delete(&api, &seen).await.map_err(failed)?;
         let owner = ObjectRef::new(&seen.spec.deployment_ref.name).within(namespace);
         if let Some(owner) = context.stores.deployments.get(&owner) {

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
-use russet_crds::{GroupPlan, MeasuredThroughput, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
+use russet_crds::{GroupPlan, MeasuredThroughput, ModelDeploymentStatus, ShardGroup, names};
 use russet_plan::auto_revert::{MAX_ATTEMPTS, record_outcome};
-use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
+use russet_plan::placement::{is_current, status_report};
 use russet_plan::snapshot::Availability;
 use russet_plan::validate::IdleReason;
 use russet_plan::{Note, note};
@@ -276,15 +276,6 @@ fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
     (!names.is_empty()).then(|| names.join(","))
 }
 
-/// Whether `status` has no reason for its plan that `deployment` does not have already.
-pub fn is_reason_missing(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
-    let before = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
-    status
-        .placement
-        .as_ref()
-        .is_some_and(|report| report.reason == UNCHANGED_REASON && before != Some(report))
-}
-
 fn count(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
@@ -533,12 +524,5 @@ mod tests {
         let mut later = plan(1, Some(model()), 64, made.clone());
         Arc::make_mut(&mut later.deployment).status = Some(first.clone());
         assert_eq!(shown(later, made.clone(), 0), first, "looking again changes nothing");
-
-        // A cache without the report yet would replace it by a less detailed one.
-        let mut stale = plan(1, Some(model()), 64, made.clone());
-        Arc::make_mut(&mut stale.deployment).status = None;
-        let deployment = stale.deployment.clone();
-        assert!(is_reason_missing(&deployment, &shown(stale, made, 0)));
-        assert!(!is_reason_missing(&deployment, &first));
     }
 }

@@ -16,18 +16,21 @@ use crate::context::Context;
 use crate::memory::PeerTable;
 use crate::ssa;
 
-/// Writes the plan.
+/// Writes the plan of `observed`. `group` is that group after the report.
 pub async fn apply(
     context: &Context,
     observed: &ObservedGroup,
+    group: &ShardGroup,
     planned: &PlannedGroup,
     now: Timestamp,
 ) -> Result<(), Error> {
-    let group = &observed.group;
     let name = group.name_any();
     if let Some(loss) = &planned.bump {
-        let next = operator_fields(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
-        let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, group.as_ref());
+        let spec = ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() };
+        let mut next = operator_fields(group, spec);
+        // A newer version may have this epoch already.
+        next.metadata.resource_version = group.resource_version();
+        let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, group);
         ssa::apply(&api, &next).await.map_err(|source| Error::Epoch {
             group: name.clone(),
             epoch: planned.epoch,
@@ -37,7 +40,7 @@ pub async fn apply(
         context.metrics.restarts.with_label_values(&[&format!("{:?}", loss.reason)]).inc();
         tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group re-forms");
     }
-    let api: Api<Shard> = ssa::namespaced_api(&context.client, group.as_ref());
+    let api: Api<Shard> = ssa::namespaced_api(&context.client, group);
     let failed = |shard: String| {
         let group = name.clone();
         move |source| Error::Shard { group, shard, source }
@@ -62,10 +65,10 @@ pub async fn apply(
     if let Some(loss) = &planned.bump {
         // Last, so that nothing waits for it.
         let note = format!("{}; epoch {} begins", loss.message, planned.epoch);
-        context.record(group.as_ref(), false, loss.reason, "FormAnew", &note).await;
-    } else if !group.is_reported() {
+        context.record(group, false, loss.reason, "FormAnew", &note).await;
+    } else if !observed.group.is_reported() {
         record_epoch(context, group, planned.epoch, None);
-        context.record(group.as_ref(), true, Reason::InProgress, "Form", "the Shards are created").await;
+        context.record(group, true, Reason::InProgress, "Form", "the Shards are created").await;
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Writes the status of a group, measures its formation time, and emits events about failures.
 
+use std::sync::Arc;
+
 use kube::{Api, ResourceExt as _};
 use russet_crds::ShardGroup;
 use russet_crds::conditions::{Reason, Type, get};
@@ -10,27 +12,27 @@ use super::observe::ObservedGroup;
 use crate::context::Context;
 use crate::ssa;
 
-/// Writes the status if it differs.
+/// Writes the status if it differs, and returns the group as it is then.
 pub async fn report(
     context: &Context,
     observed: &ObservedGroup,
     planned: &PlannedGroup,
-) -> Result<(), Error> {
+) -> Result<Arc<ShardGroup>, Error> {
     let group = &observed.group;
     let (before, after) = (group.status.as_ref(), &planned.status);
     if before == Some(after) {
-        return Ok(());
+        return Ok(group.clone());
     }
-    let name = group.name_any();
     let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, group.as_ref());
-    ssa::apply_status(&api, &name, after)
+    let written = ssa::apply_status_on(&api, group.as_ref(), after)
         .await
-        .map_err(|source| Error::Report { group: name.clone(), source })?;
+        .map_err(|source| Error::Report { group: group.name_any(), source })?;
+    let written = written.map_or_else(|| group.clone(), Arc::new);
 
     let ready = get(&after.conditions, Type::Ready);
     let was = before.and_then(|status| get(&status.conditions, Type::Ready));
     let Some(ready) = ready.filter(|ready| was.is_none_or(|was| was.reason != ready.reason)) else {
-        return Ok(());
+        return Ok(written);
     };
     if ready.status == "True" {
         let mut epochs = context.memory.epochs.lock();
@@ -51,5 +53,5 @@ pub async fn report(
             context.record(group.as_ref(), good, reason, "Form", &ready.message).await;
         }
     }
-    Ok(())
+    Ok(written)
 }

@@ -9,7 +9,7 @@ use crate::prediction::Predictor;
 use crate::shard::describe;
 
 /// The reason of a plan without a remembered one.
-pub const UNCHANGED_REASON: &str = "what runs stays where it is";
+const UNCHANGED_REASON: &str = "what runs stays where it is";
 
 /// The report of this placement; that of the one `before`, while its plan is still valid; or the refusal.
 /// `current` are the plans of the groups that stay.

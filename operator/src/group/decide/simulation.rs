@@ -70,16 +70,25 @@ impl SimulatedServer {
                 Some((planned.epoch, PeerTable { peers: shard.peers.clone(), transport: shard.transport }));
         }
         let mut left = writes;
-        if planned.bump.is_some() {
-            self.bumps += 1;
-            // The server rejects a lower epoch.
-            if planned.epoch >= self.group().spec.epoch {
-                let mut group = self.group().clone();
-                group.spec.epoch = planned.epoch;
-                self.groups.push(Arc::new(group));
-                seen.0 = self.groups.len() - 1;
-            }
+        let mut version = seen.0;
+        if view.group.status.as_ref() != Some(&planned.status) {
+            let status = Some(planned.status.clone());
+            let Some(written) = self.write(version, ShardGroup { status, ..self.group().clone() }) else {
+                return;
+            };
+            version = written;
             left -= 1;
+        }
+        if planned.bump.is_some() && left > 0 {
+            let mut group = self.group().clone();
+            group.spec.epoch = planned.epoch;
+            if self.write(version, group).is_none() {
+                return;
+            }
+            self.bumps += 1;
+            left -= 1;
+        } else if planned.bump.is_some() {
+            return;
         }
         let mut shards = self.now();
         for spec in planned.shards.into_iter().take(left) {
@@ -94,6 +103,15 @@ impl SimulatedServer {
         }
         self.check(&shards);
         self.shards.push(shards);
+    }
+
+    /// Writes the group on the version it was made from; returns the new version, or `None` if there is a newer one.
+    fn write(&mut self, on: usize, group: ShardGroup) -> Option<usize> {
+        (on + 1 == self.groups.len()).then(|| self.groups.push(Arc::new(group)))?;
+        let group = self.group();
+        let says = group.status.as_ref().is_some_and(|status| status.last_loss.is_some());
+        assert!(group.spec.epoch == 1 || says, "epoch {} began, and nothing says why", group.spec.epoch);
+        Some(self.groups.len() - 1)
     }
 
     /// An agent does its next step, or a fault happens to it.
