@@ -12,6 +12,7 @@ pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod packed_batch;
+mod query_scale;
 pub mod rope;
 pub mod router;
 mod sdpa;

@@ -11,6 +11,7 @@ mod llama;
 mod minimax;
 mod ministral3;
 mod mistral;
+mod mistral4;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -38,6 +39,7 @@ pub const FAMILIES: &[Family] = &[
     minimax::FAMILY,
     ministral3::FAMILY,
     mistral::FAMILY,
+    mistral4::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,

@@ -59,6 +59,7 @@ pub fn latent(heads: u32, rank: u32, rope_dim: u32, value_dim: u32) -> Latent {
         rope,
         epsilon: 1e-6,
         bias: false,
+        query_scale: None,
     }
 }
 

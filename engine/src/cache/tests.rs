@@ -210,6 +210,7 @@ fn caches_take_the_bytes_that_are_planned() {
         rope,
         epsilon: 1e-6,
         bias: false,
+        query_scale: None,
     };
     let delta = DeltaNet {
         key_heads: 2,

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use mlx_rs::{
-    Array, Dtype,
+    Array,
     error::Exception,
     ops::{arange, concatenate, indexing::TryIndexOp, sigmoid},
 };
@@ -15,6 +15,7 @@ use super::{
     linear::Linear,
     norm::RmsNorm,
     packed_batch::{PackedBatch, SequenceSlice},
+    query_scale::query_scales,
     rope::Rope,
     sdpa::{ScoreBudget, Scores, chunked_sdpa},
     tensor_parallel::TpGroup,
@@ -203,8 +204,9 @@ impl Attention {
         };
         let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
         let mut queries = rotated(queries)?;
-        if let (Some(offset), Some(_)) = (rotate_at, self.query_scale) {
-            let scale = self.query_scales(&arange::<_, i32>(offset, offset + length, None)?, &queries)?;
+        if let (Some(offset), Some(scale)) = (rotate_at, self.query_scale) {
+            let positions = arange::<_, i32>(offset, offset + length, None)?;
+            let scale = query_scales(scale, &positions, &queries)?;
             queries = queries.multiply(scale.reshape(&[1, 1, length, 1])?)?;
         }
         let attended = chunked_sdpa(&queries, &held, self.scores(), scores)?;
@@ -221,21 +223,9 @@ impl Attention {
 
     /// Queries, `[1, positions, heads, width]`, scaled by their positions.
     fn scaled_by(&self, queries: &Array, positions: &Array) -> Result<Array, Exception> {
-        if self.query_scale.is_none() {
-            return Ok(queries.clone());
-        }
-        let scale = self.query_scales(positions, queries)?;
+        let Some(scale) = self.query_scale else { return Ok(queries.clone()) };
+        let scale = query_scales(scale, positions, queries)?;
         queries.multiply(scale.reshape(&[1, -1, 1, 1])?)
-    }
-
-    /// What queries at these positions are multiplied by.
-    fn query_scales(&self, positions: &Array, queries: &Array) -> Result<Array, Exception> {
-        let number = Array::from_f32;
-        let QueryScale { beta, original } =
-            self.query_scale.unwrap_or(QueryScale { beta: 0.0, original: 1.0 });
-        let exceeded = positions.as_dtype(Dtype::Float32)?.divide(number(original))?.floor()?;
-        let grown = number(1.0).add(exceeded)?.log()?.multiply(number(beta))?;
-        number(1.0).add(grown)?.as_dtype(queries.dtype())
     }
 }
 

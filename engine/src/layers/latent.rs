@@ -8,15 +8,16 @@ use mlx_rs::{
     Array,
     error::Exception,
     fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention},
-    ops::{concatenate, indexing::TryIndexOp, select},
+    ops::{arange, concatenate, indexing::TryIndexOp, select},
 };
-use russet_model::description;
+use russet_model::description::{self, QueryScale};
 
 use super::{
     activation::scalar,
     linear::Linear,
     norm::RmsNorm,
     packed_batch::{PackedBatch, SequenceSlice},
+    query_scale::query_scales,
     rope::Rope,
     sdpa::{ScoreBudget, rows_per_chunk, visible},
     tensor_parallel::TpGroup,
@@ -45,6 +46,7 @@ pub struct LatentAttention {
     unembed: Weight,
     output: Linear,
     rope: Rc<Rope>,
+    query_scale: Option<QueryScale>,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,7 @@ impl LatentAttention {
             unembed: weights.weight(&format!("{path}.unembed_out"))?,
             output: Linear::load(weights, &format!("{path}.o_proj"))?,
             rope,
+            query_scale: description.query_scale,
         })
     }
 
@@ -128,9 +131,15 @@ impl LatentAttention {
                 ));
             };
             let held = cache.append(&keys)?;
-            let turned =
-                self.rope.forward(&own(&turned)?, *offset)?.multiply(scalar(self.scale, &turned)?)?;
-            rows.push(self.attend(&own(&plain)?, &turned, &held, &mut scores)?);
+            let (mut plain, mut turned) = (own(&plain)?, self.rope.forward(&own(&turned)?, *offset)?);
+            if let Some(scale) = self.query_scale {
+                let length = positions.len() as i32;
+                let scale = query_scales(scale, &arange::<_, i32>(*offset, *offset + length, None)?, &plain)?;
+                let scale = scale.reshape(&[1, 1, length, 1])?;
+                (plain, turned) = (plain.multiply(&scale)?, turned.multiply(&scale)?);
+            }
+            let turned = turned.multiply(scalar(self.scale, &turned)?)?;
+            rows.push(self.attend(&plain, &turned, &held, &mut scores)?);
         }
         self.output.forward_summed(&concatenate(&rows, 1)?, stage)
     }

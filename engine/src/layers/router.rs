@@ -67,12 +67,15 @@ impl Router {
                 let weights = softmax_axis(logits.take_along_axis(&experts, -1)?, -1, true)?;
                 Ok(Routing { experts, weights })
             }
-            Scoring::Sigmoid => self.by_sigmoid(&logits, x.dtype()),
+            Scoring::Sigmoid => self.by_groups(&sigmoid(logits.as_dtype(Dtype::Float32)?)?, x.dtype()),
+            Scoring::GroupedSoftmax => {
+                self.by_groups(&softmax_axis(logits.as_dtype(Dtype::Float32)?, -1, None)?, x.dtype())
+            }
         }
     }
 
-    fn by_sigmoid(&self, logits: &Array, dtype: Dtype) -> Result<Routing, Exception> {
-        let scores = sigmoid(logits.as_dtype(Dtype::Float32)?)?;
+    /// By scores in 32 bits, which a correction and groups change for the choice.
+    fn by_groups(&self, scores: &Array, dtype: Dtype) -> Result<Routing, Exception> {
         let mut choosing = match &self.correction {
             Some(correction) => scores.add(correction)?,
             None => scores.clone(),

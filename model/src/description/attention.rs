@@ -108,4 +108,6 @@ pub struct Latent {
     pub epsilon: f32,
     /// Whether the projections into latents and of the output have biases.
     pub bias: bool,
+    /// What queries are multiplied by, by their position.
+    pub query_scale: Option<QueryScale>,
 }

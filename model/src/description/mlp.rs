@@ -105,6 +105,8 @@ pub enum Scoring {
     SoftmaxOfChosen,
     /// A sigmoid of each.
     Sigmoid,
+    /// A softmax over all experts, of which groups are chosen as they are by sigmoids.
+    GroupedSoftmax,
 }
 
 impl Router {

@@ -41,9 +41,18 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Epsilon of the norms of latents, whatever that of the others is; GLM has one for all.
-const LATENT_EPSILON: f32 = 1e-6;
+pub(super) const LATENT_EPSILON: f32 = 1e-6;
 
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
+    let epsilon = match config.document.text_type.as_str() {
+        "glm4_moe_lite" => config.rms_norm_eps,
+        _ => LATENT_EPSILON,
+    };
+    sparse(config, has_head, &latent(config, epsilon)?, &sigmoid_experts(config)?)
+}
+
+/// Attention to a latent, whose norms have this epsilon.
+pub(super) fn latent(config: &Config, epsilon: f32) -> Result<Latent, Error> {
     let document = &config.document;
     let number = |field| document.number(field, MAX_HEADS);
     let [rope_dim, nope_dim] = [number("qk_rope_head_dim")?, number("qk_nope_head_dim")?];
@@ -54,11 +63,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     }
     let mut rope = rope_of(config, rope_dim, (fields, config.rope_theta, None))?;
     rope.traditional = true;
-    let epsilon = match config.document.text_type.as_str() {
-        "glm4_moe_lite" => config.rms_norm_eps,
-        _ => LATENT_EPSILON,
-    };
-    let latent = Latent {
+    Ok(Latent {
         heads: config.num_attention_heads,
         rank: document.number("kv_lora_rank", MAX_SIZE)?,
         query_rank: document.optional("q_lora_rank", MAX_SIZE)?,
@@ -69,8 +74,18 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         rope,
         epsilon,
         bias: config.attention_bias,
-    };
-    let experts = sigmoid_experts(config)?;
+        query_scale: None,
+    })
+}
+
+/// Layers of this attention: the first ones with a dense block, the others with experts.
+pub(super) fn sparse(
+    config: &Config,
+    has_head: bool,
+    latent: &Latent,
+    experts: &Experts,
+) -> Result<Description, Error> {
+    let document = &config.document;
     let dense = document.count("first_k_dense_replace", MAX_LAYERS)?;
     let step = document.optional("moe_layer_freq", MAX_LAYERS)?.unwrap_or(1);
     let layers = (0..config.num_hidden_layers).map(|layer| {

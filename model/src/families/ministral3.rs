@@ -3,11 +3,11 @@
 
 use super::{
     Family,
-    shared::{attention, described, gated, give_windows, rotates_whole_heads, windowed},
+    shared::{attention, described, gated, give_windows, query_scale, rotates_whole_heads, windowed},
 };
 use crate::{
     config::Config,
-    description::{Description, Layer, Mixer, QueryScale},
+    description::{Description, Layer, Mixer},
     error::Error,
 };
 
@@ -17,11 +17,7 @@ pub(super) const FAMILY: Family =
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     rotates_whole_heads(config)?;
     let mut attention = attention(config)?;
-    let fields = &config.rope_scaling;
-    attention.query_scale = match (fields.llama_4_scaling_beta, fields.original_max_position_embeddings) {
-        (Some(beta), Some(original)) if beta != 0.0 && original > 0.0 => Some(QueryScale { beta, original }),
-        _ => None,
-    };
+    attention.query_scale = query_scale(config);
     let layer = Layer::new(Mixer::Attention(attention), gated(config)?, config.rms_norm_eps);
     let mut description = described(config, has_head, vec![layer; config.num_hidden_layers as usize]);
     let windowed = windowed(config, |_| false)?;

@@ -3,8 +3,8 @@
 use crate::{
     config::{Config, DEFAULT_ROPE_THETA, MAX_HEADS, MAX_SIZE, RopeFields, whole},
     description::{
-        Activation, Attention, Dense, Description, Experts, Layer, Mixer, Mlp, NormOffset, Rope, RopeScaling,
-        Router, SharedExpert,
+        Activation, Attention, Dense, Description, Experts, Layer, Mixer, Mlp, NormOffset, QueryScale, Rope,
+        RopeScaling, Router, SharedExpert,
     },
     error::{Error, FileError, Unsupported},
 };
@@ -105,6 +105,15 @@ pub(super) fn rope_of(
     }
     let base = theta.unwrap_or(DEFAULT_ROPE_THETA);
     Ok(Rope { width, base, traditional: config.rope_traditional, scaling })
+}
+
+/// How queries grow with their position, if they do.
+pub(super) fn query_scale(config: &Config) -> Option<QueryScale> {
+    let fields = &config.rope_scaling;
+    match (fields.llama_4_scaling_beta, fields.original_max_position_embeddings) {
+        (Some(beta), Some(original)) if beta != 0.0 && original > 0.0 => Some(QueryScale { beta, original }),
+        _ => None,
+    }
 }
 
 /// One gated block.
