@@ -120,6 +120,14 @@ impl LayerCache {
         }
     }
 
+    /// Whether it goes back to any earlier position, so that it needs no snapshot.
+    pub fn rewinds_anywhere(&self) -> bool {
+        match self {
+            Self::Kv(_) | Self::Latent(_) => true,
+            Self::Rotating(_) | Self::Recurrent(_) => false,
+        }
+    }
+
     /// The cache as it is now.
     pub fn snapshot(&self) -> CacheSnapshot {
         CacheSnapshot(self.clone())

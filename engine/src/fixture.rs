@@ -78,6 +78,8 @@ struct FakeState {
     behaviour: FakeBehaviour,
     /// Tokens of each sequence.
     sequences: HashMap<u32, Vec<u32>>,
+    /// Snapshots of sequences.
+    snapshots: HashMap<u32, Vec<u32>>,
     /// The last sampled token of each sequence.
     last_tokens: HashMap<u32, u32>,
     batches: Vec<Vec<SequenceStep>>,
@@ -117,6 +119,7 @@ impl FakeExecutor {
         let state = FakeState {
             behaviour: FakeBehaviour::Normal,
             sequences: HashMap::new(),
+            snapshots: HashMap::new(),
             last_tokens: HashMap::new(),
             batches: Vec::new(),
             resets: Vec::new(),
@@ -189,12 +192,20 @@ impl FakeState {
         match order {
             CacheCommand::Reset { slot } => {
                 self.sequences.remove(&slot);
+                self.snapshots.remove(&slot);
                 self.resets.push(slot);
             }
             CacheCommand::Truncate { slot, length } => {
                 let sequence = self.sequences.get_mut(&slot).expect("only what is there can be cut");
                 sequence.truncate(length as usize);
                 assert_eq!(sequence.len(), length as usize);
+            }
+            CacheCommand::Snapshot { slot } => {
+                let sequence = self.sequences[&slot].clone();
+                self.snapshots.insert(slot, sequence);
+            }
+            CacheCommand::Restore { slot } => {
+                self.sequences.insert(slot, self.snapshots[&slot].clone());
             }
             CacheCommand::Store { slot, blocks } => {
                 for block in blocks {

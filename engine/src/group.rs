@@ -117,6 +117,8 @@ fn to_follow_command(command: &CacheCommand) -> Command {
         CacheCommand::Truncate { slot, length } => {
             Command::Truncate(pb::Truncate { slot: *slot, length: *length })
         }
+        CacheCommand::Snapshot { slot } => Command::Snapshot(pb::Snapshot { slot: *slot }),
+        CacheCommand::Restore { slot } => Command::Restore(pb::Restore { slot: *slot }),
         CacheCommand::Store { slot, blocks } => {
             let block = |block: &BlockCopy| pb::StoredBlock {
                 index: block.index,
@@ -143,6 +145,8 @@ fn to_cache_command(command: &Command) -> Option<CacheCommand> {
         Command::Truncate(pb::Truncate { slot, length }) => {
             CacheCommand::Truncate { slot: *slot, length: *length }
         }
+        Command::Snapshot(pb::Snapshot { slot }) => CacheCommand::Snapshot { slot: *slot },
+        Command::Restore(pb::Restore { slot }) => CacheCommand::Restore { slot: *slot },
         Command::StoreBlocks(pb::StoreBlocks { slot, blocks }) => {
             let block = |block: &pb::StoredBlock| {
                 let pb::StoredBlock { index, hash, in_memory, on_disk } = block;
@@ -205,6 +209,8 @@ mod tests {
         for command in [
             CacheCommand::Reset { slot: 3 },
             CacheCommand::Truncate { slot: 3, length: 70 },
+            CacheCommand::Snapshot { slot: 4 },
+            CacheCommand::Restore { slot: 4 },
             CacheCommand::Store {
                 slot: 1,
                 blocks: vec![BlockCopy { index: 2, hash: key(9), in_memory: true, on_disk: false }],

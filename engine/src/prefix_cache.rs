@@ -9,6 +9,10 @@
 //!      └─────────────────────── loaded ─────────────────────────────────┘
 //! ```
 //!
+//! Layers with a window or a recurrent state go back a little way or not at all, and have no blocks. A slot of theirs
+//! keeps a snapshot near the end of its prompt: the next request of a conversation often repeats the prompt, and not what
+//! was thought after it.
+//!
 //! The prefix cache takes no memory beyond what the planner reserves for running sequences: blocks and cached
 //! slots use what those sequences do not need, and are evicted when they need it.
 
@@ -54,6 +58,16 @@ pub enum CacheCommand {
         /// Tokens to keep.
         length: u32,
     },
+    /// Keep a snapshot of a slot as it is, in place of an earlier one.
+    Snapshot {
+        /// The slot.
+        slot: u32,
+    },
+    /// Take a slot back to its snapshot, which stays.
+    Restore {
+        /// The slot.
+        slot: u32,
+    },
     /// Store blocks of a slot.
     Store {
         /// The slot.
@@ -86,15 +100,49 @@ pub struct SlotAssignment {
     pub cached: u32,
     /// Blocks to load from disk first, in sequence order; afterwards the slot holds `cached` tokens.
     pub fetch_from_disk: Vec<BlockHash>,
+    /// Tokens of the prompt after which a [snapshot](PrefixCache::snapshot) is wanted, if one is.
+    pub snapshot_at: Option<u32>,
 }
+
+/// Tokens of a prompt behind its snapshot. A template ends with what begins the answer, and the next request has it
+/// otherwise: a mark for thoughts is gone then. That is a few tokens; these are prefilled again.
+const SNAPSHOT_MARGIN: u32 = 32;
 
 /// A slot, and the most tokens it has held since it was last empty, which determines its allocation.
 #[derive(Debug, Default)]
 struct CacheSlot {
     peak_tokens: u32,
+    /// Most tokens that its layers have seen since it was last empty or restored. A step may have run ahead of an
+    /// answer's end, and what was dropped once is not there to be dropped again.
+    seen_tokens: u32,
+    snapshot: Option<SlotSnapshot>,
     /// Root hash of its request, with the request's salt.
     root: Option<BlockHash>,
     state: SlotState,
+}
+
+/// A snapshot of a slot: its tokens, and how many its layers had seen.
+#[derive(Clone, Copy, Debug)]
+struct SlotSnapshot {
+    tokens: u32,
+    seen_tokens: u32,
+}
+
+/// How a cached slot becomes the beginning of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SlotReuse {
+    /// By dropping what lies behind this many tokens.
+    Truncate(u32),
+    /// By going back to its snapshot of this many tokens.
+    Restore(u32),
+}
+
+impl SlotReuse {
+    fn tokens(self) -> u32 {
+        match self {
+            Self::Truncate(tokens) | Self::Restore(tokens) => tokens,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -200,12 +248,27 @@ impl PrefixCache {
         let usable = &prompt[..usable];
         let keys = block_hashes(root, usable);
         let covered = self.index.stored_prefix(&keys);
-        if let Some((slot, length)) = self.reusable_slot(usable, root, covered as u32 * BLOCK_TOKENS) {
+        let snapshot_after = |cached: u32| {
+            let at = (prompt.len() as u32).saturating_sub(SNAPSHOT_MARGIN);
+            (self.capacity.enabled && self.capacity.max_rewind.is_some() && at > cached).then_some(at)
+        };
+        if let Some((slot, reuse)) = self.reusable_slot(usable, root, covered as u32 * BLOCK_TOKENS) {
+            let cached = reuse.tokens();
+            let snapshot_at = snapshot_after(cached);
             self.take_cached(slot);
-            self.set_busy(slot, length);
-            self.commands.push(CacheCommand::Truncate { slot, length });
-            return Some(SlotAssignment { slot, cached: length, fetch_from_disk: Vec::new() });
+            self.commands.push(match reuse {
+                SlotReuse::Truncate(length) => CacheCommand::Truncate { slot, length },
+                SlotReuse::Restore(_) => CacheCommand::Restore { slot },
+            });
+            if let SlotReuse::Restore(_) = reuse
+                && let Some(held) = self.slots.get_mut(&slot)
+            {
+                held.seen_tokens = held.snapshot.map_or(0, |snapshot| snapshot.seen_tokens);
+            }
+            self.set_busy(slot, cached);
+            return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), snapshot_at });
         }
+        let snapshot_at = snapshot_after(0);
         let slot = self.take_empty_slot()?;
         let keys = &keys[..covered];
         self.index.touch(keys);
@@ -227,14 +290,14 @@ impl PrefixCache {
         if in_memory && cached > 0 {
             self.commands.push(CacheCommand::Load { slot, hashes: keys.to_vec() });
         }
-        Some(SlotAssignment { slot, cached, fetch_from_disk: fetch })
+        Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, snapshot_at })
     }
 
     /// Fewer of the blocks were loaded from disk than requested. The slot is empty again, and the missing
     /// blocks count as lost from disk.
     pub fn finish_fetch(&mut self, slot: u32, keys: &[BlockHash], loaded: u32) {
         let root = self.slots.get(&slot).and_then(|slot| slot.root);
-        self.slots.insert(slot, CacheSlot { peak_tokens: 0, root, state: SlotState::Busy(0) });
+        self.slots.insert(slot, CacheSlot { root, state: SlotState::Busy(0), ..CacheSlot::default() });
         self.commands.push(CacheCommand::Reset { slot });
         let on_disk = keys.get(loaded as usize..).unwrap_or_default().to_vec();
         self.remove_from_disk(&on_disk);
@@ -250,6 +313,17 @@ impl PrefixCache {
     pub fn shrink(&mut self, slot: u32, tokens: u32) {
         self.set_busy(slot, tokens);
         self.commands.push(CacheCommand::Truncate { slot, length: tokens });
+    }
+
+    /// A running sequence holds the tokens at which its assignment wants a snapshot, and runs no further before this
+    /// command.
+    pub fn snapshot(&mut self, slot: u32) {
+        if let Some(CacheSlot { state: SlotState::Busy(tokens), seen_tokens, snapshot, .. }) =
+            self.slots.get_mut(&slot)
+        {
+            *snapshot = Some(SlotSnapshot { tokens: *tokens, seen_tokens: *seen_tokens });
+            self.commands.push(CacheCommand::Snapshot { slot });
+        }
     }
 
     /// A running sequence has prefilled its prompt `tokens`: other requests can now share them.
@@ -290,21 +364,28 @@ impl PrefixCache {
         self.slots.get(&slot).and_then(|slot| slot.root).unwrap_or(self.root)
     }
 
-    /// The cached slot from which a prompt continues, and how many tokens they share. Excludes slots of another
-    /// salt, slots of which more than half would be truncated, and slots that share less than the blocks do.
-    fn reusable_slot(&self, prompt: &[u32], root: BlockHash, blocks: u32) -> Option<(u32, u32)> {
-        let shared = self.slots.iter().filter_map(|(slot, held)| match &held.state {
+    /// The cached slot from which a prompt continues, and how. Excludes slots of another salt, slots of which more than
+    /// half would be dropped, unless they are half of the prompt and there are no blocks of them, and slots that share
+    /// less than the blocks do.
+    fn reusable_slot(&self, prompt: &[u32], root: BlockHash, blocks: u32) -> Option<(u32, SlotReuse)> {
+        let reuses = self.slots.iter().filter_map(|(slot, held)| match &held.state {
             SlotState::Cached { tokens, .. } if held.root == Some(root) => {
-                let shared = tokens.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-                // Of what the layers have seen: a step may have run ahead of the answer's end, and what was dropped once
-                // is not there to be dropped again.
-                let dropped = held.peak_tokens.saturating_sub(shared as u32);
+                let shared = tokens.iter().zip(prompt).take_while(|(one, other)| one == other).count() as u32;
+                let dropped = held.seen_tokens.saturating_sub(shared);
                 let can_drop = self.capacity.max_rewind.is_none_or(|most| dropped <= most);
-                (can_drop && shared * 2 >= tokens.len()).then_some((*slot, shared as u32))
+                let snapshot = held.snapshot.filter(|snapshot| snapshot.tokens <= shared);
+                let reuse = match (can_drop, snapshot) {
+                    (true, _) => SlotReuse::Truncate(shared),
+                    (false, snapshot) => SlotReuse::Restore(snapshot?.tokens),
+                };
+                let twice = 2 * reuse.tokens() as usize;
+                let is_worth_it = twice >= tokens.len() || (!self.capacity.blocks && twice >= prompt.len());
+                is_worth_it.then_some((*slot, reuse))
             }
             _ => None,
         });
-        shared.max_by_key(|(_, shared)| *shared).filter(|(_, shared)| *shared > 0 && *shared >= blocks)
+        let longest = reuses.max_by_key(|(_, reuse)| reuse.tokens());
+        longest.filter(|(_, reuse)| reuse.tokens() > 0 && reuse.tokens() >= blocks)
     }
 
     /// An empty slot; if there is none, evicts the least recently used cached slot.
@@ -335,6 +416,8 @@ impl PrefixCache {
     fn set_busy(&mut self, slot: u32, tokens: u32) {
         let slot = self.slots.entry(slot).or_default();
         slot.peak_tokens = slot.peak_tokens.max(tokens);
+        slot.seen_tokens = slot.seen_tokens.max(tokens);
+        slot.snapshot = slot.snapshot.filter(|snapshot| snapshot.tokens <= tokens);
         slot.state = SlotState::Busy(tokens);
     }
 

@@ -318,7 +318,7 @@ impl Scheduler {
             for index in victims.into_iter().rev() {
                 self.preempt(index);
             }
-            let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk }) =
+            let Some(assignment) =
                 self.caches.admit(request.sequence.history(), request.sequence.cache_salt())
             else {
                 self.waiting.push(request.queue_position, request);
@@ -326,7 +326,8 @@ impl Scheduler {
             };
             self.admissions += 1;
             self.round = None;
-            request.admit(slot, cached, self.admissions, &self.metrics);
+            request.admit(&assignment, self.admissions, &self.metrics);
+            let prefix_cache::SlotAssignment { slot, fetch_from_disk, .. } = assignment;
             request.fetching = !fetch_from_disk.is_empty();
             self.caches.apply_commands();
             if request.fetching {
@@ -402,6 +403,9 @@ impl Scheduler {
         for ScheduledTokens { index, tokens } in &scheduled {
             let request = &mut self.running[*index];
             request.prefilled_alone &= streams == 1;
+            if request.sequence.take_snapshot() {
+                self.caches.snapshot(request.sequence.slot());
+            }
             let step = request.sequence.step(*tokens);
             self.caches.grow(step.slot, request.sequence.cached());
             if request.is_prefilling() {

@@ -96,6 +96,8 @@ pub struct Sequence {
     /// All known tokens: the prompt, then the sampled tokens.
     tokens: Vec<u32>,
     cached: u32,
+    /// Tokens after which its slot is to keep a snapshot; prefill stops there.
+    snapshot_at: Option<u32>,
     /// Tokens that were cached at its first admission.
     prefix_hit_tokens: Option<u32>,
     /// Steps in flight that sample tokens.
@@ -122,6 +124,7 @@ impl Sequence {
             cache_salt: request.cache_salt.clone(),
             tokens: read,
             cached: 0,
+            snapshot_at: None,
             prefix_hit_tokens: None,
             pending: 0,
             speculator: Speculator::default(),
@@ -153,9 +156,10 @@ impl Sequence {
 
     /// Admitted, for the first time or after preemption, to a slot that holds `cached` of its tokens, but not
     /// all. The others are prefilled, its output after the prompt. Tokens whose steps were in flight are
-    /// sampled again, with the same result; output text, usage and held-back text continue.
-    pub fn admit(&mut self, slot: u32, cached: u32) {
-        (self.slot, self.cached, self.pending) = (slot, cached, 0);
+    /// sampled again, with the same result; output text, usage and held-back text continue. Its slot is to keep a
+    /// snapshot after `snapshot_at` tokens, if that is some.
+    pub fn admit(&mut self, slot: u32, cached: u32, snapshot_at: Option<u32>) {
+        (self.slot, self.cached, self.pending, self.snapshot_at) = (slot, cached, 0, snapshot_at);
         self.speculator.reset_slot();
         self.prefix_hit_tokens.get_or_insert(cached);
     }
@@ -208,8 +212,19 @@ impl Sequence {
             0 => Readiness::Busy,
             1 if self.speculator.awaits_draft() => Readiness::Busy,
             1 => Readiness::Decode(drafted),
-            length => Readiness::Prefill(length as u32 - 1),
+            length => {
+                let left = length as u32 - 1;
+                let to_snapshot = self.snapshot_at.and_then(|at| at.checked_sub(self.cached));
+                Readiness::Prefill(
+                    to_snapshot.filter(|tokens| *tokens > 0).map_or(left, |tokens| left.min(tokens)),
+                )
+            }
         }
+    }
+
+    /// Whether its slot is to keep a snapshot before the next step; says so once.
+    pub fn take_snapshot(&mut self) -> bool {
+        self.snapshot_at.take_if(|at| *at == self.cached).is_some()
     }
 
     /// Proposes draft tokens after the next token, as far as they pay. Returns whether it has draft tokens,
@@ -308,8 +323,9 @@ impl Sequence {
     pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
         let before = self.output.tokens();
         let accepted = self.output.accept(token)?;
-        if self.output.tokens() > before {
-            // If a step in flight continues from it, it is in the KV cache already.
+        // If a step in flight continues from it, it is in the KV cache already: the end token too, which is none of the
+        // response. The next request of the conversation has it there.
+        if self.output.tokens() > before || self.cached as usize > self.tokens.len() {
             self.tokens.push(token);
         }
         Ok(accepted)
@@ -366,7 +382,7 @@ mod tests {
             OutputStream::new(request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
         assert_eq!(telling.resume(&request.emitted).unwrap(), None);
         let mut sequence = Sequence::new(request, prompt, 7, telling);
-        sequence.admit(3, 0);
+        sequence.admit(3, 0, None);
         sequence
     }
 
@@ -542,6 +558,28 @@ mod tests {
         assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).sample.is_some());
     }
 
+    #[test]
+    fn prefill_stops_once_where_a_snapshot_is_wanted() {
+        let dir = fixture::model_dir();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        for (story, cached, at, expected) in [
+            ("in a piece", 0, 100, vec![(0, 64), (64, 36), (100, 64), (164, 35), (199, 1)]),
+            ("at the end of a piece", 0, 128, vec![(0, 64), (64, 64), (128, 64), (192, 7), (199, 1)]),
+            ("soon", 90, 100, vec![(90, 10), (100, 64), (164, 35), (199, 1)]),
+            ("before the last token", 150, 199, vec![(150, 49), (199, 1)]),
+        ] {
+            let mut sequence = sequence(&tokens, &request(), vec![9; 200], 10);
+            sequence.admit(0, cached, Some(at));
+            let (mut steps, mut snapshots) = (Vec::new(), Vec::new());
+            while sequence.readiness(false) != Readiness::Busy {
+                snapshots.extend(sequence.take_snapshot().then_some(sequence.cached()));
+                let step = sequence.step(64);
+                steps.push((step.offset, step.tokens.len()));
+            }
+            assert_eq!((steps, snapshots), (expected, vec![at]), "{story}");
+        }
+    }
+
     /// Runs a sequence over sampled tokens given by index, up to `ahead` steps ahead, and preempts it at the
     /// given output lengths. Returns its output, finish reason and usage.
     fn run_preempted(
@@ -571,7 +609,7 @@ mod tests {
             if leaves.next_if(|leave| **leave == index).is_some() {
                 cache.clear();
                 chosen.clear();
-                sequence.admit(5, 0);
+                sequence.admit(5, 0, None);
                 continue;
             }
             let at = chosen.len() - sequence.pending as usize;
@@ -580,6 +618,8 @@ mod tests {
             let AcceptedToken { event, finished } = sequence.accept(answer[index as usize]).unwrap();
             output.extend(event);
             if let Some(reason) = finished {
+                // The end token too, where a step ran ahead of it.
+                assert_eq!(cache, sequence.history()[..cache.len()], "the history says what the slot holds");
                 return (output, reason, sequence.usage());
             }
         }

@@ -18,7 +18,7 @@ mod share;
 use futures::future::join_all;
 use russet_rpc::engine as pb;
 use russet_wire::event::{GenerationEvent, Usage};
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{GenerationRequest, Message};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -107,6 +107,46 @@ async fn every_kind_of_layer_resumes_and_shares_what_it_has() {
             let longer = GenerationRequest { max_tokens: Some(2 * TOKENS), emitted: ids.clone(), ..asked };
             let (_, usage) = answer(&lab, &group[0], longer).await;
             assert_eq!(usage.cached_tokens, before.prompt_tokens, "{kind} on {layers:?} by {members}");
+        }
+    }
+}
+
+/// A conversation whose history has another answer than the slot, as it is where thoughts are left out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_layer_goes_back_to_what_the_next_request_repeats() {
+    let first: String = (0..60).map(|number| format!("{number} or ")).collect();
+    let with = |said: &[&str]| {
+        let roles = ["user", "assistant"].into_iter().cycle();
+        let message =
+            |(role, text): (&str, &&str)| Message { role: role.to_owned(), content: (*text).to_owned() };
+        let messages = roles.zip(said).map(message).collect();
+        GenerationRequest { messages, ..question("") }
+    };
+    for config in share::of_this_run(kinds(), 2) {
+        let kind = config["model_type"].as_str().unwrap().to_owned();
+        let model = random_weights::write(&config, Numbers::F32, 0.3);
+        let lab = EngineHarness::new();
+        let turns =
+            [with(&[&first]), with(&[&first, "seven", "why?"]), with(&[&first, "seven", "so", "ah", "?"])];
+        let mut expected = Vec::new();
+        for turn in &turns {
+            let fresh = lab.start(model.path(), &[model::LAYERS]);
+            expected.push(answer(&lab, &fresh[0], turn.clone()).await.0);
+        }
+        for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
+            let group = lab.start_stages(model.path(), layers, members);
+            let mut repeated = 0;
+            for (turn, ids) in turns.iter().zip(&expected) {
+                let (answered, usage) = answer(&lab, &group[0], turn.clone()).await;
+                assert_eq!(&answered, ids, "{kind} on {layers:?} by {members}");
+                // All of the prompt before but its end; an answer may begin like the one that is said to be it.
+                assert!(
+                    usage.cached_tokens + 64 > repeated && usage.cached_tokens < usage.prompt_tokens,
+                    "{kind} on {layers:?} by {members}: {} of {repeated} tokens were there",
+                    usage.cached_tokens
+                );
+                repeated = usage.prompt_tokens;
+            }
         }
     }
 }

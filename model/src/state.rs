@@ -146,20 +146,22 @@ impl LayerState {
         }
     }
 
-    /// Bytes that `sequences` sequences of `tokens` tokens together keep on one of `tensor_size` ranks.
+    /// Bytes that `sequences` sequences of `tokens` tokens together keep on one of `tensor_size` ranks. What cannot go
+    /// back to any position is there twice: the engine keeps a snapshot of every sequence.
     pub fn bytes(&self, tokens: u64, sequences: u64, tensor_size: u64) -> u64 {
         let retained = match self.window_tokens {
             // A piece of a prompt is there as a whole for as long as it is computed.
             Some(window) => {
                 let windows = u64::from(window).saturating_mul(sequences);
-                tokens.min(windows.saturating_add(u64::from(PREFILL_TOKENS)))
+                let running = tokens.min(windows.saturating_add(u64::from(PREFILL_TOKENS)));
+                running.saturating_add(tokens.min(windows))
             }
             None => tokens,
         };
         let all = self
             .per_token_bytes
             .saturating_mul(retained)
-            .saturating_add(self.fixed_bytes.saturating_mul(sequences));
+            .saturating_add(self.fixed_bytes.saturating_mul(2).saturating_mul(sequences));
         if self.replicated { all } else { all.div_ceil(tensor_size.max(1)) }
     }
 }
@@ -196,14 +198,14 @@ mod tests {
         for (mixer, tokens, sequences, size, bytes) in [
             (attention(None), 1000, 4, 1, 1000 * 2 * (64 + 32) * 2),
             (attention(None), 1000, 4, 2, 1000 * 2 * (64 + 32)),
-            // A window, what is kept before it, a step, and a piece of a prompt.
-            (attention(Some(128)), 100_000, 4, 1, (4 * (128 + 64 + 256) + 2048) * 2 * (64 + 32) * 2),
-            (attention(Some(128)), 100, 4, 1, 100 * 2 * (64 + 32) * 2),
+            // A window, what is kept before it and a step, twice, and a piece of a prompt.
+            (attention(Some(128)), 100_000, 4, 1, (2 * 4 * (128 + 64 + 256) + 2048) * 2 * (64 + 32) * 2),
+            (attention(Some(128)), 100, 4, 1, 2 * 100 * 2 * (64 + 32) * 2),
             (latent.clone(), 1000, 4, 1, 1000 * 576 * 2),
             // Every rank has the whole latent.
             (latent, 1000, 4, 8, 1000 * 576 * 2),
-            (delta.clone(), 1000, 4, 1, 4 * delta_bytes),
-            (delta, 1_000_000, 4, 2, 2 * delta_bytes),
+            (delta.clone(), 1000, 4, 1, 2 * 4 * delta_bytes),
+            (delta, 1_000_000, 4, 2, 2 * 2 * delta_bytes),
         ] {
             let state = LayerState::of(&mixer, 2);
             assert_eq!(

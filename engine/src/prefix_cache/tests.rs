@@ -15,16 +15,43 @@ struct FakeRank {
     /// All tokens up to the end of each block.
     in_memory: HashMap<BlockHash, Vec<u32>>,
     on_disk: HashMap<BlockHash, Vec<u32>>,
+    /// Most tokens that its layers go back by; `None` is any number.
+    max_rewind: Option<u32>,
+    /// Most tokens that the layers of a slot have seen.
+    seen: HashMap<u32, usize>,
+    /// Tokens of each slot's snapshot, and how many its layers had seen.
+    snapshots: HashMap<u32, (Vec<u32>, usize)>,
 }
 
 impl FakeRank {
     fn apply(&mut self, order: CacheCommand) {
         match order {
-            CacheCommand::Reset { slot } => drop(self.slots.remove(&slot)),
+            CacheCommand::Reset { slot } => {
+                self.slots.remove(&slot);
+                self.seen.remove(&slot);
+                self.snapshots.remove(&slot);
+            }
             CacheCommand::Truncate { slot, length } => {
                 let (tokens, _) = self.slots.get_mut(&slot).unwrap();
                 assert!(tokens.len() >= length as usize, "a slot of {} is cut to {length}", tokens.len());
+                let dropped = self.seen.get(&slot).map_or(0, |seen| seen - length as usize);
+                assert!(
+                    self.max_rewind.is_none_or(|most| dropped <= most as usize),
+                    "{dropped} tokens dropped"
+                );
                 tokens.truncate(length as usize);
+                if self.snapshots.get(&slot).is_some_and(|(tokens, _)| tokens.len() > length as usize) {
+                    self.snapshots.remove(&slot);
+                }
+            }
+            CacheCommand::Snapshot { slot } => {
+                let tokens = self.slots[&slot].0.clone();
+                self.snapshots.insert(slot, (tokens, self.seen[&slot]));
+            }
+            CacheCommand::Restore { slot } => {
+                let (tokens, seen) = self.snapshots[&slot].clone();
+                self.slots.get_mut(&slot).unwrap().0 = tokens;
+                self.seen.insert(slot, seen);
             }
             CacheCommand::Store { slot, blocks } => {
                 for BlockCopy { index, hash: key, in_memory, on_disk } in blocks {
@@ -70,6 +97,8 @@ impl FakeRank {
         let (tokens, room) = self.slots.entry(slot).or_default();
         tokens.extend(new);
         *room = (*room).max(tokens.len() as u32);
+        let seen = self.seen.entry(slot).or_default();
+        *seen = (*seen).max(tokens.len());
     }
 
     fn tokens(&self) -> u64 {
@@ -78,12 +107,12 @@ impl FakeRank {
     }
 }
 
+fn capacity(slots: u32, tokens: u64, disk: bool) -> CacheCapacity {
+    CacheCapacity { slots, tokens, disk, enabled: true, blocks: true, max_rewind: None }
+}
+
 fn cache(slots: u32, tokens: u64, disk: bool) -> PrefixCache {
-    PrefixCache::new(
-        BlockHash::root(b"m"),
-        CacheCapacity { slots, tokens, disk, enabled: true, blocks: true, max_rewind: None },
-        &[],
-    )
+    PrefixCache::new(BlockHash::root(b"m"), capacity(slots, tokens, disk), &[])
 }
 
 /// Runs a request without a salt to its end; returns how many of its tokens were cached.
@@ -99,7 +128,7 @@ fn serve_salted(
     answer: &[u32],
     salt: &str,
 ) -> u32 {
-    let SlotAssignment { slot, cached, fetch_from_disk: fetch } = cache.admit(prompt, salt).unwrap();
+    let SlotAssignment { slot, cached, fetch_from_disk: fetch, .. } = cache.admit(prompt, salt).unwrap();
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     assert_eq!(rank.fetch_if(slot, &fetch), fetch.len() as u32);
     assert_eq!(rank.slots.get(&slot).map_or(&[][..], |(tokens, _)| tokens), &prompt[..cached as usize]);
@@ -163,8 +192,7 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
     let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
     let on_disk: Vec<BlockHash> =
         block_hashes(BlockHash::root(b"m"), &text(1, 300)).into_iter().rev().collect();
-    let limits =
-        CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true, blocks: true, max_rewind: None };
+    let limits = capacity(2, 4096, true);
     let mut again = PrefixCache::new(BlockHash::root(b"m"), limits, &on_disk);
     assert_eq!(serve(&mut again, &mut rank, &text(1, 300), &[]), 256);
 
@@ -204,7 +232,7 @@ fn another_salt_finds_no_cached_prefix() {
             }
             let on_disk = block_hashes(root.salted(first), &prompt);
             assert!(on_disk.iter().all(|hash| rank.on_disk.contains_key(hash)), "{story}");
-            let limits = CacheCapacity { slots, tokens, disk, enabled: true, blocks: true, max_rewind: None };
+            let limits = capacity(slots, tokens, disk);
             let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
             let mut again = PrefixCache::new(root, limits, &on_disk);
             let cached = serve_salted(&mut again, &mut rank, &prompt, &[], then);
@@ -215,8 +243,7 @@ fn another_salt_finds_no_cached_prefix() {
 
 #[test]
 fn slot_whose_blocks_were_lost_keeps_its_salt() {
-    let limits =
-        CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true, blocks: true, max_rewind: None };
+    let limits = capacity(2, 4096, true);
     let (root, prompt) = (BlockHash::root(b"m"), text(1, 300));
     let mut cache = PrefixCache::new(root, limits, &block_hashes(root.salted("a"), &prompt));
     let SlotAssignment { slot, fetch_from_disk: fetch, .. } = cache.admit(&prompt, "a").unwrap();
@@ -229,8 +256,7 @@ fn slot_whose_blocks_were_lost_keeps_its_salt() {
 
 #[test]
 fn disabled_prefix_cache_stores_nothing() {
-    let limits =
-        CacheCapacity { slots: 1, tokens: 4096, disk: true, enabled: false, blocks: true, max_rewind: None };
+    let limits = CacheCapacity { enabled: false, ..capacity(1, 4096, true) };
     let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
     for _ in 0..2 {
         let entry = cache.admit(&text(1, 300), "").unwrap();
@@ -246,29 +272,44 @@ fn disabled_prefix_cache_stores_nothing() {
 /// hold more than the capacity, and every slot holds its request's tokens.
 #[test]
 fn random_operations_keep_slots_correct_and_within_capacity() {
-    let (mut reused, mut fetches) = (0, 0);
-    for seed in 0..300 {
+    let (mut reused, mut fetches, mut restored) = (0, 0, 0);
+    for seed in 0..600 {
         let mut random = StdRng::seed_from_u64(seed);
+        // Layers of all kinds, those of a window, and those with a state.
+        let max_rewind = [None, None, Some(64), Some(0)][seed as usize % 4];
         let slots = random.random_range(1..5);
         let context: u32 = random.random_range(200..1500);
         // The planner's reservation, rounded like slots.
         let limit = u64::from(context.next_multiple_of(CACHE_STEP)) * u64::from(slots);
-        let (mut cache, mut rank) = (cache(slots, limit, random.random()), FakeRank::default());
-        let mut running: Vec<(u32, Vec<u32>, usize)> = Vec::new();
+        let blocks = max_rewind.is_none();
+        let capacity = CacheCapacity { blocks, max_rewind, ..capacity(slots, limit, random.random()) };
+        let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);
+        let mut rank = FakeRank { max_rewind, ..FakeRank::default() };
+        let mut running: Vec<(u32, Vec<u32>, usize, Option<u32>)> = Vec::new();
         let mut known = std::collections::BTreeSet::new();
+        let mut earlier: Vec<u32> = Vec::new();
         for _ in 0..120 {
             let what = random.random_range(0..10);
             if what < 4 {
                 let share = random.random_range(0..context.min(900));
                 let own = random.random_range(1..=context - share);
-                let prompt =
+                let mut prompt =
                     [text(random.random_range(0..3), share), text(random.random_range(10..99), own)].concat();
-                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch }) =
-                    cache.admit(&prompt, ["", "a"][random.random_range(0..2)])
+                if random.random_range(0..3) == 0 {
+                    // One that ended goes on, but for what it ended with.
+                    let kept = earlier.len().saturating_sub(random.random_range(0..200));
+                    prompt = [&earlier[..kept], &prompt[share as usize..]].concat();
+                    prompt.truncate(context as usize);
+                }
+                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, snapshot_at }) =
+                    cache.admit(&prompt, ["", "", "", "a"][random.random_range(0..4)])
                 {
                     reused += u32::from(cached > 0);
                     let mut cached = cached as usize;
-                    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+                    for order in cache.take_commands() {
+                        restored += u32::from(matches!(order, CacheCommand::Restore { .. }));
+                        rank.apply(order);
+                    }
                     if !fetch.is_empty() {
                         fetches += 1;
                         let loaded = rank.fetch(slot, &fetch);
@@ -277,15 +318,19 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                             cached = 0;
                         }
                     }
-                    running.push((slot, prompt, cached));
+                    running.push((slot, prompt, cached, snapshot_at));
                 } else {
                     assert_eq!(running.len(), slots as usize, "seed {seed}: a slot was refused");
                 }
             } else if what < 8 && !running.is_empty() {
                 let which = random.random_range(0..running.len());
-                let (slot, tokens, cached) = &mut running[which];
+                let (slot, tokens, cached, snapshot_at) = &mut running[which];
+                if snapshot_at.take_if(|at| *at as usize == *cached).is_some() {
+                    cache.snapshot(*slot);
+                }
                 let more = random.random_range(1..300).min(context as usize - *cached);
-                let to = *cached + more;
+                let at = snapshot_at.map_or(usize::MAX, |at| at as usize);
+                let to = (*cached + more).min(at);
                 let longer = text(random.random_range(0..99), 300);
                 tokens.extend(&longer[..to.saturating_sub(tokens.len())]);
                 cache.grow(*slot, to as u32);
@@ -296,7 +341,8 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                     cache.store_prompt(*slot, &tokens[..to]);
                 }
             } else if what < 9 && !running.is_empty() {
-                let (slot, tokens, _) = running.swap_remove(random.random_range(0..running.len()));
+                let (slot, tokens, ..) = running.swap_remove(random.random_range(0..running.len()));
+                earlier.clone_from(&tokens);
                 if random.random_range(0..5) == 0 { cache.discard(slot) } else { cache.release(slot, tokens) }
             } else {
                 rank.on_disk.retain(|_, _| random.random_range(0..4) > 0);
@@ -304,7 +350,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
             cache.take_commands().into_iter().for_each(|order| rank.apply(order));
             assert!(rank.tokens() <= limit, "seed {seed}: {} tokens in room for {limit}", rank.tokens());
             assert!(rank.tokens() <= cache.used_tokens(), "seed {seed}: more is there than is counted");
-            for (slot, tokens, cached) in &running {
+            for (slot, tokens, cached, _) in &running {
                 let held = rank.slots.get(slot).map_or(&[][..], |(held, _)| held);
                 assert_eq!(held, &tokens[..*cached], "seed {seed}: slot {slot}");
             }
@@ -316,6 +362,55 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
         all.sort();
         assert!(all.iter().all(|key| known.contains(key)), "seed {seed}: what is known was reported");
     }
-    println!("{reused} prompts began with what was kept, {fetches} of them on disk");
-    assert!(reused > 500 && fetches > 20);
+    println!(
+        "{reused} prompts began with what was kept, {fetches} of them on disk, {restored} in a snapshot"
+    );
+    assert!(reused > 500 && fetches > 20 && restored > 20);
+}
+
+/// Runs a request on layers that go back by at most `most` tokens to its end, one step ahead of it; returns how many of
+/// its tokens were cached.
+fn serve_with_snapshots(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
+    let SlotAssignment { slot, cached, snapshot_at, .. } = cache.admit(prompt, "").unwrap();
+    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+    let tokens = [prompt, answer].concat();
+    let mut have = cached as usize;
+    assert_eq!(rank.slots.get(&slot).map_or(&[][..], |(tokens, _)| tokens), &tokens[..have]);
+    for end in snapshot_at.into_iter().map(|at| at as usize).chain([tokens.len()]) {
+        if snapshot_at == Some(have as u32) {
+            cache.snapshot(slot);
+        }
+        cache.grow(slot, end as u32);
+        cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+        rank.run(slot, &tokens[have..end]);
+        have = end;
+    }
+    cache.release(slot, tokens);
+    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+    cached
+}
+
+#[test]
+fn a_conversation_goes_on_from_a_snapshot_where_its_layers_do_not_go_back() {
+    for most in [0, 64] {
+        let capacity = CacheCapacity { blocks: false, max_rewind: Some(most), ..capacity(2, 8192, false) };
+        let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);
+        let mut rank = FakeRank { max_rewind: Some(most), ..FakeRank::default() };
+        let mut history = text(1, 500);
+        for turn in 0..4 {
+            // The template begins an answer with a mark, and the next prompt has neither the mark nor the thoughts.
+            let prompt = [history.clone(), text(70, 2)].concat();
+            let thoughts = text(80 + turn, 1000);
+            let cached = serve_with_snapshots(&mut cache, &mut rank, &prompt, &thoughts);
+            let expected = if turn == 0 { 0 } else { history.len() as u32 - 20 + 2 - SNAPSHOT_MARGIN };
+            assert_eq!(cached, expected, "turn {turn}, layers that go back by {most}");
+            history.extend(text(90 + turn, 20));
+        }
+        // A conversation that repeats everything goes on where it was.
+        let prompt = [history.clone(), text(70, 2)].concat();
+        serve_with_snapshots(&mut cache, &mut rank, &prompt, &text(95, 100));
+        let longer = [prompt.clone(), text(95, 100), text(96, 10)].concat();
+        let cached = serve_with_snapshots(&mut cache, &mut rank, &longer, &text(97, 10));
+        assert_eq!(cached as usize, prompt.len() + 100);
+    }
 }

@@ -87,6 +87,12 @@ pub enum RuntimeError {
         /// Tokens that were to stay.
         length: u32,
     },
+    /// A slot that has no snapshot.
+    #[error("slot {slot} was to go back to a snapshot that it has not; report this as a bug")]
+    Restore {
+        /// The slot.
+        slot: u32,
+    },
     /// A step without tokens, or with tokens outside the vocabulary.
     #[error(
         "a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}"

@@ -26,7 +26,7 @@ use super::{
     groups::MlxGroups, rank_part,
 };
 use crate::{
-    cache::{LayerCache, Rewound, format::KvFormat},
+    cache::{CacheSnapshot, LayerCache, Rewound, format::KvFormat},
     decoder::Decoder,
     executor::{Addresses, CacheSupport, SampleSpec, SequenceStep},
     jaccl::Devices,
@@ -66,8 +66,15 @@ pub(super) struct ModelRunner {
 struct RunnerSequence {
     cache: Vec<LayerCache>,
     length: u32,
+    snapshot: Option<SequenceSnapshot>,
     /// The token sampled last.
     last_token: Option<LastToken>,
+}
+
+/// A sequence at one length. Layers that go back to any position have none of their own.
+struct SequenceSnapshot {
+    length: u32,
+    cache: Vec<Option<CacheSnapshot>>,
 }
 
 /// A token that may not be computed yet.
@@ -80,7 +87,7 @@ struct LastToken {
 
 impl RunnerSequence {
     fn new(cache: Vec<LayerCache>) -> Self {
-        Self { cache, length: 0, last_token: None }
+        Self { cache, length: 0, snapshot: None, last_token: None }
     }
 
     /// Goes back to the first `length` tokens, or further ahead nowhere. `Impossible` is a fault of rank 0, which knows
@@ -93,8 +100,32 @@ impl RunnerSequence {
                 }
             }
             self.length = length;
+            self.snapshot.take_if(|snapshot| snapshot.length > length);
         }
         self.last_token = None;
+        Rewound::Rewound
+    }
+
+    /// Keeps a snapshot of it as it is.
+    fn keep_snapshot(&mut self) {
+        let of = |cache: &LayerCache| (!cache.rewinds_anywhere()).then(|| cache.snapshot());
+        let cache = self.cache.iter().map(of).collect();
+        self.snapshot = Some(SequenceSnapshot { length: self.length, cache });
+    }
+
+    /// Goes back to its snapshot, which stays. `Impossible` is a fault of rank 0, as in [`Self::rewind`].
+    fn restore(&mut self) -> Rewound {
+        let Some(SequenceSnapshot { length, cache: snapshots }) = &self.snapshot else {
+            return Rewound::Impossible;
+        };
+        for (cache, snapshot) in self.cache.iter_mut().zip(snapshots) {
+            match snapshot {
+                Some(snapshot) => cache.restore(snapshot),
+                None if cache.rewind(*length as i32) == Rewound::Impossible => return Rewound::Impossible,
+                None => {}
+            }
+        }
+        (self.length, self.last_token) = (*length, None);
         Rewound::Rewound
     }
 }
@@ -199,6 +230,17 @@ impl ModelRunner {
                     && sequence.rewind(length) == Rewound::Impossible
                 {
                     return Err(RuntimeError::Rewind { slot, have, length });
+                }
+            }
+            CacheCommand::Snapshot { slot } => {
+                if let Some(sequence) = self.sequences.get_mut(&slot) {
+                    sequence.keep_snapshot();
+                }
+            }
+            CacheCommand::Restore { slot } => {
+                let restored = self.sequences.get_mut(&slot).map(RunnerSequence::restore);
+                if restored != Some(Rewound::Rewound) {
+                    return Err(RuntimeError::Restore { slot });
                 }
             }
             CacheCommand::Store { slot, blocks } => {

@@ -13,6 +13,7 @@ use super::queue_limit::QueueTicket;
 use super::response_sink::ResponseSink;
 use super::wait_queue::QueuePosition;
 use crate::metrics::EngineMetrics;
+use crate::prefix_cache::SlotAssignment;
 use crate::sequence::{AcceptedToken, Sequence};
 
 pub(super) struct ScheduledRequest {
@@ -99,13 +100,14 @@ impl ScheduledRequest {
         })
     }
 
-    /// Admitted to a slot that holds `cached` of its tokens, with this admission id.
-    pub(super) fn admit(&mut self, slot: u32, cached: u32, admission_id: u64, metrics: &EngineMetrics) {
+    /// Admitted to a slot, with this admission id.
+    pub(super) fn admit(&mut self, assignment: &SlotAssignment, admission_id: u64, metrics: &EngineMetrics) {
+        let SlotAssignment { slot, cached, snapshot_at, .. } = *assignment;
         let now = Instant::now();
         self.queue_ticket = None;
         self.admission_id = admission_id;
         self.tokens_at_admission = self.sequence.usage().completion_tokens;
-        self.sequence.admit(slot, cached);
+        self.sequence.admit(slot, cached, snapshot_at);
         if self.admitted_at.is_none() {
             self.admitted_at = Some(now);
             metrics.record_prefix_lookup(self.sequence.usage().prompt_tokens, cached);

@@ -59,6 +59,11 @@ impl SlotCaches {
         self.prefix_cache.shrink(slot, tokens);
     }
 
+    /// Keeps a snapshot of the slot as it is before the next batch.
+    pub(super) fn snapshot(&mut self, slot: u32) {
+        self.prefix_cache.snapshot(slot);
+    }
+
     /// Caches the prompt that the slot holds.
     pub(super) fn store_prompt(&mut self, slot: u32, prompt: &[u32]) {
         self.prefix_cache.store_prompt(slot, prompt);

@@ -80,7 +80,7 @@ pub(super) async fn run(
     let (eos_tokens, detokenizer) = (tokenizer.eos_token_ids().clone(), tokenizer.detokenizer());
     let output = OutputStream::new(&request, limit, eos_tokens, detokenizer);
     let mut sequence = Sequence::new(&request, prompt, 0, output);
-    sequence.admit(SMOKE_SLOT, 0);
+    sequence.admit(SMOKE_SLOT, 0, None);
     let (tokens, text) = answer(ranks, tokenizer, context_tokens, &mut sequence).await?;
     ranks.apply_cache_command(CacheCommand::Reset { slot: SMOKE_SLOT });
     let elapsed = started.elapsed();

@@ -202,7 +202,8 @@ fn state_bytes(desired: &ValidDeployment, layer: &LayerGroup, tokens: u128) -> u
     let sequences = u128::from(desired.capacity.max_sequences);
     let LayerState { per_token_bytes, window_tokens, fixed_bytes, replicated } = layer.state;
     let kept = match window_tokens {
-        Some(window) => tokens.min(u128::from(window) * sequences),
+        // A snapshot beside each sequence's own.
+        Some(window) => 2 * tokens.min(u128::from(window) * sequences),
         None => tokens,
     };
     // A latent is kept as computed.
@@ -210,7 +211,7 @@ fn state_bytes(desired: &ValidDeployment, layer: &LayerGroup, tokens: u128) -> u
         true => kv_bytes_per_token(desired),
         false => u128::from(per_token_bytes),
     };
-    each.saturating_mul(kept).saturating_add(u128::from(fixed_bytes) * sequences)
+    each.saturating_mul(kept).saturating_add(2 * u128::from(fixed_bytes) * sequences)
 }
 
 /// KV-cache bytes of a token in one layer: the values of each head, and a scale and a bias for each group of
