@@ -62,19 +62,11 @@ async fn reuse_after_loss(watch: &mut Streaming<pb::EngineState>) -> pb::Reuse {
     .await
 }
 
-/// Its state once it serves in a formation. The socket is closed and bound again in between.
+/// Its state once it serves in a formation.
 async fn wait_serving(engine: &TestEngine, epoch: u64) -> pb::EngineState {
-    within("a rank that serves again", async {
-        loop {
-            let state =
-                engine.until(|state| state.epoch == epoch && state.phase() >= pb::Phase::Serving).await;
-            if state.epoch == epoch && state.phase() >= pb::Phase::Serving {
-                assert_eq!(state.phase(), pb::Phase::Serving, "{}", state.message);
-                return state;
-            }
-        }
-    })
-    .await
+    let state = engine.until(|state| state.epoch == epoch && state.phase() >= pb::Phase::Serving).await;
+    assert_eq!((state.epoch, state.phase()), (epoch, pb::Phase::Serving), "{}", state.message);
+    state
 }
 
 /// Bytes of loaded weights, once MLX holds nothing else. Memory of a request is freed a moment after its end.

@@ -17,7 +17,7 @@ use russet_rpc::{ports, tls};
 use russet_wire::engine_config::{Dtype, EngineConfig, PeerRank};
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message, Sampling};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -101,29 +101,40 @@ impl TestEngine {
         .await
     }
 
-    /// Opens a watch like an agent.
-    pub async fn watch(&self) -> Streaming<pb::EngineState> {
-        within("the watch of an engine", async {
-            loop {
-                let mut client = ControlClient::new(tls::unix_channel(self.socket.clone()));
-                match client.watch(pb::WatchRequest {}).await {
-                    Ok(states) => return states.into_inner(),
-                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-                }
-            }
-        })
-        .await
+    /// Whether it has exited; its status stays to be read.
+    fn has_exited(&self) -> bool {
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.pid()), peek).is_ok_and(|status| status.is_some())
     }
 
-    /// Watches like an agent until a state matches; returns the last state if the watch ends before.
+    /// Opens a watch like an agent.
+    pub async fn watch(&self) -> Streaming<pb::EngineState> {
+        within("the watch of an engine", self.try_watch()).await.expect("the engine runs")
+    }
+
+    /// Opens a watch as soon as it listens; `None` if it exits before.
+    async fn try_watch(&self) -> Option<Streaming<pb::EngineState>> {
+        while !self.has_exited() {
+            let mut client = ControlClient::new(tls::unix_channel(self.socket.clone()));
+            match client.watch(pb::WatchRequest {}).await {
+                Ok(states) => return Some(states.into_inner()),
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+        None
+    }
+
+    /// Watches like an agent until a state matches, over formations too, each of which ends the watches of the one
+    /// before; returns the last state if it exits before.
     pub async fn until(&self, fits: impl Fn(&pb::EngineState) -> bool) -> pb::EngineState {
-        let mut states = self.watch().await;
         within("a state of an engine", async {
             let mut last = pb::EngineState::default();
-            while let Ok(Some(state)) = states.message().await {
-                last = state;
-                if fits(&last) {
-                    break;
+            while let Some(mut states) = self.try_watch().await {
+                while let Ok(Some(state)) = states.message().await {
+                    last = state;
+                    if fits(&last) {
+                        return last;
+                    }
                 }
             }
             last
