@@ -2,6 +2,7 @@
 //! prompt, and the tables that a user would look at. It does nothing that a user could not do by hand.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use russet_tests::chat::{self, StreamEnd};
 use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::json;
+use tempfile::TempDir;
 
 /// Run one model on two simulated machines and answer a prompt.
 #[derive(Parser)]
@@ -17,9 +19,69 @@ struct Arguments {
     /// Exit after the answer.
     #[arg(long)]
     once: bool,
-    /// The prompt.
-    #[arg(long, default_value = "What is 17 + 25?")]
-    question: String,
+    /// The model.
+    #[arg(long, value_enum, default_value = "smoke")]
+    model: DemoModel,
+    /// The prompt; each model has one of its own.
+    #[arg(long)]
+    question: Option<String>,
+}
+
+/// A model that the demo's hub has.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum DemoModel {
+    /// The smoke model of this repository, which knows sums.
+    Smoke,
+    /// SmolLM2-135M-Instruct in GGUF, from a wheel of PyPI.
+    Smollm2,
+}
+
+impl DemoModel {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Smoke => "smoke",
+            Self::Smollm2 => "smollm2",
+        }
+    }
+
+    fn question(self) -> &'static str {
+        match self {
+            Self::Smoke => "What is 17 + 25?",
+            Self::Smollm2 => "What is the capital of France?",
+        }
+    }
+
+    /// The folder that the hub serves, and what it is deleted with.
+    fn folder(self) -> Result<(PathBuf, Option<TempDir>)> {
+        match self {
+            Self::Smoke => Ok((repository().join("engine/smoke/model"), None)),
+            Self::Smollm2 => {
+                let file = std::env::var_os("RUSSET_SMOLLM2").map(PathBuf::from);
+                let file =
+                    file.context("RUSSET_SMOLLM2 is not set; `cargo xtask demo --model smollm2` sets it")?;
+                let folder = tempfile::tempdir()?;
+                let name = file.file_name().context("RUSSET_SMOLLM2 names no file")?;
+                std::os::unix::fs::symlink(&file, folder.path().join(name))?;
+                Ok((folder.path().to_owned(), Some(folder)))
+            }
+        }
+    }
+
+    /// The quickstart's samples with this model in place of the smoke model.
+    fn samples(self) -> Result<(PathBuf, Option<TempDir>)> {
+        let samples = repository().join("manifests/samples/quickstart");
+        if let Self::Smoke = self {
+            return Ok((samples, None));
+        }
+        let folder = tempfile::tempdir()?;
+        for file in ["model.yaml", "deployment.yaml", "kustomization.yaml"] {
+            let text = std::fs::read_to_string(samples.join(file)).with_context(|| format!("read {file}"))?;
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            let text = lines.map(|line| line.replace("smoke", self.name()) + "\n").collect::<String>();
+            std::fs::write(folder.path().join(file), text)?;
+        }
+        Ok((folder.path().to_owned(), Some(folder)))
+    }
 }
 
 #[tokio::main]
@@ -36,9 +98,10 @@ async fn main() -> std::process::ExitCode {
 
 async fn run(arguments: Arguments) -> Result<()> {
     let started = std::time::Instant::now();
-    let model = repository().join("engine/smoke/model");
+    let (model, _kept) = arguments.model.folder()?;
     let mut say = |text: &str| println!("▸ {text}");
-    let mut cluster = TestCluster::start(&[("russet/smoke", &model)], &mut say).await?;
+    let name = format!("russet/{}", arguments.model.name());
+    let mut cluster = TestCluster::start(&[(&name, &model)], &mut say).await?;
     let outcome = tokio::select! {
         outcome = show(&mut cluster, &arguments, started) => outcome,
         _ = tokio::signal::ctrl_c() => Ok(()),
@@ -49,10 +112,12 @@ async fn run(arguments: Arguments) -> Result<()> {
 }
 
 async fn show(cluster: &mut TestCluster, arguments: &Arguments, started: std::time::Instant) -> Result<()> {
-    let samples = repository().join("manifests/samples/quickstart");
-    println!("▸ russet apply -f manifests/samples/quickstart");
+    let model = arguments.model.name();
+    let (samples, _kept) = arguments.model.samples()?;
+    let shown = samples.strip_prefix(repository()).unwrap_or(&samples);
+    println!("▸ russet apply -f {}", shown.display());
     print!("{}", cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?);
-    wait_with_bars(cluster).await?;
+    wait_with_bars(cluster, model).await?;
 
     println!("▸ the tables");
     for what in ["inferencenodes", "models", "modelcopies", "modeldeployments", "shardgroups", "shards"] {
@@ -63,9 +128,10 @@ async fn show(cluster: &mut TestCluster, arguments: &Arguments, started: std::ti
     }
 
     println!("▸ POST {}/chat/completions", cluster.base_url());
-    println!("  you    {}", arguments.question);
-    print!("  smoke  ");
-    let body = chat::question("smoke", &arguments.question, json!({"max_tokens": 200}));
+    let question = arguments.question.as_deref().unwrap_or(arguments.model.question());
+    println!("  {:7}  {question}", "you");
+    print!("  {model:7}  ");
+    let body = chat::question(model, question, json!({"max_tokens": 200}));
     let mut answer = chat::ask(&cluster.base_url(), &body).await.context("the question was not taken")?;
     let end = loop {
         match answer.piece().await {
@@ -103,14 +169,14 @@ async fn show(cluster: &mut TestCluster, arguments: &Arguments, started: std::ti
 }
 
 /// Progress bars for copies and loading, until the deployment is Ready.
-async fn wait_with_bars(cluster: &mut TestCluster) -> Result<()> {
+async fn wait_with_bars(cluster: &mut TestCluster, model: &str) -> Result<()> {
     let bars = MultiProgress::new();
     let mut known: std::collections::BTreeMap<String, ProgressBar> = std::collections::BTreeMap::new();
     let style = ProgressStyle::with_template("  {prefix:34} [{bar:28}] {bytes:>10}/{total_bytes:<10} {msg}")?
         .progress_chars("━━ ");
     let mut last = String::new();
     let result = cluster
-        .until("the ModelDeployment smoke is Ready", async |cluster| {
+        .until(&format!("the ModelDeployment {model} is Ready"), async |cluster| {
             let copies = cluster.get("modelcopies").await?;
             for copy in copies["items"].as_array().into_iter().flatten() {
                 if copy["spec"]["want"] == "Files" {
@@ -143,7 +209,7 @@ async fn wait_with_bars(cluster: &mut TestCluster) -> Result<()> {
                     reason(shard),
                 );
             }
-            let deployment = cluster.get("modeldeployments smoke").await?;
+            let deployment = cluster.get(&format!("modeldeployments {model}")).await?;
             let ready = condition(&deployment, "Ready");
             let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or("").to_owned();
             if message != last && !message.is_empty() {

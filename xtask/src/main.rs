@@ -31,7 +31,8 @@ use anyhow::{Result, ensure};
 const USAGE: &str = "\
 cargo xtask VERB
 
-  demo [--once]     install what is missing, build, run two nodes and ask a question
+  demo [--once] [--model smollm2]
+                    install what is missing, build, run two nodes and ask a question
   test              every test that needs no Go oracle
   setup             install what is missing, prepare MLX and Python
   build [--tests]   build everything; what tests it too

@@ -34,7 +34,11 @@ pub fn demo(arguments: &[String]) -> Result<()> {
     println!("▸ building (the first time takes minutes)");
     build_with(&prepared)?;
     println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
-    let status = Command::new(cargo::programs().join("russet-demo")).args(arguments).status()?;
+    let mut demo = Command::new(cargo::programs().join("russet-demo"));
+    if arguments.iter().any(|argument| argument.ends_with("smollm2")) {
+        demo.envs([real_weights::smollm2()?]);
+    }
+    let status = demo.args(arguments).status()?;
     ensure!(status.success(), "the demo ended with {status}");
     println!("▸ the whole took {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
