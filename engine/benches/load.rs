@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
 
+#[path = "support/arrivals.rs"]
+mod arrivals;
 #[path = "../tests/support/engines.rs"]
 mod engines;
 #[path = "../tests/support/identities.rs"]
@@ -21,6 +23,7 @@ use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message};
 use tonic::transport::Channel;
 
+use arrivals::{Arrival, ROUNDS, Times, beside, serve, throughput};
 use engines::{EngineHarness, ask, next, say};
 use model::Shape;
 use peer::{MlxLmProcess, median, tell};
@@ -33,22 +36,6 @@ const SMALL: Shape =
     Shape { hidden: 384, intermediate: 1024, heads: 6, kv_heads: 6, layers: 4, spread: 0.03 };
 /// Layers of the trained model.
 const SMOKE_LAYERS: usize = 4;
-/// Odd, so that a median is one of them.
-const ROUNDS: usize = 7;
-/// Tokens that these models' template adds to a prompt.
-const TEMPLATE_TOKENS: usize = 4;
-
-/// A request, and its arrival time.
-#[derive(Clone, Copy)]
-struct Arrival {
-    /// Seconds after the first one.
-    at: f64,
-    prompt: usize,
-    answer: u32,
-}
-
-/// Arrival time of each token of each request, in seconds.
-type Times = Vec<Vec<f64>>;
 
 fn main() {
     tokio::runtime::Runtime::new().unwrap().block_on(run());
@@ -99,28 +86,6 @@ fn staggered() -> Vec<Arrival> {
             answer: [64, 16, 40, 24][index as usize % 4],
         })
         .collect()
-}
-
-/// Both sides in turn.
-async fn beside(
-    what: &str,
-    unit: &str,
-    least: f64,
-    client: &EngineClient<Channel>,
-    peer: &mut MlxLmProcess,
-    arrivals: &[Arrival],
-    figure: fn(&Times) -> f64,
-) {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for round in 0..=ROUNDS {
-        let (own, other) = (figure(&serve(client, arrivals).await), figure(&serve_peer(peer, arrivals)));
-        // The first round is a warm-up.
-        if round > 0 {
-            ours.push(own);
-            theirs.push(other);
-        }
-    }
-    tell(what, unit, least, median(ours.into_iter()), median(theirs.into_iter()));
 }
 
 /// Time to first token with a cached prefix, in memory and after a restart from disk, against a prompt that
@@ -265,47 +230,6 @@ async fn pipeline(lab: &EngineHarness, model: &std::path::Path) {
         two,
         stages,
     );
-}
-
-/// Sends the requests to an engine.
-async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
-    let started = Instant::now();
-    join_all(arrivals.iter().map(|Arrival { at, prompt, answer }| async move {
-        tokio::time::sleep(Duration::from_secs_f64(*at)).await;
-        let question: String =
-            (TEMPLATE_TOKENS..*prompt).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
-        let request = GenerationRequest { max_tokens: Some(*answer), ignore_eos: true, ..say(&question) };
-        let mut events = ask(&mut client.clone(), request).await;
-        let mut times = Vec::new();
-        loop {
-            match next(&mut events).await {
-                Some(GenerationEvent::Started { prompt_tokens, .. }) => {
-                    assert_eq!(prompt_tokens as usize, *prompt)
-                }
-                Some(GenerationEvent::Token { .. }) => times.push(started.elapsed().as_secs_f64()),
-                Some(GenerationEvent::Finished { .. }) => break,
-                other => panic!("{other:?} in the middle of an answer"),
-            }
-        }
-        assert_eq!(times.len(), *answer as usize);
-        times
-    }))
-    .await
-}
-
-/// Sends the requests to mlx-lm.
-fn serve_peer(peer: &mut MlxLmProcess, arrivals: &[Arrival]) -> Times {
-    let requests = arrivals.iter().map(|Arrival { at, prompt, answer }| format!("{at}:{prompt}:{answer}"));
-    peer.ask(&format!("serve {}", requests.collect::<Vec<_>>().join(" ")));
-    let times: Times = serde_json::from_str(&peer.answer()).unwrap();
-    assert!(times.iter().zip(arrivals).all(|(times, arrival)| times.len() == arrival.answer as usize));
-    times
-}
-
-/// Tokens per second until the last one.
-fn throughput(times: &Times) -> f64 {
-    let last = times.iter().flatten().copied().fold(0.0, f64::max);
-    times.iter().map(Vec::len).sum::<usize>() as f64 / last
 }
 
 /// 99th percentile of the inter-token latency, in milliseconds, of all requests but the last, while the last

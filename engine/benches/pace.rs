@@ -13,20 +13,18 @@ mod identities;
 mod model;
 #[path = "support/peer.rs"]
 mod peer;
+#[path = "support/speed.rs"]
+mod speed;
 
 use std::path::Path;
-use std::time::Instant;
 
-use russet_rpc::engine::engine_client::EngineClient;
 use russet_wire::engine_config::Transport;
 use russet_wire::engine_options::Speculation;
-use russet_wire::event::GenerationEvent;
-use russet_wire::request::GenerationRequest;
-use tonic::transport::Channel;
 
-use engines::{EngineHarness, ask, next, say};
+use engines::EngineHarness;
 use model::Shape;
 use peer::{MlxLmProcess, median, tell};
+use speed::{GenerationSpeed, ask_peers, measure};
 
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
@@ -39,17 +37,8 @@ const MIN_BARE_RATIO: f64 = 0.95;
 const MIN_SHARDED_RATIO: f64 = 0.9;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
-/// Tokens of an output.
-const ANSWER: u32 = 48;
 /// Bytes of the short and of the long prompt; each byte is a token.
 const QUESTIONS: [usize; 2] = [16, 1000];
-
-/// Seconds to the first token, and tokens per second after it.
-#[derive(Clone, Copy)]
-struct GenerationSpeed {
-    first: f64,
-    rate: f64,
-}
 
 fn main() {
     tokio::runtime::Runtime::new().unwrap().block_on(run());
@@ -143,38 +132,4 @@ async fn two_against_one(lab: &EngineHarness, model: &Path, through: &str) {
     };
     let what = format!("decode, tensor 2 ranks of one core against 1, {through}");
     tell(&what, "×", MIN_SHARDED_RATIO, gain(ours), gain(theirs));
-}
-
-/// Sends a prompt of `bytes` bytes; returns its token count and the speed.
-async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, GenerationSpeed) {
-    let question: String = (0..bytes).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
-    let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
-    let started = Instant::now();
-    let mut events = ask(client, request).await;
-    let (mut prompt, mut times) = (0, Vec::new());
-    loop {
-        match next(&mut events).await {
-            Some(GenerationEvent::Started { prompt_tokens, .. }) => prompt = prompt_tokens,
-            Some(GenerationEvent::Token { .. }) => times.push(started.elapsed().as_secs_f64()),
-            Some(GenerationEvent::Finished { .. }) => break,
-            other => panic!("{other:?} in the middle of an answer"),
-        }
-    }
-    assert_eq!(times.len(), ANSWER as usize);
-    let rate = f64::from(ANSWER - 1) / (times[times.len() - 1] - times[0]);
-    (prompt, GenerationSpeed { first: times[0], rate })
-}
-
-/// Runs the same work on all peers; returns the result of the first.
-fn ask_peers(peers: &mut [MlxLmProcess], work: &str, prompt: u32) -> GenerationSpeed {
-    for peer in peers.iter_mut() {
-        peer.ask(&format!("{work} {prompt} {ANSWER}"));
-    }
-    let mut answers = peers.iter_mut().map(|peer| {
-        let numbers: Vec<f64> = peer.answer().split(' ').map(|number| number.parse().unwrap()).collect();
-        GenerationSpeed { first: numbers[0], rate: f64::from(ANSWER - 1) / numbers[1] }
-    });
-    let first = answers.next().unwrap();
-    answers.for_each(drop);
-    first
 }

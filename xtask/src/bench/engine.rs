@@ -17,7 +17,10 @@ pub const ABOUT: &str = "A random float32 Llama of 100 million parameters; both 
     goodput are tokens divided by the time from the first request to the last token. A stall is the 99th \
     percentile of the time between two tokens of two running responses while the engine prefills a third \
     request's prompt of 8,000 tokens, on a model of 8 million parameters. Pipeline: an engine of 2 ranks \
-    with a core each against one rank with one core, both Russet's, 8 responses at once.";
+    with a core each against one rank with one core, both Russet's, 8 responses at once. Experts: 150 million \
+    parameters, of which a token passes 35 (`qwen3_moe`); gated delta nets: 80 million (`qwen3_next`); latents: 60 \
+    million (`deepseek_v3`, dense); medians of 5 pairs. Loading: from the start of an engine until it serves, its \
+    smoke prompt included, against `load_model` and an evaluation in a process that runs already.";
 
 /// Builds the engine with optimisation and runs the bench.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
@@ -27,7 +30,8 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
         .get_envs()
         .filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value?.to_str()?.into())))
         .collect();
-    let benches = ["bench", "-p", "russet-engine", "--bench", "pace", "--bench", "load"];
+    let benches =
+        ["bench", "-p", "russet-engine", "--bench", "pace", "--bench", "load", "--bench", "families"];
     let mut bench = cargo::command(prepared, &benches);
     bench
         .env("RUSSET_PYTHON", python.interpreter())
