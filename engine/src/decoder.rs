@@ -76,6 +76,8 @@ struct DecoderLayer {
     mlp: MlpLayer,
     norms: Norms,
     residual_scale: Option<f32>,
+    /// What the hidden state is multiplied by after it.
+    output_scale: Option<Array>,
     /// What it remembers of a sequence.
     state: StateKind,
 }
@@ -200,7 +202,10 @@ impl DecoderLayer {
             }
             Mixer::DeltaNet(delta) => MixerLayer::DeltaNet(DeltaNet::load(weights, &mixer_path, delta)?),
         };
-        let mlp_path = format!("{path}.{}", layer.mlp.module());
+        let mlp_path = match layer.mlp.module() {
+            "" => path.clone(),
+            module => format!("{path}.{module}"),
+        };
         let mlp = match &layer.mlp {
             Mlp::Dense(dense) => {
                 MlpLayer::Dense(Box::new(GatedMlp::load(weights, &mlp_path, dense.activation)?))
@@ -219,8 +224,15 @@ impl DecoderLayer {
             before_mlp: norm(before_mlp)?,
             after_mlp: norm(after_mlp)?,
         };
-        let residual_scale = layer.residual_scale;
-        Ok(Self { mixer, mlp, norms, residual_scale, state: StateKind::of(&layer.mixer) })
+        let output_scale = layer.output_scale.map(|field| weights.tensor(&format!("{path}.{field}")));
+        Ok(Self {
+            mixer,
+            mlp,
+            norms,
+            residual_scale: layer.residual_scale,
+            output_scale: output_scale.transpose()?,
+            state: StateKind::of(&layer.mixer),
+        })
     }
 
     fn forward(
@@ -243,7 +255,11 @@ impl DecoderLayer {
             MlpLayer::Dense(dense) => dense.forward(&read, stage)?,
             MlpLayer::Experts(experts) => experts.forward(&read, stage)?,
         };
-        self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)
+        let x = self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)?;
+        match &self.output_scale {
+            None => Ok(x),
+            Some(scale) => x.multiply(scale),
+        }
     }
 
     /// The hidden state with what mixer or MLP adds.

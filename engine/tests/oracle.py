@@ -128,6 +128,13 @@ def as_original(folder, config):
             module, projection = name.split(".switch_mlp.")
             for expert, own in enumerate(value):
                 made[f"{module}.experts.{expert}.{each[projection.removesuffix('.weight')]}.weight"] = own
+        elif "switch_glu" in parts:
+            module, projection = name.split(".switch_glu.")
+            if projection == "gate_proj.weight":
+                up = weights[name.replace("gate_proj", "up_proj")]
+                made[f"{module}.gate_up_proj"] = mx.concatenate([value, up], axis=1)
+            elif projection == "down_proj.weight":
+                made[f"{module}.down_proj"] = value
         elif name.endswith("embed_q.weight"):
             values = weights[name.replace("embed_q", "unembed_out")]
             both = mx.concatenate([value.swapaxes(-1, -2), values], axis=1)

@@ -8,7 +8,7 @@ mod rope;
 
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
-pub use mlp::{Activation, Dense, Experts, Mlp, Router, Scoring, SharedExpert};
+pub use mlp::{Activation, Dense, ExpertNorms, Experts, Mlp, Router, RouterNorm, Scoring, SharedExpert};
 pub(crate) use rope::yarn_scale;
 pub use rope::{Rope, RopeScaling, Yarn};
 
@@ -66,6 +66,8 @@ pub struct Layer {
     pub norms: Norms,
     /// What the results of mixer and MLP are multiplied by before they are added to the hidden state.
     pub residual_scale: Option<f32>,
+    /// Where the number is stored that the hidden state is multiplied by after the layer, if there is one.
+    pub output_scale: Option<&'static str>,
 }
 
 /// Norms of a layer, each by the name of its weight; `None` where the layer has none.
@@ -136,7 +138,7 @@ impl Norms {
 impl Layer {
     /// A layer that normalises before its mixer and before its MLP.
     pub fn new(mixer: Mixer, mlp: Mlp, epsilon: f32) -> Self {
-        Self { mixer, mlp, norms: Norms::before(epsilon), residual_scale: None }
+        Self { mixer, mlp, norms: Norms::before(epsilon), residual_scale: None, output_scale: None }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod deepseek_v3;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
@@ -32,6 +33,7 @@ use crate::{
 pub const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
     gemma3::FAMILY,
+    gemma4::FAMILY,
     glm4_moe::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
@@ -53,6 +55,8 @@ pub const FAMILIES: &[Family] = &[
 /// Models that see, too: their `model_type`, and that of their text part where it does not say one itself.
 const WRAPPERS: &[(&str, &str)] = &[
     ("gemma3", "gemma3_text"),
+    ("gemma4", "gemma4_text"),
+    ("gemma4_unified", "gemma4_text"),
     ("kimi_k25", "kimi_k2"),
     ("mistral3", "mistral"),
     ("qwen3_5", "qwen3_5_text"),

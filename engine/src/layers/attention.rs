@@ -6,6 +6,7 @@ use std::rc::Rc;
 use mlx_rs::{
     Array,
     error::Exception,
+    fast,
     ops::{arange, concatenate, indexing::TryIndexOp, sigmoid},
 };
 
@@ -38,7 +39,10 @@ pub struct Attention {
     scale: f32,
     query: Linear,
     key: Linear,
-    value: Linear,
+    /// `None` where values are keys.
+    value: Option<Linear>,
+    /// Epsilon of the norm of values.
+    value_norm: Option<f32>,
     output: Linear,
     norms: Option<Norms>,
     rope: Option<Rc<Rope>>,
@@ -66,7 +70,8 @@ impl Attention {
         rope: Option<Rc<Rope>>,
     ) -> Result<Self, WeightsError> {
         let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
-        let [query, key, value] = [linear("q_proj")?, linear("k_proj")?, linear("v_proj")?];
+        let [query, key] = [linear("q_proj")?, linear("k_proj")?];
+        let value = if description.values_are_keys { None } else { Some(linear("v_proj")?) };
         let output = linear("o_proj")?;
         let norms = match description.qk_norm {
             None => None,
@@ -87,6 +92,7 @@ impl Attention {
             query,
             key,
             value,
+            value_norm: description.value_norm,
             output,
             norms,
             rope,
@@ -157,10 +163,16 @@ impl Attention {
             queries = own.clone();
         }
         keys = keys.reshape(&[1, positions, self.kv_heads, self.head_dim])?;
+        let mut values = match &self.value {
+            Some(value) => value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?,
+            None => keys.clone(),
+        };
+        if let Some(epsilon) = self.value_norm {
+            values = fast::rms_norm(&values, None, epsilon)?;
+        }
         if let Some(Norms { query, key, full: false }) = &self.norms {
             (queries, keys) = (query.forward(&queries)?, key.forward(&keys)?);
         }
-        let values = self.value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?;
         Ok((QkvProjection { queries, keys, values }, gate))
     }
 

@@ -6,10 +6,15 @@ use mlx_rs::{
     error::Exception,
     ops::{argsort, indexing::take_axis, sigmoid},
 };
-use russet_model::description::{self, Dense};
+use russet_model::description::{self, Dense, ExpertNorms};
 
 use super::{
-    activation::GatedActivation, linear::Linear, mlp::GatedMlp, router::Router, tensor_parallel::TpGroup,
+    activation::GatedActivation,
+    linear::Linear,
+    mlp::GatedMlp,
+    norm::RmsNorm,
+    router::{Router, Routing},
+    tensor_parallel::TpGroup,
 };
 use crate::weights::{Weight, Weights, WeightsError};
 
@@ -26,6 +31,16 @@ pub struct MixtureOfExperts {
     gated: GatedActivation,
     used: i32,
     shared: Option<SharedExpert>,
+    norms: Option<Norms>,
+}
+
+/// Norms of their own, where the layer has none before them.
+#[derive(Debug)]
+struct Norms {
+    before_shared: RmsNorm,
+    after_shared: RmsNorm,
+    before: RmsNorm,
+    after: RmsNorm,
 }
 
 /// The expert that every position passes.
@@ -85,6 +100,18 @@ impl MixtureOfExperts {
                 Some(SharedExpert { mlp, gate: gate.transpose()? })
             }
         };
+        let norms = match description.norms {
+            None => None,
+            Some(ExpertNorms { epsilon, before_shared, after_shared, before, after }) => {
+                let mut norm = |name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon);
+                Some(Norms {
+                    before_shared: norm(before_shared)?,
+                    after_shared: norm(after_shared)?,
+                    before: norm(before)?,
+                    after: norm(after)?,
+                })
+            }
+        };
         Ok(Self {
             router: Router::load(weights, path, description)?,
             gate,
@@ -93,15 +120,19 @@ impl MixtureOfExperts {
             gated: GatedActivation::new(description.activation),
             used: description.used as i32,
             shared,
+            norms,
         })
     }
 
     /// The output for `x`, `[1, positions, width]`.
     pub fn forward(&self, x: &Array, stage: &TpGroup) -> Result<Array, Exception> {
         let routing = self.router.forward(x)?;
-        let each = self.each(x, &routing.experts)?;
-        let weights = routing.weights.expand_dims(-1)?;
-        let mut sum = each.multiply(weights)?.sum_axis(-2, false)?.as_dtype(each.dtype())?;
+        if let (Some(norms), Some(SharedExpert { mlp, .. })) = (&self.norms, &self.shared) {
+            let shared = mlp.forward(&norms.before_shared.forward(x)?, stage)?;
+            let chosen = stage.all_sum(self.chosen(&norms.before.forward(x)?, &routing)?)?;
+            return norms.after_shared.forward(&shared)?.add(norms.after.forward(&chosen)?);
+        }
+        let mut sum = self.chosen(x, &routing)?;
         if let Some(SharedExpert { mlp, gate }) = &self.shared {
             let shared = mlp.forward_partial(x)?;
             sum = match gate {
@@ -110,6 +141,13 @@ impl MixtureOfExperts {
             };
         }
         stage.all_sum(sum)
+    }
+
+    /// What the chosen experts give together.
+    fn chosen(&self, x: &Array, routing: &Routing) -> Result<Array, Exception> {
+        let each = self.each(x, &routing.experts)?;
+        let weights = routing.weights.expand_dims(-1)?;
+        each.multiply(weights)?.sum_axis(-2, false)?.as_dtype(each.dtype())
     }
 
     /// What each chosen expert gives, `[1, positions, used, width]`.

@@ -6,7 +6,7 @@ use mlx_rs::{
     Array,
     error::Exception,
     fast,
-    ops::{arange, clip, concatenate, indexing::TryIndexOp},
+    ops::{arange, clip, concatenate, full, indexing::TryIndexOp},
 };
 use russet_model::description::{self, RopeScaling, Yarn};
 use thiserror::Error;
@@ -53,6 +53,9 @@ impl Rope {
             RopeScaling::Yarn(yarn) => {
                 scale = yarn.scale;
                 Frequencies::Table(yarn_table(yarn, width as i32, base)?)
+            }
+            &RopeScaling::Proportional { rotated, factor } => {
+                Frequencies::Table(proportional_table(width as i32, base, (rotated as i32, factor))?)
             }
             RopeScaling::Factors { factors, scale: own } => {
                 scale = *own;
@@ -107,6 +110,15 @@ fn wavelengths(width: i32, base: f32) -> Result<Array, Exception> {
     let steps: Vec<f32> = (0..width).step_by(2).map(|step| step as f32).collect();
     let exponents = Array::from_slice(&steps, &[steps.len() as i32]).divide(Array::from_f32(width as f32))?;
     Array::from_f32(base).power(exponents)
+}
+
+/// The wavelengths of the first pairs, stretched; the others do not turn.
+fn proportional_table(width: i32, base: f32, (rotated, factor): (i32, f32)) -> Result<Array, Exception> {
+    let turning = wavelengths(width, base)?.try_index(..rotated / 2)?;
+    let still = full::<f32>(&[(width - rotated) / 2], Array::from_f32(f32::INFINITY))?;
+    let table = concatenate(&[Array::from_f32(factor).multiply(turning)?, still], 0)?;
+    table.eval()?;
+    Ok(table)
 }
 
 /// YaRN: pairs that turn often within the original context are kept, those that turn seldom are stretched. Computed with

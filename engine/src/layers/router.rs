@@ -3,13 +3,14 @@
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
+    fast,
     ops::{
         argpartition_axis,
-        indexing::{IndexOp as _, TryIndexOp as _},
+        indexing::{IndexOp as _, TryIndexOp as _, take_axis},
         sigmoid, softmax_axis, sort_axis, zeros_dtype,
     },
 };
-use russet_model::description::{Experts, Router as Description, Scoring};
+use russet_model::description::{Experts, Router as Description, RouterNorm, Scoring};
 
 use super::{activation::scalar, linear::Linear};
 use crate::weights::{Weights, WeightsError};
@@ -20,9 +21,20 @@ pub struct Router {
     gate: Linear,
     /// Added to scores for the choice alone.
     correction: Option<Array>,
+    norm: Option<Norm>,
     description: Description,
     experts: i32,
     used: i32,
+}
+
+/// What is normalised and scaled.
+#[derive(Debug)]
+struct Norm {
+    epsilon: f32,
+    /// Weights of the norm of what the router reads, to be divided by the root of their number.
+    scale: Array,
+    /// What the weight of each expert is multiplied by.
+    expert_scale: Array,
 }
 
 /// The experts of each position.
@@ -37,10 +49,19 @@ pub struct Routing {
 impl Router {
     /// Loads the gate under the module `path`, and its correction where the family has one.
     pub fn load(weights: &mut Weights<'_>, path: &str, experts: &Experts) -> Result<Self, WeightsError> {
+        let gate = Linear::load(weights, &format!("{path}.{}", experts.gate))?;
         let correction = experts.router.correction;
+        let mut tensor = |field: &str| weights.tensor(&format!("{path}.{field}"));
+        let norm = match experts.router.norm {
+            None => None,
+            Some(RouterNorm { epsilon, scale, expert_scale }) => {
+                Some(Norm { epsilon, scale: tensor(scale)?, expert_scale: tensor(expert_scale)? })
+            }
+        };
         Ok(Self {
-            gate: Linear::load(weights, &format!("{path}.{}", experts.gate))?,
-            correction: correction.map(|field| weights.tensor(&format!("{path}.{field}"))).transpose()?,
+            gate,
+            correction: correction.map(tensor).transpose()?,
+            norm,
             description: experts.router,
             experts: experts.count as i32,
             used: experts.used as i32,
@@ -49,6 +70,13 @@ impl Router {
 
     /// Chooses for every position of `x`, `[1, positions, width]`.
     pub fn forward(&self, x: &Array) -> Result<Routing, Exception> {
+        let x = match &self.norm {
+            Some(Norm { epsilon, scale, .. }) => {
+                let root = scalar((scale.size() as f32).powf(-0.5), scale)?;
+                &fast::rms_norm(x, Some(&scale.multiply(root)?), *epsilon)?
+            }
+            None => x,
+        };
         let logits = match self.description.wide {
             true => self.gate.forward(&x.as_dtype(Dtype::Float32)?)?,
             false => self.gate.forward(x)?,
@@ -64,7 +92,10 @@ impl Router {
             }
             Scoring::SoftmaxOfChosen => {
                 let experts = self.best(&logits)?;
-                let weights = softmax_axis(logits.take_along_axis(&experts, -1)?, -1, true)?;
+                let mut weights = softmax_axis(logits.take_along_axis(&experts, -1)?, -1, true)?;
+                if let Some(Norm { expert_scale, .. }) = &self.norm {
+                    weights = weights.multiply(take_axis(expert_scale, &experts, 0)?)?;
+                }
                 Ok(Routing { experts, weights })
             }
             Scoring::Sigmoid => self.by_groups(&sigmoid(logits.as_dtype(Dtype::Float32)?)?, x.dtype()),

@@ -23,6 +23,10 @@ pub struct Attention {
     pub rope: Option<Rope>,
     /// Norms that queries and keys pass before they are rotated.
     pub qk_norm: Option<QkNorm>,
+    /// Epsilon of the norm, without weights, that each head's values pass; `None` where there is none.
+    pub value_norm: Option<f32>,
+    /// Whether values are what keys are before their norm, and have no projection.
+    pub values_are_keys: bool,
     /// Whether the projections of queries, keys and values have biases.
     pub qkv_bias: bool,
     /// Whether the projection of the output has one.
@@ -71,6 +75,8 @@ impl Attention {
             scale: f64::from(head_dim).powf(-0.5) as f32,
             rope,
             qk_norm: None,
+            value_norm: None,
+            values_are_keys: false,
             qkv_bias: false,
             output_bias: false,
             output_gate: false,

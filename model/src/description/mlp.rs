@@ -54,7 +54,9 @@ pub struct Experts {
     pub activation: Activation,
     /// The one that every position passes besides.
     pub shared: Option<SharedExpert>,
-    /// The module of a layer that holds all of it.
+    /// Norms of its own for the shared expert and for the others, where the layer has none before them.
+    pub norms: Option<ExpertNorms>,
+    /// The module of a layer that holds all of it; empty where that is the layer.
     pub module: &'static str,
     /// The module within it that holds the experts of mlx-lm's layout.
     pub experts: &'static str,
@@ -73,6 +75,32 @@ pub struct SharedExpert {
     pub module: &'static str,
     /// The module of the gate that weighs it, if there is one.
     pub gate: Option<&'static str>,
+}
+
+/// Norms of experts and of the shared one, each by the name of its weight under [`Experts::module`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertNorms {
+    /// Epsilon of all.
+    pub epsilon: f32,
+    /// Of what the shared expert reads.
+    pub before_shared: &'static str,
+    /// Of what it gives.
+    pub after_shared: &'static str,
+    /// Of what the others read.
+    pub before: &'static str,
+    /// Of what they give together.
+    pub after: &'static str,
+}
+
+/// What a router normalises and scales.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterNorm {
+    /// Epsilon of the norm of what it reads.
+    pub epsilon: f32,
+    /// The norm's weight, which is divided by the root of the width.
+    pub scale: &'static str,
+    /// What the weight of each expert is multiplied by.
+    pub expert_scale: &'static str,
 }
 
 /// How experts are chosen for a position, and how what they give is weighed.
@@ -94,6 +122,8 @@ pub struct Router {
     pub scale: f32,
     /// Whether logits are computed in 32 bits.
     pub wide: bool,
+    /// What it normalises and scales, if it does.
+    pub norm: Option<RouterNorm>,
 }
 
 /// What makes a score of a router's logit.
@@ -121,6 +151,7 @@ impl Router {
             epsilon: 0.0,
             scale: 1.0,
             wide: false,
+            norm: None,
         }
     }
 }
@@ -143,6 +174,7 @@ impl Experts {
             bias: false,
             activation: Activation::Silu,
             shared: None,
+            norms: None,
             module: "mlp",
             experts: "switch_mlp",
             gate: "gate",

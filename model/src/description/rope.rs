@@ -39,6 +39,13 @@ pub enum RopeScaling {
     },
     /// The same by how often a pair turns within the original context, and what is rotated is scaled.
     Yarn(Yarn),
+    /// The first pairs are rotated as if all were, by wavelengths that are stretched; the others are not.
+    Proportional {
+        /// Elements of a head that are rotated.
+        rotated: u32,
+        /// The factor.
+        factor: f32,
+    },
     /// A factor of its own for each wavelength, and what is rotated is scaled.
     Factors {
         /// One for each pair.

@@ -90,6 +90,12 @@ pub(super) fn rope_of(
         return Err(Unsupported::field("partial_rotary_factor", reason, BELONGS).into());
     }
     let width = (f64::from(head_dim) * f64::from(share)) as u32;
+    if scaling.rope_type.as_deref() == Some("proportional") && width <= head_dim && head_dim.is_multiple_of(2)
+    {
+        let scaling = RopeScaling::Proportional { rotated: width, factor: scaling.factor.unwrap_or(1.0) };
+        let base = theta.unwrap_or(DEFAULT_ROPE_THETA);
+        return Ok(Rope { width: head_dim, base, traditional: config.rope_traditional, scaling });
+    }
     if width == 0 || !width.is_multiple_of(2) {
         let reason = format!(
             "head_dim is {head_dim}, of which {width} are rotated, but rotary positions need an even number"

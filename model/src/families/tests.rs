@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::description::{Activation, Mixer, Mlp, QkNorm, RopeScaling, Yarn};
+use crate::description::{Activation, Attention, Mixer, Mlp, QkNorm, RopeScaling, Yarn};
 use crate::testing::{headers, llama, qwen3, tensors};
 
 fn read(config: &Value) -> Result<crate::Model, Error> {
@@ -274,6 +274,19 @@ fn published_fields_of_families_are_read_or_refused() {
         ("qwen3_moe", json!({"use_qk_norm": true, "num_local_experts": 0}), None),
         ("qwen3_moe", json!({"num_local_experts": 0, "num_experts_per_tok": 5}), Some("5 of 4 experts")),
         ("gemma3_text", json!({"hidden_activation": null}), None),
+        (
+            "gemma4_text",
+            json!({"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision",
+                   "attention_k_eq_v": true, "num_global_key_value_heads": 1, "global_head_dim": 64}),
+            None,
+        ),
+        // What the smallest ones leave out.
+        ("gemma4_text", json!({"hidden_size_per_layer_input": 0}), Some("num_kv_shared_layers")),
+        (
+            "gemma4_text",
+            json!({"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": true}),
+            Some("use_bidirectional_attention"),
+        ),
         ("deepseek_v3", json!({"num_experts": 0, "num_local_experts": 0}), Some("qk_rope_head_dim")),
         ("mistral", json!({"sliding_window": 0}), Some("sliding_window")),
     ] {
@@ -296,6 +309,33 @@ fn published_fields_of_families_are_read_or_refused() {
     let model = describe(&of("gemma3_text", json!({}))).unwrap();
     let Mlp::Dense(dense) = &model.description.layers[0].mlp else { panic!("{model:?}") };
     assert_eq!(dense.activation, Activation::GeluTanh);
+}
+
+#[test]
+fn a_gemma_4_has_heads_of_two_widths_and_a_state_for_each() {
+    let config = of(
+        "gemma4_text",
+        json!({"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": true,
+               "num_global_key_value_heads": 1, "global_head_dim": 64, "sliding_window": 8,
+               "layer_types": ["sliding_attention", "full_attention"]}),
+    );
+    let model = describe(&config).unwrap();
+    let attention: Vec<_> = model
+        .description
+        .layers
+        .iter()
+        .map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => attention,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let of = |attention: &Attention| {
+        (attention.key_dim, attention.kv_heads, attention.window, attention.values_are_keys)
+    };
+    assert_eq!([of(attention[0]), of(attention[1])], [(32, 2, Some(8), false), (64, 1, None, true)]);
+    let quarter = RopeScaling::Proportional { rotated: 16, factor: 1.0 };
+    assert_eq!(attention[1].rope.as_ref().unwrap().scaling, quarter);
+    assert!(!model.tensors.iter().any(|(tensor, _)| tensor.name == "model.layers.1.self_attn.v_proj.weight"));
 }
 
 #[test]

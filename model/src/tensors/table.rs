@@ -3,8 +3,8 @@
 use super::{Layout, Recipe, Role, Rows, ShardAxis, Tensor};
 use crate::{
     description::{
-        Attention, DeltaNet, Dense, Description, Experts, Latent, Layer, Mixer, Mlp, NormOffset, QkNorm,
-        Scoring,
+        Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mixer, Mlp, NormOffset,
+        QkNorm,
     },
     safetensors::Headers,
 };
@@ -142,10 +142,17 @@ impl Module<'_> {
         for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
             self.norm(name, hidden);
         }
-        self.path = format!("{path}.{}", layer.mlp.module());
+        self.path = match layer.mlp.module() {
+            "" => path.clone(),
+            module => format!("{path}.{module}"),
+        };
         match &layer.mlp {
             Mlp::Dense(dense) => self.gated("", hidden, dense),
             Mlp::Experts(experts) => self.experts(experts, hidden),
+        }
+        self.path = path;
+        if let Some(field) = layer.output_scale {
+            self.vector(field, 1);
         }
     }
 
@@ -160,6 +167,9 @@ impl Module<'_> {
         let projections =
             [("q_proj", queries, 0), ("k_proj", keys, queries), ("v_proj", values, queries + keys)];
         for (field, width, from) in projections {
+            if field == "v_proj" && attention.values_are_keys {
+                continue;
+            }
             self.column_parallel(field, width, hidden, bias);
             if merged {
                 self.take_rows("qkv_proj", 1 + usize::from(bias), Rows { dim: 0, of, from, step: 1 });
@@ -263,12 +273,22 @@ impl Module<'_> {
 
     fn experts(&mut self, experts: &Experts, hidden: u64) {
         let [count, width] = [experts.count, experts.intermediate].map(u64::from);
-        self.replicated(experts.gate, count, hidden, experts.router.scoring == Scoring::SoftmaxOfChosen);
+        self.replicated(experts.gate, count, hidden, experts.bias);
         if let Some(gate) = self.tensors.last_mut().filter(|_| experts.router.wide) {
             gate.is_auxiliary = true;
         }
         if let Some(correction) = experts.router.correction {
             self.push(correction, &[count], None, false).is_auxiliary = true;
+        }
+        if let Some(norm) = experts.router.norm {
+            self.vector(norm.scale, hidden);
+            self.vector(norm.expert_scale, count);
+        }
+        if let Some(norms) = experts.norms {
+            let ExpertNorms { before_shared, after_shared, before, after, .. } = norms;
+            for name in [before_shared, after_shared, before, after] {
+                self.norm(name, hidden);
+            }
         }
         for (place, (name, shape, dim)) in [
             ("gate_proj", [count, width, hidden], 1),
