@@ -113,7 +113,7 @@ async fn every_kind_of_layer_resumes_and_shares_what_it_has() {
 
 /// A conversation whose history has another answer than the slot, as it is where thoughts are left out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_kind_of_layer_goes_back_to_what_the_next_request_repeats() {
+async fn every_kind_of_layer_goes_back_to_what_is_repeated() {
     let first: String = (0..60).map(|number| format!("{number} or ")).collect();
     let with = |said: &[&str]| {
         let roles = ["user", "assistant"].into_iter().cycle();

@@ -202,7 +202,7 @@ impl HubFile {
             hash.update(bytes);
             hex::encode(hash.finish())
         };
-        if !name.ends_with(".safetensors") {
+        if !name.ends_with(".safetensors") && !name.ends_with(".gguf") {
             return Self { size: bytes.len(), git: blob(bytes), large: None };
         }
         let sum = hex::encode(Sha256::digest(bytes));

@@ -84,7 +84,7 @@ pub(super) async fn has_digest(
         Digest::Sha256(sum) => Ok(*sum == file.sha256),
         Digest::GitBlob(sum) => {
             let (path, sum) = (folder.join(&file.name), sum.clone());
-            blocking(folder.to_owned(), move || Ok(hash(&path)?.git_blob == sum)).await
+            blocking(folder.to_owned(), move || Ok(hash(&path, true)?.git_blob == sum)).await
         }
     }
 }
@@ -96,7 +96,7 @@ pub(super) async fn find_mismatch(
 ) -> Result<Option<String>, StoreError> {
     let hashes = files.iter().map(|file| {
         let (path, file) = (folder.join(&file.name), file.clone());
-        let work = move || Ok((hash(&path)?.sha256 != file.sha256).then_some(file.name));
+        let work = move || Ok((hash(&path, false)?.sha256 != file.sha256).then_some(file.name));
         blocking(folder.to_owned(), work)
     });
     let hashes: Vec<_> = hashes.collect();
@@ -112,10 +112,10 @@ pub(super) async fn find_mismatch(
 async fn verify_file(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreError> {
     let path = folder.join(&file.name);
     let work = move || {
-        let found = hash(&path)?;
+        let found = hash(&path, matches!(file.digest, Some(Digest::GitBlob(_))))?;
         let promised = match (&file.digest, &file.location) {
             (Some(digest), _) => Some(digest.clone()),
-            (None, FileLocation::Disk(original)) => Some(Digest::Sha256(hash(original)?.sha256)),
+            (None, FileLocation::Disk(original)) => Some(Digest::Sha256(hash(original, false)?.sha256)),
             (None, FileLocation::BuiltIn(_) | FileLocation::Web(_) | FileLocation::Object(_)) => None,
         };
         let wrong = match promised {
@@ -145,7 +145,8 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-fn hash(path: &Path) -> Result<FileHashes, StoreError> {
+/// The hashes of a file; git's only where it is asked for, because a source has either and weights take gigabytes.
+fn hash(path: &Path, of_git: bool) -> Result<FileHashes, StoreError> {
     let io = || StoreError::io(path);
     let mut file = std::fs::File::open(path).map_err(io())?;
     let size = file.metadata().map_err(io())?.len();
@@ -163,8 +164,7 @@ fn hash(path: &Path) -> Result<FileHashes, StoreError> {
         read += count as u64;
         sha256.update(&buffer[..count]);
         blake3.update(&buffer[..count]);
-        // Git blobs are the small files; a second hash over tens of gigabytes would be wasted.
-        if size <= 64 << 20 {
+        if of_git {
             git.update(&buffer[..count]);
         }
     }
@@ -207,8 +207,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         std::fs::write(&path, "hello\n").unwrap();
-        let hashed = hash(&path).unwrap();
+        let hashed = hash(&path, true).unwrap();
         assert_eq!(hashed.git_blob, "ce013625030ba8dba906f756967f9e9ca394464a");
         assert_eq!(hashed.sha256, "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03");
+    }
+
+    #[tokio::test]
+    async fn a_large_file_is_held_to_the_digest_of_git_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights.gguf");
+        std::fs::File::create(&path).unwrap().set_len(65 << 20).unwrap();
+        // As `git hash-object` prints it.
+        let sum = "66b30dec94560b99771b2b7817c009e705e577db".to_owned();
+        let file = SourceFile {
+            name: "weights.gguf".to_owned(),
+            size: 65 << 20,
+            digest: Some(Digest::GitBlob(sum)),
+            location: FileLocation::Disk(path),
+        };
+        assert_eq!(all(folder.path(), &[file]).await.unwrap().len(), 1);
     }
 }

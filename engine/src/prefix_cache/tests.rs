@@ -391,7 +391,7 @@ fn serve_with_snapshots(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[
 }
 
 #[test]
-fn a_conversation_goes_on_from_a_snapshot_where_its_layers_do_not_go_back() {
+fn conversation_goes_on_from_the_snapshot_of_its_last_prompt() {
     for most in [0, 64] {
         let capacity = CacheCapacity { blocks: false, max_rewind: Some(most), ..capacity(2, 8192, false) };
         let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);

@@ -73,7 +73,8 @@ fn widest_layer_counts_whatever_its_kind() {
     let shared = SharedExpert { intermediate: 512, module: "shared_expert", gate: None };
     let experts =
         Experts { shared: Some(shared), ..Experts::new(128, 8, 768, Router::new(Scoring::Softmax)) };
-    let layers = vec![layer(latent, Mlp::Dense(Dense::new(4096))), layer(delta, Mlp::Experts(experts))];
+    let layers =
+        vec![layer(latent, Mlp::Dense(Dense::new(4096))), layer(delta, Mlp::Experts(Box::new(experts)))];
     let description = Description { hidden_size: 2048, ..crate::testing::description(layers) };
     let widths = description.widths(2);
     assert_eq!(

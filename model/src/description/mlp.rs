@@ -6,7 +6,7 @@ pub enum Mlp {
     /// One gated block.
     Dense(Dense),
     /// A few gated blocks of many, chosen for each position.
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 /// A gated block: `down(activation(gate(x)) · up(x))`.

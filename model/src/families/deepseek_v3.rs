@@ -90,7 +90,7 @@ pub(super) fn sparse(
     let step = document.optional("moe_layer_freq", MAX_LAYERS)?.unwrap_or(1);
     let layers = (0..config.num_hidden_layers).map(|layer| {
         let sparse = layer >= dense && layer.is_multiple_of(step);
-        let mlp = if sparse { Mlp::Experts(experts.clone()) } else { gated(config)? };
+        let mlp = if sparse { Mlp::Experts(Box::new(experts.clone())) } else { gated(config)? };
         Ok(Layer::new(Mixer::Latent(latent.clone()), mlp, config.rms_norm_eps))
     });
     let mut description = described(config, has_head, layers.collect::<Result<_, Error>>()?);

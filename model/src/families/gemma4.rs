@@ -70,7 +70,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     }
     // Pictures alone are seen ahead in: their tokens are none of a text.
     let sees_ahead = document.value("use_bidirectional_attention");
-    let sees_ahead = sees_ahead.is_some_and(|value| value != &false && value != "vision");
+    let sees_ahead = sees_ahead.is_some_and(|value| *value != false && *value != "vision");
     refuse(config, "use_bidirectional_attention", sees_ahead)?;
     refuse(config, "attention_bias", config.attention_bias)?;
     let pattern = document.optional("sliding_window_pattern", MAX_LAYERS)?.unwrap_or(PATTERN);
@@ -85,7 +85,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         let mlp = match &sparse {
             Some(experts) => {
                 norms.before_mlp = None;
-                Mlp::Experts(experts.clone())
+                Mlp::Experts(Box::new(experts.clone()))
             }
             None => Mlp::Dense(Dense { activation, ..Dense::new(config.intermediate_size) }),
         };

@@ -43,7 +43,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let experts = sigmoid_experts(config)?;
     let dense = document.count("first_k_dense_replace", MAX_LAYERS)?;
     let layers = (0..config.num_hidden_layers).map(|layer| {
-        let mlp = if layer < dense { gated(config)? } else { Mlp::Experts(experts.clone()) };
+        let mlp = if layer < dense { gated(config)? } else { Mlp::Experts(Box::new(experts.clone())) };
         Ok(Layer::new(Mixer::Attention(attention.clone()), mlp, config.rms_norm_eps))
     });
     let mut description = described(config, has_head, layers.collect::<Result<_, Error>>()?);

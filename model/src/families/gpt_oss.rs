@@ -34,7 +34,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         gate: "router",
         ..experts(config, counts, Router::new(Scoring::SoftmaxOfChosen))?
     };
-    let layer = Layer::new(Mixer::Attention(attention), Mlp::Experts(experts), config.rms_norm_eps);
+    let layer = Layer::new(Mixer::Attention(attention), Mlp::Experts(Box::new(experts)), config.rms_norm_eps);
     let mut description = described(config, has_head, vec![layer; config.num_hidden_layers as usize]);
     let windowed = windowed(config, |layer| layer.is_multiple_of(2))?;
     give_windows(config, &mut description, &windowed)?;

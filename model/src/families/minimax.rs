@@ -80,6 +80,6 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         originals: ["w1", "w3", "w2"],
         ..experts(config, counts, router)?
     };
-    let layer = Layer::new(Mixer::Attention(attention), Mlp::Experts(experts), config.rms_norm_eps);
+    let layer = Layer::new(Mixer::Attention(attention), Mlp::Experts(Box::new(experts)), config.rms_norm_eps);
     Ok(described(config, has_head, vec![layer; config.num_hidden_layers as usize]))
 }

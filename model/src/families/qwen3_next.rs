@@ -111,5 +111,5 @@ fn gated_experts(config: &Config) -> Result<Mlp, Error> {
         experts(config, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"], router)?;
     let width = document.count("shared_expert_intermediate_size", MAX_SIZE)?;
     experts.shared = shared_expert(width, "shared_expert", Some("shared_expert_gate"));
-    Ok(Mlp::Experts(experts))
+    Ok(Mlp::Experts(Box::new(experts)))
 }

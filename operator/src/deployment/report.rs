@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_carries_on_the_newest_one_and_describes_the_spec_that_was_planned() {
+    fn status_carries_on_the_newest_and_describes_what_was_planned() {
         let version = |spec: i32, version: &str| {
             let mut deployment = ModelDeployment::new("chat", Default::default());
             deployment.spec.replicas = spec;
