@@ -30,7 +30,7 @@ use arrivals::{Arrival, beside, throughput};
 use engines::EngineHarness;
 use peer::{MlxLmProcess, median, tell};
 use random_weights::Numbers;
-use speed::{GenerationSpeed, ask_peers, measure};
+use speed::{GenerationSpeed, ask_peers, decode, measure, prefill};
 
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 5;
@@ -66,8 +66,7 @@ async fn run() {
     drop(Pair::start(&lab, &delta_nets()).await.compare("gated delta nets").await);
     let mut latents = Pair::start(&lab, &latents()).await;
     let (ours, theirs) = latents.speeds(CONTEXT).await;
-    let rate = |speeds: &[GenerationSpeed]| median(speeds.iter().map(|speed| speed.rate));
-    tell("latents, decode after 4,000 tokens", "tokens/s", MIN_RATIO, rate(&ours), rate(&theirs));
+    tell("latents, decode after 4,000 tokens", "tokens/s", MIN_RATIO, decode(&ours), decode(&theirs));
     drop(latents);
     load(&lab).await;
 }
@@ -152,11 +151,10 @@ impl Pair {
     /// Decode and prefill.
     async fn compare(mut self, what: &str) -> Self {
         let (ours, theirs) = self.speeds(SHORT).await;
-        let rate = |speeds: &[GenerationSpeed]| median(speeds.iter().map(|speed| speed.rate));
-        tell(&format!("{what}, decode"), "tokens/s", MIN_RATIO, rate(&ours), rate(&theirs));
+        tell(&format!("{what}, decode"), "tokens/s", MIN_RATIO, decode(&ours), decode(&theirs));
         let (ours, theirs) = self.speeds(LONG).await;
-        let rate = |speeds: &[GenerationSpeed]| median(speeds.iter().map(|speed| LONG as f64 / speed.first));
-        tell(&format!("{what}, prefill of 1,000 tokens"), "tokens/s", MIN_RATIO, rate(&ours), rate(&theirs));
+        let (ours, theirs) = (prefill(&ours, LONG), prefill(&theirs, LONG));
+        tell(&format!("{what}, prefill of 1,000 tokens"), "tokens/s", MIN_RATIO, ours, theirs);
         self
     }
 }

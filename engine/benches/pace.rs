@@ -24,7 +24,7 @@ use russet_wire::engine_options::Speculation;
 use engines::EngineHarness;
 use model::Shape;
 use peer::{MlxLmProcess, median, tell};
-use speed::{GenerationSpeed, ask_peers, measure};
+use speed::{ask_peers, decode, measure, prefill};
 
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
@@ -82,9 +82,6 @@ async fn against_mlx_lm(lab: &EngineHarness, model: &Path) {
             bare.push(layers);
         }
     }
-    let decode = |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| pace.rate));
-    let prefill =
-        |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
     tell("decode, one rank", "tokens/s", MIN_MLX_LM_RATIO, decode(&ours[0]), decode(&theirs[0]));
     tell(
         "decode over gRPC, beside the bare forward step",
@@ -97,8 +94,8 @@ async fn against_mlx_lm(lab: &EngineHarness, model: &Path) {
         "prefill of 1,000 tokens, one rank",
         "tokens/s",
         MIN_MLX_LM_RATIO,
-        prefill(&ours[1]),
-        prefill(&theirs[1]),
+        prefill(&ours[1], QUESTIONS[1]),
+        prefill(&theirs[1], QUESTIONS[1]),
     );
 }
 

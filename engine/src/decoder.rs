@@ -202,10 +202,7 @@ impl DecoderLayer {
             }
             Mixer::DeltaNet(delta) => MixerLayer::DeltaNet(DeltaNet::load(weights, &mixer_path, delta)?),
         };
-        let mlp_path = match layer.mlp.module() {
-            "" => path.clone(),
-            module => format!("{path}.{module}"),
-        };
+        let mlp_path = layer.mlp.path(&path);
         let mlp = match &layer.mlp {
             Mlp::Dense(dense) => {
                 MlpLayer::Dense(Box::new(GatedMlp::load(weights, &mlp_path, dense.activation)?))

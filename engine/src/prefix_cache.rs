@@ -129,18 +129,18 @@ struct SlotSnapshot {
 }
 
 /// How a cached slot becomes the beginning of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum SlotReuse {
     /// By dropping what lies behind this many tokens.
     Truncate(u32),
-    /// By going back to its snapshot of this many tokens.
-    Restore(u32),
+    /// By going back to its snapshot.
+    Restore(SlotSnapshot),
 }
 
 impl SlotReuse {
     fn tokens(self) -> u32 {
         match self {
-            Self::Truncate(tokens) | Self::Restore(tokens) => tokens,
+            Self::Truncate(tokens) | Self::Restore(SlotSnapshot { tokens, .. }) => tokens,
         }
     }
 }
@@ -258,13 +258,11 @@ impl PrefixCache {
             self.take_cached(slot);
             self.commands.push(match reuse {
                 SlotReuse::Truncate(length) => CacheCommand::Truncate { slot, length },
-                SlotReuse::Restore(_) => CacheCommand::Restore { slot },
+                SlotReuse::Restore(SlotSnapshot { seen_tokens, .. }) => {
+                    self.slots.entry(slot).or_default().seen_tokens = seen_tokens;
+                    CacheCommand::Restore { slot }
+                }
             });
-            if let SlotReuse::Restore(_) = reuse
-                && let Some(held) = self.slots.get_mut(&slot)
-            {
-                held.seen_tokens = held.snapshot.map_or(0, |snapshot| snapshot.seen_tokens);
-            }
             self.set_busy(slot, cached);
             return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), snapshot_at });
         }
@@ -376,7 +374,7 @@ impl PrefixCache {
                 let snapshot = held.snapshot.filter(|snapshot| snapshot.tokens <= shared);
                 let reuse = match (can_drop, snapshot) {
                     (true, _) => SlotReuse::Truncate(shared),
-                    (false, snapshot) => SlotReuse::Restore(snapshot?.tokens),
+                    (false, snapshot) => SlotReuse::Restore(snapshot?),
                 };
                 let twice = 2 * reuse.tokens() as usize;
                 let is_worth_it = twice >= tokens.len() || (!self.capacity.blocks && twice >= prompt.len());

@@ -59,7 +59,8 @@ impl Digest {
 struct FileHashes {
     size: u64,
     sha256: String,
-    git_blob: String,
+    /// Only where it was asked for.
+    git_blob: Option<String>,
     chunks: Vec<ChunkHash>,
 }
 
@@ -84,7 +85,7 @@ pub(super) async fn has_digest(
         Digest::Sha256(sum) => Ok(*sum == file.sha256),
         Digest::GitBlob(sum) => {
             let (path, sum) = (folder.join(&file.name), sum.clone());
-            blocking(folder.to_owned(), move || Ok(hash(&path, true)?.git_blob == sum)).await
+            blocking(folder.to_owned(), move || Ok(hash(&path, true)?.git_blob == Some(sum))).await
         }
     }
 }
@@ -123,7 +124,9 @@ async fn verify_file(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, 
                 Some((format!("{} bytes", file.size), format!("{} bytes", found.size)))
             }
             Some(Digest::Sha256(sum)) if sum != found.sha256 => Some((sum, found.sha256.clone())),
-            Some(Digest::GitBlob(sum)) if sum != found.git_blob => Some((sum, found.git_blob.clone())),
+            Some(Digest::GitBlob(sum)) if found.git_blob.as_ref() != Some(&sum) => {
+                Some((sum, found.git_blob.clone().unwrap_or_default()))
+            }
             _ => None,
         };
         if let Some((expected, actual)) = wrong {
@@ -152,8 +155,11 @@ fn hash(path: &Path, of_git: bool) -> Result<FileHashes, StoreError> {
     let size = file.metadata().map_err(io())?.len();
     let mut sha256 = sha2::Sha256::new();
     let mut blake3 = chunks::TreeHasher::new(size);
-    let mut git = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
-    git.update(format!("blob {size}\0").as_bytes());
+    let mut git = of_git.then(|| {
+        let mut git = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
+        git.update(format!("blob {size}\0").as_bytes());
+        git
+    });
     let mut buffer = vec![0; 1 << 20];
     let mut read = 0;
     loop {
@@ -164,12 +170,12 @@ fn hash(path: &Path, of_git: bool) -> Result<FileHashes, StoreError> {
         read += count as u64;
         sha256.update(&buffer[..count]);
         blake3.update(&buffer[..count]);
-        if of_git {
+        if let Some(git) = &mut git {
             git.update(&buffer[..count]);
         }
     }
     let chunks = blake3.finish().into_iter().map(ChunkHash).collect();
-    let (sha256, git_blob) = (hex::encode(sha256.finalize()), hex::encode(git.finish()));
+    let (sha256, git_blob) = (hex::encode(sha256.finalize()), git.map(|git| hex::encode(git.finish())));
     Ok(FileHashes { size: read, sha256, git_blob, chunks })
 }
 
@@ -182,7 +188,7 @@ impl VerifiedFile {
         let found = FileHashes {
             size: content.len() as u64,
             sha256: hex::encode(sha2::Sha256::digest(content)),
-            git_blob: String::new(),
+            git_blob: None,
             chunks: chunks.finish().into_iter().map(ChunkHash).collect(),
         };
         Self::new(name.to_owned(), found)
@@ -208,7 +214,7 @@ mod tests {
         let path = folder.path().join("x");
         std::fs::write(&path, "hello\n").unwrap();
         let hashed = hash(&path, true).unwrap();
-        assert_eq!(hashed.git_blob, "ce013625030ba8dba906f756967f9e9ca394464a");
+        assert_eq!(hashed.git_blob.as_deref(), Some("ce013625030ba8dba906f756967f9e9ca394464a"));
         assert_eq!(hashed.sha256, "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03");
     }
 

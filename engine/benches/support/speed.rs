@@ -8,7 +8,7 @@ use russet_wire::request::GenerationRequest;
 use tonic::transport::Channel;
 
 use crate::engines::{ask, next, say};
-use crate::peer::MlxLmProcess;
+use crate::peer::{MlxLmProcess, median};
 
 /// Tokens of an output.
 pub const ANSWER: u32 = 48;
@@ -18,6 +18,16 @@ pub const ANSWER: u32 = 48;
 pub struct GenerationSpeed {
     pub first: f64,
     pub rate: f64,
+}
+
+/// The median of tokens per second after the first.
+pub fn decode(speeds: &[GenerationSpeed]) -> f64 {
+    median(speeds.iter().map(|speed| speed.rate))
+}
+
+/// The median of tokens per second of a prompt of this many.
+pub fn prefill(speeds: &[GenerationSpeed], tokens: usize) -> f64 {
+    median(speeds.iter().map(|speed| tokens as f64 / speed.first))
 }
 
 /// Sends a prompt of `bytes` bytes; returns its token count and the speed.

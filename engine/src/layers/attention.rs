@@ -7,7 +7,7 @@ use mlx_rs::{
     Array,
     error::Exception,
     fast,
-    ops::{arange, concatenate, indexing::TryIndexOp, sigmoid},
+    ops::{concatenate, indexing::TryIndexOp, sigmoid},
 };
 
 use russet_model::description::{self, QkNorm, QueryScale};
@@ -16,7 +16,7 @@ use super::{
     linear::Linear,
     norm::RmsNorm,
     packed_batch::{PackedBatch, SequenceSlice},
-    query_scale::query_scales,
+    query_scale::{query_scales, sequence_scales},
     rope::Rope,
     sdpa::{ScoreBudget, Scores, chunked_sdpa},
     tensor_parallel::TpGroup,
@@ -217,9 +217,7 @@ impl Attention {
         let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
         let mut queries = rotated(queries)?;
         if let (Some(offset), Some(scale)) = (rotate_at, self.query_scale) {
-            let positions = arange::<_, i32>(offset, offset + length, None)?;
-            let scale = query_scales(scale, &positions, &queries)?;
-            queries = queries.multiply(scale.reshape(&[1, 1, length, 1])?)?;
+            queries = queries.multiply(sequence_scales(scale, offset, &queries)?)?;
         }
         let attended = chunked_sdpa(&queries, &held, self.scores(), scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.value_dim])

@@ -8,7 +8,7 @@ use mlx_rs::{
     Array,
     error::Exception,
     fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention},
-    ops::{arange, concatenate, indexing::TryIndexOp, select},
+    ops::{concatenate, indexing::TryIndexOp, select},
 };
 use russet_model::description::{self, QueryScale};
 
@@ -17,7 +17,7 @@ use super::{
     linear::Linear,
     norm::RmsNorm,
     packed_batch::{PackedBatch, SequenceSlice},
-    query_scale::query_scales,
+    query_scale::sequence_scales,
     rope::Rope,
     sdpa::{ScoreBudget, rows_per_chunk, visible},
     tensor_parallel::TpGroup,
@@ -133,9 +133,7 @@ impl LatentAttention {
             let held = cache.append(&keys)?;
             let (mut plain, mut turned) = (own(&plain)?, self.rope.forward(&own(&turned)?, *offset)?);
             if let Some(scale) = self.query_scale {
-                let length = positions.len() as i32;
-                let scale = query_scales(scale, &arange::<_, i32>(*offset, *offset + length, None)?, &plain)?;
-                let scale = scale.reshape(&[1, 1, length, 1])?;
+                let scale = sequence_scales(scale, *offset, &plain)?;
                 (plain, turned) = (plain.multiply(&scale)?, turned.multiply(&scale)?);
             }
             let turned = turned.multiply(scalar(self.scale, &turned)?)?;

@@ -189,11 +189,12 @@ impl Experts {
 }
 
 impl Mlp {
-    /// The module of a layer that holds its weights.
-    pub fn module(&self) -> &'static str {
+    /// The path of its weights, given that of its layer.
+    pub fn path(&self, layer: &str) -> String {
         match self {
-            Self::Dense(_) => "mlp",
-            Self::Experts(experts) => experts.module,
+            Self::Dense(_) => format!("{layer}.mlp"),
+            Self::Experts(experts) if experts.module.is_empty() => layer.to_owned(),
+            Self::Experts(experts) => format!("{layer}.{}", experts.module),
         }
     }
 

@@ -108,17 +108,24 @@ pub(super) fn sigmoid_experts(config: &Config) -> Result<Experts, Error> {
             return Err(Unsupported::field(field, reason, "use a model of a later version").into());
         }
     }
+    let correction = Some("gate.e_score_correction_bias");
+    let mut experts = grouped_experts(config, Router { correction, ..Router::new(Scoring::Sigmoid) })?;
+    // One expert alone weighs what its score is.
+    experts.router.renormalise &= experts.used > 1;
+    Ok(experts)
+}
+
+/// Experts that this router chooses in groups, and one that every token passes.
+pub(super) fn grouped_experts(config: &Config, router: Router) -> Result<Experts, Error> {
+    let document = &config.document;
     let router = Router {
-        correction: Some("gate.e_score_correction_bias"),
         renormalise: document.choice("norm_topk_prob")?.unwrap_or(true),
         scale: document.float("routed_scaling_factor")?.unwrap_or(1.0),
-        ..Router::new(Scoring::Sigmoid)
+        ..router
     };
     let counts = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
     let mut experts = experts(config, counts, router)?;
     groups(config, &mut experts.router, experts.count)?;
-    // One expert alone weighs what its score is.
-    experts.router.renormalise &= experts.used > 1;
     let shared = document.count("n_shared_experts", MAX_HEADS)?;
     experts.shared = shared_expert(experts.intermediate.saturating_mul(shared), "shared_experts", None);
     Ok(experts)

@@ -142,10 +142,7 @@ impl Module<'_> {
         for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
             self.norm(name, hidden);
         }
-        self.path = match layer.mlp.module() {
-            "" => path.clone(),
-            module => format!("{path}.{module}"),
-        };
+        self.path = layer.mlp.path(&path);
         match &layer.mlp {
             Mlp::Dense(dense) => self.gated("", hidden, dense),
             Mlp::Experts(experts) => self.experts(experts, hidden),
