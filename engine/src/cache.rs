@@ -16,7 +16,7 @@ use russet_model::state::StateKind;
 
 use format::{KvFormat, KvView};
 use kv::KvCache;
-use latent::LatentCache;
+use latent::{LATENT_TENSORS, LatentCache};
 use recurrent::RecurrentCache;
 use rotating::RotatingCache;
 
@@ -143,7 +143,7 @@ impl LayerCache {
         match self {
             Self::Kv(cache) => cache.format().tensor_count(),
             Self::Rotating(cache) => cache.format().tensor_count(),
-            Self::Latent(_) => 1,
+            Self::Latent(_) => LATENT_TENSORS,
             Self::Recurrent(_) => 0,
         }
     }

@@ -207,6 +207,10 @@ impl FakeState {
             CacheCommand::Restore { slot } => {
                 self.sequences.insert(slot, self.snapshots[&slot].clone());
             }
+            CacheCommand::Fork { from, to } => {
+                let copy = self.sequences[&from].clone();
+                assert!(self.sequences.insert(to, copy).is_none(), "slot {to} was not empty");
+            }
             CacheCommand::Store { slot, blocks } => {
                 for block in blocks {
                     let tokens =

@@ -119,6 +119,7 @@ fn to_follow_command(command: &CacheCommand) -> Command {
         }
         CacheCommand::Snapshot { slot } => Command::Snapshot(pb::Snapshot { slot: *slot }),
         CacheCommand::Restore { slot } => Command::Restore(pb::Restore { slot: *slot }),
+        CacheCommand::Fork { from, to } => Command::Fork(pb::Fork { from: *from, to: *to }),
         CacheCommand::Store { slot, blocks } => {
             let block = |block: &BlockCopy| pb::StoredBlock {
                 index: block.index,
@@ -147,6 +148,7 @@ fn to_cache_command(command: &Command) -> Option<CacheCommand> {
         }
         Command::Snapshot(pb::Snapshot { slot }) => CacheCommand::Snapshot { slot: *slot },
         Command::Restore(pb::Restore { slot }) => CacheCommand::Restore { slot: *slot },
+        Command::Fork(pb::Fork { from, to }) => CacheCommand::Fork { from: *from, to: *to },
         Command::StoreBlocks(pb::StoreBlocks { slot, blocks }) => {
             let block = |block: &pb::StoredBlock| {
                 let pb::StoredBlock { index, hash, in_memory, on_disk } = block;
@@ -211,6 +213,7 @@ mod tests {
             CacheCommand::Truncate { slot: 3, length: 70 },
             CacheCommand::Snapshot { slot: 4 },
             CacheCommand::Restore { slot: 4 },
+            CacheCommand::Fork { from: 4, to: 5 },
             CacheCommand::Store {
                 slot: 1,
                 blocks: vec![BlockCopy { index: 2, hash: key(9), in_memory: true, on_disk: false }],

@@ -125,6 +125,7 @@ mod engine {
                 Dtype::F32 => LoadDtype::Float32,
             },
             kv_cache: config.options.kv_cache,
+            router_broadcast: config.options.router_broadcast,
             blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
             overlap: config.overlap_scheduling,
             wired: config.wired_memory,

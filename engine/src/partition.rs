@@ -31,9 +31,15 @@ impl TpShard {
         Self { index: part.tensor_index as usize, count: part.tensor_size as usize }
     }
 
+    /// The shard of so many heads, of which every rank has one at least.
+    pub fn of_heads(self, heads: u32) -> Self {
+        let count = self.count.min(heads.max(1) as usize);
+        Self { index: self.index * count / self.count, count }
+    }
+
     /// How many of so many heads this shard has.
     pub fn heads(self, all: u32) -> i32 {
-        (all as usize / self.count) as i32
+        (all as usize / self.of_heads(all).count) as i32
     }
 }
 
@@ -41,6 +47,21 @@ impl TpShard {
 mod tests {
     use super::*;
     use russet_model::partition::Partition;
+
+    #[test]
+    fn heads_that_are_fewer_than_ranks_are_repeated() {
+        let shard = |index, count| TpShard { index, count };
+        for (count, heads, shards, each) in [
+            (4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)], 1),
+            (4, 1, [(0, 1); 4], 1),
+            (4, 4, [(0, 4), (1, 4), (2, 4), (3, 4)], 1),
+            (4, 8, [(0, 4), (1, 4), (2, 4), (3, 4)], 2),
+        ] {
+            let found: Vec<TpShard> = (0..4).map(|index| shard(index, count).of_heads(heads)).collect();
+            assert_eq!(found, shards.map(|(index, count)| shard(index, count)), "{heads} heads");
+            assert_eq!(shard(0, count).heads(heads), each, "{heads} heads");
+        }
+    }
 
     #[test]
     fn each_tensor_is_held_once_except_a_tied_embedding() {

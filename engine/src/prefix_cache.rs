@@ -11,13 +11,15 @@
 //!
 //! Layers with a window or a recurrent state go back a little way or not at all, and have no blocks. A slot of theirs
 //! keeps a snapshot near the end of its prompt: the next request of a conversation often repeats the prompt, and not what
-//! was thought after it.
+//! was thought after it. Where a prompt begins as an earlier one did, its slot is copied at the end of what they share: the
+//! copy, a template, is a cached slot of which each further prompt that begins so gets a copy.
 //!
 //! The prefix cache takes no memory beyond what the planner reserves for running sequences: blocks and cached
 //! slots use what those sequences do not need, and are evicted when they need it.
 
 pub mod block_hash;
 pub mod block_index;
+pub mod checkpoints;
 pub mod disk;
 pub mod events;
 pub mod fingerprint;
@@ -26,6 +28,7 @@ use std::collections::BTreeMap;
 
 use block_hash::{BLOCK_TOKENS, BlockHash, block_hashes};
 use block_index::{BlockDelta, BlockIndex, MAX_DISK_BLOCKS};
+use checkpoints::{Checkpoints, SeenPrefixes};
 
 /// Allocation unit of a slot's KV cache, in tokens.
 pub use russet_model::cost::CACHE_STEP;
@@ -68,6 +71,13 @@ pub enum CacheCommand {
         /// The slot.
         slot: u32,
     },
+    /// Make an empty slot a copy of another as it is, without its snapshot.
+    Fork {
+        /// The slot.
+        from: u32,
+        /// The empty slot.
+        to: u32,
+    },
     /// Store blocks of a slot.
     Store {
         /// The slot.
@@ -100,13 +110,16 @@ pub struct SlotAssignment {
     pub cached: u32,
     /// Blocks to load from disk first, in sequence order; afterwards the slot holds `cached` tokens.
     pub fetch_from_disk: Vec<BlockHash>,
-    /// Tokens of the prompt after which a [snapshot](PrefixCache::snapshot) is wanted, if one is.
-    pub snapshot_at: Option<u32>,
+    /// Where its prefill pauses.
+    pub checkpoints: Checkpoints,
 }
 
 /// Tokens of a prompt behind its snapshot. A template ends with what begins the answer, and the next request has it
 /// otherwise: a mark for thoughts is gone then. That is a few tokens; these are prefilled again.
 const SNAPSHOT_MARGIN: u32 = 32;
+
+/// Tokens that prompts share at least for a template of them: fewer are prefilled as quickly as copied.
+const MIN_TEMPLATE_TOKENS: u32 = 256;
 
 /// A slot, and the most tokens it has held since it was last empty, which determines its allocation.
 #[derive(Debug, Default)]
@@ -118,6 +131,8 @@ struct CacheSlot {
     snapshot: Option<SlotSnapshot>,
     /// Root hash of its request, with the request's salt.
     root: Option<BlockHash>,
+    /// Whether prompts get copies of it.
+    is_template: bool,
     state: SlotState,
 }
 
@@ -190,6 +205,7 @@ pub struct PrefixCache {
     capacity: CacheCapacity,
     slots: BTreeMap<u32, CacheSlot>,
     index: BlockIndex,
+    seen: SeenPrefixes,
     clock: u64,
     commands: Vec<CacheCommand>,
 }
@@ -203,7 +219,7 @@ impl PrefixCache {
             on_disk.iter().for_each(|key| index.set_on_disk(*key, true));
         }
         let slots = (0..capacity.slots).map(|slot| (slot, CacheSlot::default())).collect();
-        Self { root, capacity, slots, index, clock: 0, commands: Vec::new() }
+        Self { root, capacity, slots, index, seen: SeenPrefixes::default(), clock: 0, commands: Vec::new() }
     }
 
     /// Commands since the last call, to be applied in this order and before the next batch. Includes
@@ -248,13 +264,23 @@ impl PrefixCache {
         let usable = &prompt[..usable];
         let keys = block_hashes(root, usable);
         let covered = self.index.stored_prefix(&keys);
-        let snapshot_after = |cached: u32| {
+        let common = if self.capacity.enabled { self.seen.note(&keys) } else { 0 };
+        let checkpoints = |cached: u32| {
+            if !self.capacity.enabled || self.capacity.max_rewind.is_none() {
+                return Checkpoints::default();
+            }
             let at = (prompt.len() as u32).saturating_sub(SNAPSHOT_MARGIN);
-            (self.capacity.enabled && self.capacity.max_rewind.is_some() && at > cached).then_some(at)
+            Checkpoints {
+                fork_at: (common >= cached + MIN_TEMPLATE_TOKENS).then_some(common),
+                snapshot_at: (at > cached).then_some(at),
+            }
         };
         if let Some((slot, reuse)) = self.reusable_slot(usable, root, covered as u32 * BLOCK_TOKENS) {
             let cached = reuse.tokens();
-            let snapshot_at = snapshot_after(cached);
+            let checkpoints = checkpoints(cached);
+            if let Some(slot) = self.copy_of_template(slot, cached) {
+                return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), checkpoints });
+            }
             self.take_cached(slot);
             self.commands.push(match reuse {
                 SlotReuse::Truncate(length) => CacheCommand::Truncate { slot, length },
@@ -264,17 +290,16 @@ impl PrefixCache {
                 }
             });
             self.set_busy(slot, cached);
-            return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), snapshot_at });
+            return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), checkpoints });
         }
-        let snapshot_at = snapshot_after(0);
-        let slot = self.take_empty_slot()?;
+        let checkpoints = checkpoints(0);
+        let slot = self.take_empty_slot(None)?;
         let keys = &keys[..covered];
         self.index.touch(keys);
         let in_memory = keys.iter().all(|key| self.index.is_in_memory(*key));
         // A block in memory exists twice while it is copied; a block from disk does not.
         let times = if keys.iter().any(|key| self.index.is_in_memory(*key)) { 2 } else { 1 };
-        let busy: u64 =
-            self.slots.values().filter(|slot| slot.is_busy()).map(CacheSlot::reserved_tokens).sum();
+        let busy = self.busy_tokens();
         let fits = |count: &usize| {
             let tokens = *count as u64 * u64::from(BLOCK_TOKENS);
             busy + tokens.next_multiple_of(u64::from(CACHE_STEP)) + (times - 1) * tokens
@@ -288,7 +313,7 @@ impl PrefixCache {
         if in_memory && cached > 0 {
             self.commands.push(CacheCommand::Load { slot, hashes: keys.to_vec() });
         }
-        Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, snapshot_at })
+        Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, checkpoints })
     }
 
     /// Fewer of the blocks were loaded from disk than requested. The slot is empty again, and the missing
@@ -322,6 +347,38 @@ impl PrefixCache {
             *snapshot = Some(SlotSnapshot { tokens: *tokens, seen_tokens: *seen_tokens });
             self.commands.push(CacheCommand::Snapshot { slot });
         }
+    }
+
+    /// A running sequence holds `tokens` of its prompt, at which its assignment wants a copy for prompts that begin so,
+    /// and runs no further before this command.
+    pub fn fork(&mut self, slot: u32, tokens: &[u32]) {
+        let Some(CacheSlot { peak_tokens, seen_tokens, root, .. }) = self.slots.get(&slot) else { return };
+        let copy = CacheSlot {
+            peak_tokens: *peak_tokens,
+            seen_tokens: *seen_tokens,
+            root: *root,
+            is_template: true,
+            ..CacheSlot::default()
+        };
+        // Half of the slots are for conversations.
+        let is_there = |slot: &CacheSlot| match &slot.state {
+            SlotState::Cached { tokens: cached, .. } => slot.is_template && cached == tokens,
+            SlotState::Empty | SlotState::Busy(_) => false,
+        };
+        let templates = self.slots.values().filter(|slot| slot.is_template).count();
+        if self.slots.values().any(is_there)
+            || self.busy_tokens() + copy.reserved_tokens() > self.capacity.tokens
+            || 2 * (templates + 1) > self.slots.len()
+        {
+            return;
+        }
+        let Some(to) = self.take_empty_slot(None) else { return };
+        let hashes = block_hashes(self.root_of(slot), tokens);
+        self.clock += 1;
+        self.index.count_cached_slot(&hashes, true);
+        let state = SlotState::Cached { tokens: tokens.to_vec(), hashes, last_used: self.clock };
+        self.slots.insert(to, CacheSlot { state, ..copy });
+        self.commands.push(CacheCommand::Fork { from: slot, to });
     }
 
     /// A running sequence has prefilled its prompt `tokens`: other requests can now share them.
@@ -386,16 +443,39 @@ impl PrefixCache {
         longest.filter(|(_, reuse)| reuse.tokens() > 0 && reuse.tokens() >= blocks)
     }
 
-    /// An empty slot; if there is none, evicts the least recently used cached slot.
-    fn take_empty_slot(&mut self) -> Option<u32> {
-        let empty = self.slots.iter().find(|(_, slot)| matches!(slot.state, SlotState::Empty));
-        empty.map(|(slot, _)| *slot).or_else(|| self.evict_oldest_slot())
+    /// A busy slot with a copy of the first `cached` tokens of a template, if `from` is one and there are a slot and room
+    /// for both.
+    fn copy_of_template(&mut self, from: u32, cached: u32) -> Option<u32> {
+        let busy = self.busy_tokens();
+        let held = self.slots.get_mut(&from).filter(|held| held.is_template)?;
+        let (reserved, peak, seen, root) =
+            (held.reserved_tokens(), held.peak_tokens, held.seen_tokens, held.root);
+        if busy + 2 * reserved > self.capacity.tokens {
+            return None;
+        }
+        self.clock += 1;
+        if let SlotState::Cached { last_used, .. } = &mut held.state {
+            *last_used = self.clock;
+        }
+        let to = self.take_empty_slot(Some(from))?;
+        self.commands.push(CacheCommand::Fork { from, to });
+        self.commands.push(CacheCommand::Truncate { slot: to, length: cached });
+        let copy = CacheSlot { peak_tokens: peak, seen_tokens: seen, root, ..CacheSlot::default() };
+        self.slots.insert(to, copy);
+        self.set_busy(to, cached);
+        Some(to)
     }
 
-    /// Evicts the least recently used cached slot.
-    fn evict_oldest_slot(&mut self) -> Option<u32> {
+    /// An empty slot; if there is none, evicts the least recently used cached slot, but not `but`.
+    fn take_empty_slot(&mut self, but: Option<u32>) -> Option<u32> {
+        let empty = self.slots.iter().find(|(_, slot)| matches!(slot.state, SlotState::Empty));
+        empty.map(|(slot, _)| *slot).or_else(|| self.evict_oldest_slot(but))
+    }
+
+    /// Evicts the least recently used cached slot, but not `but`.
+    fn evict_oldest_slot(&mut self, but: Option<u32>) -> Option<u32> {
         let parked = self.slots.iter().filter_map(|(slot, held)| match held.state {
-            SlotState::Cached { last_used: used, .. } => Some((used, *slot)),
+            SlotState::Cached { last_used: used, .. } if Some(*slot) != but => Some((used, *slot)),
             _ => None,
         });
         let (_, slot) = parked.min()?;
@@ -405,7 +485,9 @@ impl PrefixCache {
     }
 
     fn take_cached(&mut self, slot: u32) {
-        let held = std::mem::take(&mut self.slots.entry(slot).or_default().state);
+        let slot = self.slots.entry(slot).or_default();
+        slot.is_template = false;
+        let held = std::mem::take(&mut slot.state);
         if let SlotState::Cached { hashes: keys, .. } = held {
             self.index.count_cached_slot(&keys, false);
         }
@@ -468,7 +550,7 @@ impl PrefixCache {
         if !dropped.is_empty() {
             self.commands.push(CacheCommand::Evict { in_memory: dropped, on_disk: Vec::new() });
         }
-        while self.used_tokens() + more > self.capacity.tokens && self.evict_oldest_slot().is_some() {}
+        while self.used_tokens() + more > self.capacity.tokens && self.evict_oldest_slot(None).is_some() {}
     }
 
     fn evict_from_disk(&mut self) {
@@ -482,6 +564,11 @@ impl PrefixCache {
         if !dropped.is_empty() {
             self.commands.push(CacheCommand::Evict { in_memory: Vec::new(), on_disk: dropped });
         }
+    }
+
+    /// Tokens allocated to busy slots.
+    fn busy_tokens(&self) -> u64 {
+        self.slots.values().filter(|slot| slot.is_busy()).map(CacheSlot::reserved_tokens).sum()
     }
 
     /// Tokens allocated to slots.

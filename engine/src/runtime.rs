@@ -26,7 +26,7 @@ use std::{
 
 use russet_model::partition::{Partition, RankPart};
 use russet_wire::engine_config::OverlapScheduling;
-use russet_wire::engine_options::KvCacheType;
+use russet_wire::engine_options::{KvCacheType, RouterBroadcast};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -62,6 +62,8 @@ pub struct RuntimeConfig {
     pub dtype: LoadDtype,
     /// Format of the KV cache.
     pub kv_cache: KvCacheType,
+    /// Whether the first tensor rank chooses experts for all.
+    pub router_broadcast: RouterBroadcast,
     /// Threads for float32 matrix products on a CPU.
     pub blas_threads: usize,
     /// Overlap scheduling.
@@ -336,6 +338,7 @@ mod tests {
             devices: None,
             dtype: LoadDtype::AsStored,
             kv_cache: KvCacheType::AsComputed,
+            router_broadcast: RouterBroadcast::Auto,
             blas_threads: 1,
             overlap: OverlapScheduling::Auto,
             wired: true,

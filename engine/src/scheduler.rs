@@ -40,6 +40,7 @@ use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
+use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{self, CACHE_STEP, CacheCapacity, PrefixCache};
 use crate::speculative::Proposers;
@@ -403,7 +404,12 @@ impl Scheduler {
         for ScheduledTokens { index, tokens } in &scheduled {
             let request = &mut self.running[*index];
             request.prefilled_alone &= streams == 1;
-            if request.sequence.take_snapshot() {
+            let Checkpoints { fork_at, snapshot_at } = request.sequence.take_checkpoints();
+            if let Some(tokens) = fork_at {
+                let shared = &request.sequence.history()[..tokens as usize];
+                self.caches.fork(request.sequence.slot(), shared);
+            }
+            if snapshot_at.is_some() {
                 self.caches.snapshot(request.sequence.slot());
             }
             let step = request.sequence.step(*tokens);

@@ -7,6 +7,7 @@ use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage}
 use russet_wire::request::GenerationRequest;
 
 use crate::executor::{DraftRequest, SampleSpec, SequenceStep};
+use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::scheduler::batching::Readiness;
 use crate::speculative::{AcceptanceThreshold, Proposers, Speculator};
 use crate::tokenizer::TokenizerError;
@@ -96,8 +97,8 @@ pub struct Sequence {
     /// All known tokens: the prompt, then the sampled tokens.
     tokens: Vec<u32>,
     cached: u32,
-    /// Tokens after which its slot is to keep a snapshot; prefill stops there.
-    snapshot_at: Option<u32>,
+    /// Where its prefill pauses.
+    checkpoints: Checkpoints,
     /// Tokens that were cached at its first admission.
     prefix_hit_tokens: Option<u32>,
     /// Steps in flight that sample tokens.
@@ -124,7 +125,7 @@ impl Sequence {
             cache_salt: request.cache_salt.clone(),
             tokens: read,
             cached: 0,
-            snapshot_at: None,
+            checkpoints: Checkpoints::default(),
             prefix_hit_tokens: None,
             pending: 0,
             speculator: Speculator::default(),
@@ -156,10 +157,9 @@ impl Sequence {
 
     /// Admitted, for the first time or after preemption, to a slot that holds `cached` of its tokens, but not
     /// all. The others are prefilled, its output after the prompt. Tokens whose steps were in flight are
-    /// sampled again, with the same result; output text, usage and held-back text continue. Its slot is to keep a
-    /// snapshot after `snapshot_at` tokens, if that is some.
-    pub fn admit(&mut self, slot: u32, cached: u32, snapshot_at: Option<u32>) {
-        (self.slot, self.cached, self.pending, self.snapshot_at) = (slot, cached, 0, snapshot_at);
+    /// sampled again, with the same result; output text, usage and held-back text continue.
+    pub fn admit(&mut self, slot: u32, cached: u32, checkpoints: Checkpoints) {
+        (self.slot, self.cached, self.pending, self.checkpoints) = (slot, cached, 0, checkpoints);
         self.speculator.reset_slot();
         self.prefix_hit_tokens.get_or_insert(cached);
     }
@@ -214,17 +214,15 @@ impl Sequence {
             1 => Readiness::Decode(drafted),
             length => {
                 let left = length as u32 - 1;
-                let to_snapshot = self.snapshot_at.and_then(|at| at.checked_sub(self.cached));
-                Readiness::Prefill(
-                    to_snapshot.filter(|tokens| *tokens > 0).map_or(left, |tokens| left.min(tokens)),
-                )
+                let next = self.checkpoints.tokens_to_next(self.cached);
+                Readiness::Prefill(next.map_or(left, |tokens| left.min(tokens)))
             }
         }
     }
 
-    /// Whether its slot is to keep a snapshot before the next step; says so once.
-    pub fn take_snapshot(&mut self) -> bool {
-        self.snapshot_at.take_if(|at| *at == self.cached).is_some()
+    /// For what its slot is to be copied before the next step; says so once.
+    pub fn take_checkpoints(&mut self) -> Checkpoints {
+        self.checkpoints.take(self.cached)
     }
 
     /// Proposes draft tokens after the next token, as far as they pay. Returns whether it has draft tokens,
@@ -382,7 +380,7 @@ mod tests {
             OutputStream::new(request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
         assert_eq!(telling.resume(&request.emitted).unwrap(), None);
         let mut sequence = Sequence::new(request, prompt, 7, telling);
-        sequence.admit(3, 0, None);
+        sequence.admit(3, 0, Checkpoints::default());
         sequence
     }
 
@@ -569,10 +567,10 @@ mod tests {
             ("before the last token", 150, 199, vec![(150, 49), (199, 1)]),
         ] {
             let mut sequence = sequence(&tokens, &request(), vec![9; 200], 10);
-            sequence.admit(0, cached, Some(at));
+            sequence.admit(0, cached, Checkpoints { snapshot_at: Some(at), ..Checkpoints::default() });
             let (mut steps, mut snapshots) = (Vec::new(), Vec::new());
             while sequence.readiness(false) != Readiness::Busy {
-                snapshots.extend(sequence.take_snapshot().then_some(sequence.cached()));
+                snapshots.extend(sequence.take_checkpoints().snapshot_at);
                 let step = sequence.step(64);
                 steps.push((step.offset, step.tokens.len()));
             }
@@ -609,7 +607,7 @@ mod tests {
             if leaves.next_if(|leave| **leave == index).is_some() {
                 cache.clear();
                 chosen.clear();
-                sequence.admit(5, 0, None);
+                sequence.admit(5, 0, Checkpoints::default());
                 continue;
             }
             let at = chosen.len() - sequence.pending as usize;

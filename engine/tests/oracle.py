@@ -261,7 +261,7 @@ def write(folder, spec, answers):
 
 
 def answer_whole(model, members):
-    """Of a family that mlx-lm does not shard, some of what it answers whole."""
+    """Of a model that mlx-lm does not shard so, some of what it answers whole."""
     whole = json.loads((model / "oracle.json").read_text())
     logprobs = np.fromfile(model / "oracle.f32", dtype="<f4").reshape(len(whole["prompts"]), -1, VOCABULARY)
     lengths, count = FEWER[members]
@@ -273,11 +273,24 @@ def answer_whole(model, members):
     (folder / "oracle.json").write_text(json.dumps(whole | fewer))
 
 
+def is_sharded(spec, members):
+    """Whether mlx-lm shards the family, and gives each rank KV heads of its own and as much of every MLP."""
+    config = dict(spec["config"])
+    text = config.get("text_config", config)
+    group = (spec.get("quantise") or {}).get("group_size", 1)
+    widths = [text.get(name) or 0 for name in ("intermediate_size", "moe_intermediate_size")]
+    return (
+        hasattr(_get_classes(config)[0], "shard")
+        and (text.get("num_key_value_heads") or members) >= members
+        and all(width % (group * members) == 0 for width in widths)
+    )
+
+
 def answer_sharded(model, members):
     """The same by `members` processes; only the first one's answers are written."""
     folder = model / f"tensor-{members}"
     folder.mkdir(exist_ok=True)
-    if not hasattr(_get_classes(dict(read(model)["config"]))[0], "shard"):
+    if not is_sharded(read(model), members):
         return answer_whole(model, members)
     hosts = folder / "hosts.json"
     # MLX binds its ports a moment after they are chosen here; nobody else asks for any meanwhile.

@@ -81,6 +81,8 @@ pub struct Load {
     pub head: bool,
     /// Ranks that share its layers.
     pub tensor_size: u64,
+    /// Of these, ranks that have keys and values of their own.
+    pub kv_ranks: u64,
     /// Bytes that a layer keeps of a token, in the form in which it is kept; of the layer that keeps most.
     pub cached_bytes: u64,
 }
@@ -89,11 +91,11 @@ pub struct Load {
 /// attention scores, the last steps of caches, caches that grow, and logits.
 pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
     let Widths { hidden, heads, queries, keys, mlp, routed, expanded, vocabulary, value_bytes } = *widths;
-    let Load { context, sequences, tokens, layers, head, tensor_size, cached_bytes } = *load;
-    let size = tensor_size.max(1);
+    let Load { context, sequences, tokens, layers, head, tensor_size, kv_ranks, cached_bytes } = *load;
+    let [size, kv_size] = [tensor_size, kv_ranks].map(|ranks| ranks.max(1));
     let piece = context.min(u64::from(PREFILL_TOKENS));
-    let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
-        .map(|(width, states)| width.saturating_mul(states).saturating_mul(value_bytes))
+    let shared = [(mlp, MLP_STATES, size), (queries, QUERY_STATES, size), (keys, KEY_STATES, kv_size)]
+        .map(|(width, states, size)| width.saturating_mul(states).saturating_mul(value_bytes).div_ceil(size))
         .into_iter()
         .fold(0, u64::saturating_add);
     // Every rank has them whole: each computes a share of every expert.
@@ -101,7 +103,7 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
     let states = hidden
         .saturating_mul(HIDDEN_STATES * 4)
         .saturating_add(routed)
-        .saturating_add(shared.div_ceil(size))
+        .saturating_add(shared)
         .saturating_mul(piece);
     // Keys and values of the whole context, and what a chunk of queries sees of them.
     let expanded =
@@ -117,7 +119,7 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
     let past = context.checked_next_multiple_of(step).unwrap_or(context) - context;
     let unused = past.saturating_mul(full).saturating_add(last).saturating_mul(layers);
     let growing = context.saturating_mul(layers.min(GROWING_LAYERS));
-    let caches = cached_bytes.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
+    let caches = cached_bytes.saturating_mul(unused.saturating_add(growing)).div_ceil(kv_size);
     let words = vocabulary.saturating_mul(sequences);
     let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
     [states, expanded, scores, caches, logits].into_iter().fold(0, u64::saturating_add)

@@ -1,5 +1,6 @@
-//! Into how many equal parts a tensor group can split a model, and why not: the one statement of it. Parts are whole
-//! heads, equal shares of the MLP and whole groups of quantised values.
+//! Among how many ranks a tensor group can share a model, and why not: the one statement of it. Each rank has as many
+//! heads as another, and of the MLP as many columns or groups of quantised columns, or one more. KV heads that are fewer
+//! than the ranks are repeated.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +8,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    description::{Description, Mixer, Mlp},
+    description::{Description, Mixer},
     tensors::{Role, ShardAxis, Stored, Tensor},
 };
 
 /// Most ranks of a tensor group: as many as the planner gives a group at all.
 pub const MAX_TENSOR_SIZE: u32 = 64;
 
-/// Something of which every rank of a tensor group gets an equal number.
+/// Something that the ranks of a tensor group share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardUnit {
@@ -22,12 +23,59 @@ pub struct ShardUnit {
     pub count: u32,
     /// What they are, such as `KV heads`.
     pub unit: String,
+    /// How they are shared.
+    #[serde(default, skip_serializing_if = "Sharing::is_equal")]
+    pub sharing: Sharing,
+}
+
+/// How the ranks of a tensor group share what there is so many of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum Sharing {
+    /// Each gets an equal number.
+    #[default]
+    Equal,
+    /// Each gets an equal number, or one that others have, too, where there are fewer than ranks.
+    Repeated,
+    /// Each gets one at least, and some get one more than others.
+    Uneven,
+}
+
+impl Sharing {
+    fn is_equal(&self) -> bool {
+        *self == Self::Equal
+    }
 }
 
 impl ShardUnit {
     /// `count` of `unit`.
     pub fn new(count: u32, unit: impl Into<String>) -> Self {
-        Self { count, unit: unit.into() }
+        Self { count, unit: unit.into(), sharing: Sharing::Equal }
+    }
+
+    /// Key/value heads, which ranks can repeat.
+    pub fn kv_heads(count: u32) -> Self {
+        Self { sharing: Sharing::Repeated, ..Self::new(count, "KV heads") }
+    }
+
+    /// What of the MLP is shared: columns, or groups of quantised ones.
+    fn mlp(count: u32, group: u64) -> Self {
+        let unit = match group {
+            0 | 1 => "columns of the MLP".to_owned(),
+            group => format!("groups of {group} quantised MLP columns"),
+        };
+        Self { sharing: Sharing::Uneven, ..Self::new(count, unit) }
+    }
+
+    /// Whether `size` ranks can share them.
+    fn divides(&self, size: u32) -> bool {
+        let count = self.count;
+        size > 0
+            && count > 0
+            && match self.sharing {
+                Sharing::Equal => count.is_multiple_of(size),
+                Sharing::Repeated => count.is_multiple_of(size) || size.is_multiple_of(count),
+                Sharing::Uneven => count >= size,
+            }
     }
 }
 
@@ -36,54 +84,54 @@ pub fn why_indivisible(units: &[ShardUnit], size: u32) -> Option<String> {
     if size == 1 {
         return None;
     }
-    let ShardUnit { count, unit } =
-        units.iter().find(|unit| size == 0 || unit.count == 0 || !unit.count.is_multiple_of(size))?;
+    let ShardUnit { count, unit, .. } = units.iter().find(|unit| !unit.divides(size))?;
     Some(format!("{count} {unit} cannot be cut into {size}"))
 }
 
 /// Every number of ranks that can share these, in order; 1 always can.
 pub fn tensor_sizes(units: &[ShardUnit]) -> Vec<u32> {
-    let least = units.iter().map(|unit| unit.count).min().unwrap_or(1);
+    let least = units
+        .iter()
+        .filter(|unit| unit.sharing != Sharing::Repeated)
+        .map(|unit| unit.count)
+        .min()
+        .unwrap_or(1);
     (1..=least.clamp(1, MAX_TENSOR_SIZE)).filter(|&size| why_indivisible(units, size).is_none()).collect()
 }
 
-/// What every rank of a tensor group gets an equal number of, of a model whose tensors are stored so.
+/// What the ranks of a tensor group share of a model whose tensors are stored so.
 pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> Vec<ShardUnit> {
     let mut units = Vec::new();
-    let mut add = |count: u32, unit: &str| {
-        if !units.iter().any(|known: &ShardUnit| known.count == count && known.unit == unit) {
-            units.push(ShardUnit::new(count, unit));
+    let mut add = |unit: ShardUnit| {
+        if !units.contains(&unit) {
+            units.push(unit);
         }
     };
     for layer in &description.layers {
         match &layer.mixer {
             Mixer::Attention(attention) => {
-                add(attention.kv_heads, "KV heads");
-                add(attention.heads, "attention heads");
+                add(ShardUnit::kv_heads(attention.kv_heads));
+                add(ShardUnit::new(attention.heads, "attention heads"));
             }
-            Mixer::Latent(latent) => add(latent.heads, "attention heads"),
+            Mixer::Latent(latent) => add(ShardUnit::new(latent.heads, "attention heads")),
             Mixer::DeltaNet(delta) => {
-                add(delta.key_heads, "key heads of the delta net");
-                add(delta.value_heads, "value heads of the delta net");
+                add(ShardUnit::new(delta.key_heads, "key heads of the delta net"));
+                add(ShardUnit::new(delta.value_heads, "value heads of the delta net"));
             }
         }
     }
-    for layer in &description.layers {
-        match &layer.mlp {
-            Mlp::Dense(dense) => add(dense.intermediate, "columns of the MLP"),
-            Mlp::Experts(experts) => {
-                add(experts.intermediate, "columns of each expert");
-                if let Some(shared) = experts.shared {
-                    add(shared.intermediate, "columns of the shared expert");
-                }
-            }
+    for (tensor, _) in tensors {
+        if let ShardAxis::Parts { dim, parts } = tensor.axis {
+            let width = tensor.shape.get(dim).copied().unwrap_or(0);
+            let count = u32::try_from(parts).unwrap_or(u32::MAX);
+            add(ShardUnit::mlp(count, width.checked_div(parts).unwrap_or(0)));
         }
     }
     units.extend(quantised_groups(tensors));
     units
 }
 
-/// Groups of quantised values along a dimension that is shared: those of attention first.
+/// Groups of quantised values along a dimension that is shared equally.
 fn quantised_groups(tensors: &[(Tensor, Stored)]) -> BTreeSet<ShardUnit> {
     let mut units = BTreeSet::new();
     for (tensor, stored) in tensors {
@@ -95,12 +143,11 @@ fn quantised_groups(tensors: &[(Tensor, Stored)]) -> BTreeSet<ShardUnit> {
         if dim + 1 != tensor.shape.len() {
             continue;
         }
-        let what = if tensor.name.contains(".self_attn.") { "attention" } else { "MLP" };
         for columns in segments {
             let count = u32::try_from(columns / u64::from(packing.group_size)).unwrap_or(u32::MAX);
             units.insert(ShardUnit::new(
                 count,
-                format!("groups of {} quantised {what} columns", packing.group_size),
+                format!("groups of {} quantised attention columns", packing.group_size),
             ));
         }
     }
@@ -117,6 +164,7 @@ mod tests {
             ShardUnit::new(8, "KV heads"),
             ShardUnit::new(32, "attention heads"),
             ShardUnit::new(12, "groups"),
+            ShardUnit::mlp(90, 32),
         ];
         assert_eq!(tensor_sizes(&units), [1, 2, 4]);
         for (size, why) in [
@@ -128,6 +176,19 @@ mod tests {
         ] {
             assert_eq!(why_indivisible(&units, size).as_deref(), why, "{size}");
         }
+        let repeated = [ShardUnit::kv_heads(2), ShardUnit::new(24, "attention heads")];
+        assert_eq!(tensor_sizes(&repeated), [1, 2, 4, 6, 8, 12, 24]);
+        for (size, why) in [
+            (4, None),
+            (3, Some("2 KV heads cannot be cut into 3")),
+            (16, Some("24 attention heads cannot be cut into 16")),
+        ] {
+            assert_eq!(why_indivisible(&repeated, size).as_deref(), why, "{size}");
+        }
+        let uneven = [ShardUnit::new(64, "attention heads"), ShardUnit::mlp(45, 64)];
+        assert_eq!(tensor_sizes(&uneven), [1, 2, 4, 8, 16, 32]);
+        let why = "45 groups of 64 quantised MLP columns cannot be cut into 64";
+        assert_eq!(why_indivisible(&uneven, 64).as_deref(), Some(why));
         assert_eq!(tensor_sizes(&[]), [1]);
         assert_eq!(tensor_sizes(&[ShardUnit::new(0, "KV heads")]), [1]);
     }

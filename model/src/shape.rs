@@ -9,7 +9,7 @@ use crate::{
     config::{Document, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     cost::{ExpertCounts, Widths},
     description::Mixer,
-    divisibility::{self, ShardUnit, shard_units},
+    divisibility::{self, ShardUnit, Sharing, shard_units},
     error::{Error, FileError},
     families,
     safetensors::{Dtype, Entry, Headers},
@@ -108,6 +108,9 @@ pub struct LayerGroup {
     /// Bytes of these that every rank of a tensor group holds.
     #[serde(default)]
     pub replicated_bytes: u64,
+    /// Bytes of these that make keys and values: ranks of a tensor group that repeat KV heads repeat them, too.
+    #[serde(default)]
+    pub kv_bytes: u64,
     /// What each remembers of a sequence.
     #[serde(default)]
     pub state: LayerState,
@@ -190,9 +193,17 @@ impl ModelShape {
                 Role::Layer(index) => {
                     let Some(group) = groups.get_mut(index as usize) else { continue };
                     group.weight_bytes = group.weight_bytes.saturating_add(stored.bytes);
-                    if tensor.axis == ShardAxis::Replicated {
-                        group.replicated_bytes = group.replicated_bytes.saturating_add(stored.bytes);
-                    } else if let Some(packing) = stored.packing {
+                    match tensor.axis {
+                        ShardAxis::Replicated => {
+                            group.replicated_bytes = group.replicated_bytes.saturating_add(stored.bytes);
+                        }
+                        ShardAxis::Heads { .. } => {
+                            group.kv_bytes = group.kv_bytes.saturating_add(stored.bytes);
+                        }
+                        ShardAxis::Axis { .. } | ShardAxis::Parts { .. } => {}
+                    }
+                    let shared = tensor.axis != ShardAxis::Replicated;
+                    if let Some(packing) = stored.packing.filter(|_| shared) {
                         shape.quantization_group_size = shape.quantization_group_size.max(packing.group_size);
                     }
                     // Weights of experts are the tensors of three dimensions that are no mixer's.
@@ -314,7 +325,7 @@ impl ModelShape {
             LayerState { per_token_bytes: self.kv_bytes_per_token_per_layer, ..LayerState::default() };
         let group = |&weight_bytes: &u64| {
             let replicated_bytes = self.replicated_layer_bytes.min(weight_bytes);
-            LayerGroup { count: 1, weight_bytes, replicated_bytes, state, experts: None }
+            LayerGroup { count: 1, weight_bytes, replicated_bytes, kv_bytes: 0, state, experts: None }
         };
         runs(self.layer_bytes.iter().map(group))
     }
@@ -322,6 +333,27 @@ impl ModelShape {
     /// Every number of ranks that can share a layer, in order; 1 always can.
     pub fn tensor_sizes(&self) -> Vec<u32> {
         self.units().map_or_else(|_| vec![1], |units| divisibility::tensor_sizes(&units))
+    }
+
+    /// Ranks of a tensor group of `size` that have keys and values of their own: fewer than all where KV heads are
+    /// repeated. Where layers differ, as if all had the fewest.
+    pub fn kv_ranks(&self, size: u32) -> u32 {
+        let heads = self.shared(Sharing::Repeated).min();
+        heads.map_or(size, |heads| size.min(heads)).max(1)
+    }
+
+    /// The largest share that one of `size` ranks has of what is shared unevenly: so many of so many parts.
+    pub fn largest_share(&self, size: u32) -> (u32, u32) {
+        let uneven = self.shared(Sharing::Uneven).filter(|count| *count >= size);
+        // With fewer parts, one more is a larger share.
+        uneven
+            .filter(|count| !count.is_multiple_of(size))
+            .min()
+            .map_or((1, size), |count| (count.div_ceil(size), count))
+    }
+
+    fn shared(&self, sharing: Sharing) -> impl Iterator<Item = u32> {
+        self.shard_units.iter().filter(move |unit| unit.sharing == sharing).map(|unit| unit.count)
     }
 
     /// Why `size` ranks cannot share a layer; `None` when they can.

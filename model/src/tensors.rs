@@ -33,6 +33,31 @@ pub enum ShardAxis {
         /// Sizes of the segments; one is all of the dimension.
         segments: Vec<u64>,
     },
+    /// Each holds some of the heads that lie along this dimension, one at least: where there are fewer heads than ranks,
+    /// several ranks hold the same one.
+    Heads {
+        /// The dimension.
+        dim: usize,
+        /// How many heads there are.
+        heads: u32,
+    },
+    /// Each holds some of the equal parts of this dimension, as equally as the parts divide.
+    Parts {
+        /// The dimension.
+        dim: usize,
+        /// How many parts there are.
+        parts: u64,
+    },
+}
+
+impl ShardAxis {
+    /// The dimension that is shared.
+    pub fn dim(&self) -> Option<usize> {
+        match self {
+            Self::Replicated => None,
+            Self::Axis { dim, .. } | Self::Heads { dim, .. } | Self::Parts { dim, .. } => Some(*dim),
+        }
+    }
 }
 
 /// What is made of the stored tensors on loading.

@@ -126,9 +126,13 @@ struct LayerCosts {
     weights: u64,
     /// Weights that every rank holds.
     replicated: u64,
+    /// Weights that make keys and values.
+    kv_weights: u64,
     /// Weights of experts that a token does not activate.
     inactive: u64,
-    /// State of the sequences, such as keys and values.
+    /// Keys and values of the sequences.
+    kv_state: u64,
+    /// State that the ranks share whatever the KV heads.
     state: u64,
     /// State that every rank holds.
     replicated_state: u64,
@@ -139,7 +143,7 @@ impl<'a> MemoryModel<'a> {
     pub fn new(shape: &'a ModelShape, capacity: ServingCapacity) -> Self {
         let mut cumulative = vec![LayerCosts::default()];
         let mut last = LayerCosts::default();
-        for LayerGroup { count, weight_bytes, replicated_bytes, state, experts } in shape.groups() {
+        for LayerGroup { count, weight_bytes, replicated_bytes, kv_bytes, state, experts } in shape.groups() {
             let per_token_bytes = cached_bytes(shape, &capacity, state.per_token_bytes, state.replicated);
             let state_bytes = LayerState { per_token_bytes, ..state }.bytes(
                 capacity.reserved_tokens(),
@@ -153,7 +157,13 @@ impl<'a> MemoryModel<'a> {
                 last.weights = last.weights.saturating_add(weight_bytes);
                 last.replicated = last.replicated.saturating_add(replicated_bytes.min(weight_bytes));
                 last.inactive = last.inactive.saturating_add(inactive.min(weight_bytes));
-                let sum = if state.replicated { &mut last.replicated_state } else { &mut last.state };
+                let own = weight_bytes.saturating_sub(replicated_bytes);
+                last.kv_weights = last.kv_weights.saturating_add(kv_bytes.min(own));
+                let sum = match state {
+                    LayerState { replicated: true, .. } => &mut last.replicated_state,
+                    LayerState { per_token_bytes: 0, .. } => &mut last.state,
+                    _ => &mut last.kv_state,
+                };
                 *sum = sum.saturating_add(state_bytes);
                 cumulative.push(last);
             }
@@ -231,16 +241,19 @@ impl<'a> MemoryModel<'a> {
         size: u32,
     ) -> MemoryEstimate {
         let count = u64::from(layers.end.saturating_sub(layers.start));
-        let size = u64::from(size.max(1));
+        let ranks = self.ranks(size);
         let own = self.layer_costs(layers);
-        let mut weights = share_of(own.weights, own.replicated, size);
+        let mut weights = own.share_of(own.weights, ranks);
         if embedding || (head && self.shape.tied) {
             weights = weights.saturating_add(self.shape.embedding_bytes);
         }
         if head {
             weights = weights.saturating_add(self.shape.head_bytes);
         }
-        let kv = own.replicated_state.saturating_add(own.state.div_ceil(size));
+        let kv = own
+            .replicated_state
+            .saturating_add(own.state.div_ceil(ranks.size))
+            .saturating_add(own.kv_state.div_ceil(ranks.kv));
         // The rank that has the head is rank 0.
         let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.estimate).unwrap_or_default();
         let need = MemoryEstimate {
@@ -248,7 +261,7 @@ impl<'a> MemoryModel<'a> {
             kv: kv.saturating_add(draft.kv),
             overhead: 0,
         };
-        let work = self.base_overhead(count, head, size).saturating_add(draft.overhead);
+        let work = self.base_overhead(count, head, ranks).saturating_add(draft.overhead);
         MemoryEstimate { overhead: self.headroom(&need).max(work), ..need }
     }
 
@@ -263,7 +276,7 @@ impl<'a> MemoryModel<'a> {
     pub fn bytes_read_per_token(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
         let own = self.layer_costs(layers);
         let active = own.weights.saturating_sub(own.inactive);
-        let mut bytes = share_of(active, own.replicated, u64::from(size.max(1)));
+        let mut bytes = own.share_of(active, self.ranks(size));
         if head {
             bytes = bytes.saturating_add(self.shape.head_bytes);
             if self.shape.tied {
@@ -278,6 +291,16 @@ impl<'a> MemoryModel<'a> {
         cached_bytes(self.shape, &self.capacity, self.shape.kv_bytes_per_token_per_layer, false)
     }
 
+    fn ranks(&self, size: u32) -> Ranks {
+        let size = size.max(1);
+        let (parts, of) = self.shape.largest_share(size);
+        Ranks {
+            size: u64::from(size),
+            kv: u64::from(self.shape.kv_ranks(size)),
+            largest: (u64::from(parts), u64::from(of)),
+        }
+    }
+
     fn layer_costs(&self, layers: Range<u32>) -> LayerCosts {
         let at = |index: u32| {
             self.cumulative.get(index as usize).or(self.cumulative.last()).copied().unwrap_or_default()
@@ -287,13 +310,15 @@ impl<'a> MemoryModel<'a> {
             weights: to.weights.saturating_sub(from.weights),
             replicated: to.replicated.saturating_sub(from.replicated),
             inactive: to.inactive.saturating_sub(from.inactive),
+            kv_weights: to.kv_weights.saturating_sub(from.kv_weights),
+            kv_state: to.kv_state.saturating_sub(from.kv_state),
             state: to.state.saturating_sub(from.state),
             replicated_state: to.replicated_state.saturating_sub(from.replicated_state),
         }
     }
 
-    /// The engine itself and its temporaries, on one of `size` ranks that share `count` layers.
-    fn base_overhead(&self, count: u64, head: bool, size: u64) -> u64 {
+    /// The engine itself and its temporaries, on one of the ranks that share `count` layers.
+    fn base_overhead(&self, count: u64, head: bool, ranks: Ranks) -> u64 {
         let ModelShape { hidden_size, attention_heads, key_value_heads, head_dim, vocabulary, .. } =
             *self.shape;
         let [hidden, heads, kv_heads, head_dim] =
@@ -313,24 +338,51 @@ impl<'a> MemoryModel<'a> {
             vocabulary: u64::from(vocabulary),
             value_bytes: self.shape.value_bytes(),
         };
-        let widths = self.shape.widths.unwrap_or_else(of_older_headers);
+        let mut widths = self.shape.widths.unwrap_or_else(of_older_headers);
+        // What is computed is divided by the number of ranks.
+        widths.mlp = ranks.largest(widths.mlp).saturating_mul(ranks.size);
         let load = Load {
             context: u64::from(self.capacity.context_tokens),
             sequences: u64::from(self.capacity.max_sequences),
             tokens: self.capacity.reserved_tokens(),
             layers: count,
             head,
-            tensor_size: size,
+            tensor_size: ranks.size,
+            kv_ranks: ranks.kv,
             cached_bytes: self.kv_bytes_per_token(),
         };
         ENGINE_BASE_BYTES.saturating_add(activation_bytes(&widths, &load))
     }
 }
 
-/// What one of `size` ranks holds of `all` bytes, of which every rank holds `replicated`.
-fn share_of(all: u64, replicated: u64, size: u64) -> u64 {
-    let replicated = replicated.min(all);
-    replicated.saturating_add((all - replicated).div_ceil(size))
+/// Ranks of a tensor group.
+#[derive(Clone, Copy, Debug)]
+struct Ranks {
+    size: u64,
+    /// Those that have keys and values of their own.
+    kv: u64,
+    /// The largest share that one has of what they share unevenly: so many of so many parts.
+    largest: (u64, u64),
+}
+
+impl Ranks {
+    /// What the rank with the largest share has of `all`. Where a part is shared equally, that is too much by as much as
+    /// the shares differ.
+    fn largest(self, all: u64) -> u64 {
+        let (parts, of) = self.largest;
+        let share = (u128::from(all) * u128::from(parts)).div_ceil(u128::from(of.max(1)));
+        u64::try_from(share).unwrap_or(u64::MAX)
+    }
+}
+
+impl LayerCosts {
+    /// What one rank holds of `all` bytes of these layers' weights.
+    fn share_of(&self, all: u64, ranks: Ranks) -> u64 {
+        let replicated = self.replicated.min(all);
+        let kv = self.kv_weights.min(all - replicated);
+        let shared = all - replicated - kv;
+        replicated.saturating_add(ranks.largest(shared)).saturating_add(kv.div_ceil(ranks.kv))
+    }
 }
 
 /// Bytes of a token in a cache in the form that is asked for, which take `computed` as the model computes them.
@@ -353,6 +405,8 @@ fn cached_bytes(shape: &ModelShape, capacity: &ServingCapacity, computed: u64, i
 
 #[cfg(test)]
 mod tests {
+    use russet_model::divisibility::{ShardUnit, Sharing};
+
     use super::*;
 
     fn shape(tied: bool) -> ModelShape {
@@ -412,6 +466,43 @@ mod tests {
             let need = MemoryModel::new(&shape, room).sharded_estimate(0..4, embedding, head, size);
             assert_eq!((need.weights, need.kv), (weights, kv), "{size} ranks");
         }
+    }
+
+    #[test]
+    fn ranks_that_repeat_kv_heads_repeat_weights_and_cache() {
+        let room = ServingCapacity {
+            context_tokens: 10,
+            max_sequences: 3,
+            headroom_percent: 0,
+            ..ServingCapacity::default()
+        };
+        let state = LayerState { per_token_bytes: 2, ..LayerState::default() };
+        let layers = LayerGroup {
+            count: 4,
+            weight_bytes: 100,
+            replicated_bytes: 10,
+            kv_bytes: 30,
+            state,
+            experts: None,
+        };
+        let shape = ModelShape {
+            layer_bytes: vec![100; 4],
+            layer_groups: vec![layers],
+            shard_units: vec![ShardUnit::kv_heads(2)],
+            ..shape(false)
+        };
+        let of = |shape: &ModelShape, size| {
+            let need = MemoryModel::new(shape, room).sharded_estimate(0..4, false, false, size);
+            (need.weights, need.kv)
+        };
+        for (size, weights, kv) in [(1, 400, 240), (2, 40 + 120 + 60, 120), (4, 40 + 60 + 60, 120)] {
+            assert_eq!(of(&shape, size), (weights, kv), "{size} ranks");
+        }
+        // Six parts for four ranks: one of them has two.
+        let parts = ShardUnit { sharing: Sharing::Uneven, ..ShardUnit::new(6, "columns") };
+        let uneven = ModelShape { shard_units: vec![ShardUnit::kv_heads(2), parts], ..shape };
+        assert_eq!(of(&uneven, 2), (40 + 120 + 60, 120));
+        assert_eq!(of(&uneven, 4), (40 + 240 / 3 + 60, 120));
     }
 
     #[test]

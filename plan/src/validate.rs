@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
     EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment, ModelDeploymentSpec,
-    Residency, RolloutStrategy, Sharding, Speculation,
+    Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation,
 };
 use russet_model::config::MAX_LAYERS;
 use russet_model::families;
@@ -271,7 +271,10 @@ fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
 
 /// The engine options, if this release knows their values and the model supports them.
 fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
-    let EngineOptions { kv_cache, speculation, fence } = engine;
+    let EngineOptions { kv_cache, speculation, fence, router_broadcast } = engine;
+    if *router_broadcast == RouterBroadcast::Unknown {
+        notes.push(Note::Newer { field: "spec.engine.routerBroadcast".to_owned() });
+    }
     if *fence == Fence::Unknown {
         notes.push(Note::Newer { field: "spec.engine.fence".to_owned() });
     }

@@ -402,7 +402,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::engine_options::{Fence, KvCacheType, Speculation};
+    use crate::engine_options::{Fence, KvCacheType, RouterBroadcast, Speculation};
 
     /// The required fields.
     fn least() -> Value {
@@ -450,6 +450,7 @@ mod tests {
                 kv_cache: KvCacheType::Int4,
                 speculation: Speculation::Off,
                 fence: Fence::Fast,
+                router_broadcast: RouterBroadcast::On,
             },
             prefix_cache: false,
             prefix_dir: Some("/p".into()),

@@ -20,11 +20,14 @@ pub struct EngineOptions {
     /// How ranks on Metal wait for a collective operation; default: Default, which is safe.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fence: Fence,
+    /// Whether the first rank of a tensor group chooses the experts for all of them; default: Auto.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub router_broadcast: RouterBroadcast,
 }
 
 /// Options that engines of this release support, by field. Agents report them; a deployment that asks for
 /// another option is not placed on their nodes.
-pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "speculation", DRAFT_MODEL];
+pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "routerBroadcast", "speculation", DRAFT_MODEL];
 
 /// Reported by agents whose engines support a draft model: a deployment's `spec.draftModelRef`.
 pub const DRAFT_MODEL: &str = "draftModel";
@@ -32,10 +35,11 @@ pub const DRAFT_MODEL: &str = "draftModel";
 impl EngineOptions {
     /// The options that differ from their defaults, by field.
     pub fn non_default(&self) -> impl Iterator<Item = &'static str> {
-        let Self { kv_cache, speculation, fence } = self;
+        let Self { kv_cache, speculation, fence, router_broadcast } = self;
         let asked = [
             ("fence", !is_default(fence)),
             ("kvCache", !is_default(kv_cache)),
+            ("routerBroadcast", !is_default(router_broadcast)),
             ("speculation", !is_default(speculation)),
         ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field)
@@ -43,11 +47,12 @@ impl EngineOptions {
 
     /// The field with a value that only newer releases know.
     pub fn unknown(&self) -> Option<&'static str> {
-        let Self { kv_cache, speculation, fence } = self;
+        let Self { kv_cache, speculation, fence, router_broadcast } = self;
         let fields = [
             ("kvCache", *kv_cache == KvCacheType::Unknown),
             ("speculation", *speculation == Speculation::Unknown),
             ("fence", *fence == Fence::Unknown),
+            ("routerBroadcast", *router_broadcast == RouterBroadcast::Unknown),
         ];
         fields.into_iter().find(|(_, unknown)| *unknown).map(|(field, _)| field)
     }
@@ -105,6 +110,23 @@ pub enum Fence {
     Unknown,
 }
 
+/// Whether the first rank of a tensor group chooses the experts for all of them. Ranks that choose by themselves choose
+/// alike where they round alike; it costs one more sum over the ranks in each layer with experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RouterBroadcast {
+    /// Where the ranks have unequal chips.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+    /// A value from a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -129,7 +151,7 @@ mod tests {
                 vec!["fence", "kvCache", "speculation"],
             ),
         ] {
-            let options = EngineOptions { kv_cache, speculation, fence };
+            let options = EngineOptions { kv_cache, speculation, fence, ..EngineOptions::default() };
             assert_eq!(serde_json::to_string(&options).unwrap(), json);
             assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap(), options);
             assert_eq!(
@@ -147,6 +169,7 @@ mod tests {
             (r#"{"kvCache":"Int2"}"#, Some("kvCache")),
             (r#"{"fence":"Electric","kvCache":"Int8"}"#, Some("fence")),
             (r#"{"speculation":"Oracle"}"#, Some("speculation")),
+            (r#"{"routerBroadcast":"Sometimes"}"#, Some("routerBroadcast")),
         ] {
             assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap().unknown(), field, "{json}");
         }

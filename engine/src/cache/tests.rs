@@ -1,7 +1,7 @@
 //! Every kind of cache, under any order of appends, rewinds, snapshots and restores, equals one that only ever saw what
 //! is left of the sequence.
 
-use mlx_rs::Dtype;
+use mlx_rs::{Dtype, ops::indexing::TryIndexOp as _};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use russet_model::{
     description::{Attention, DeltaNet, Latent, Mixer, Rope, RopeScaling},
@@ -63,7 +63,10 @@ fn append(cache: &mut LayerCache, contents: &[Content]) -> Option<KvView> {
         LayerCache::Kv(_) | LayerCache::Rotating(_) => {
             return Some(cache.append(&new, &new.negative().unwrap()).unwrap());
         }
-        LayerCache::Latent(cache) => drop(cache.append(&new).unwrap()),
+        LayerCache::Latent(cache) => {
+            let part = |range: std::ops::Range<i32>| new.try_index((.., .., .., range)).unwrap();
+            drop(cache.append(&part(0..WIDTH - 8), &part(WIDTH - 8..WIDTH)).unwrap());
+        }
         LayerCache::Recurrent(cache) => {
             let before = cache.state().first().map_or(0.0, |state| state.as_slice::<f32>()[0]);
             // Depends on every position and on their order.

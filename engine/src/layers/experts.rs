@@ -126,7 +126,7 @@ impl MixtureOfExperts {
 
     /// The output for `x`, `[1, positions, width]`.
     pub fn forward(&self, x: &Array, stage: &TpGroup) -> Result<Array, Exception> {
-        let routing = self.router.forward(x)?;
+        let routing = self.router.forward(x)?.shared_by(stage)?;
         if let (Some(norms), Some(SharedExpert { mlp, .. })) = (&self.norms, &self.shared) {
             let shared = mlp.forward(&norms.before_shared.forward(x)?, stage)?;
             let chosen = stage.all_sum(self.chosen(&norms.before.forward(x)?, &routing)?)?;

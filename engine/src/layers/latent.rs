@@ -124,13 +124,13 @@ impl LatentAttention {
                 own.transpose_axes(&[0, 2, 1, 3])
             };
             let latent = latent.try_index((.., positions.clone(), ..))?.expand_dims(1)?;
-            let keys = concatenate(&[latent, self.rope.forward(&own(&shared)?, *offset)?], -1)?;
+            let rotated = self.rope.forward(&own(&shared)?, *offset)?;
             let LayerCache::Latent(cache) = &mut caches[layer] else {
                 return Err(Exception::custom(
                     "latent attention was given the cache of another kind of layer",
                 ));
             };
-            let held = cache.append(&keys)?;
+            let held = cache.append(&latent, &rotated)?;
             let (mut plain, mut turned) = (own(&plain)?, self.rope.forward(&own(&turned)?, *offset)?);
             if let Some(scale) = self.query_scale {
                 let scale = sequence_scales(scale, *offset, &plain)?;
@@ -143,24 +143,25 @@ impl LatentAttention {
     }
 
     /// Attention of the last positions of a sequence; `plain` and `turned` are the parts of their queries, `[1, heads,
-    /// positions, width]`, the turned one rotated and scaled, and `held` is the cache, `[1, 1, context, rank + rope]`.
+    /// positions, width]`, the turned one rotated and scaled, and `held` is the cache, `[1, 1, context, width]` each.
     fn attend(
         &self,
         plain: &Array,
         turned: &Array,
-        held: &Array,
+        [latent, shared]: &[Array; 2],
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
-        let (length, context) = (plain.dim(2), held.dim(2));
-        let latent = held.try_index((.., .., .., ..self.rank))?;
-        let shared = held.try_index((.., .., .., self.rank..))?.swap_axes(-1, -2)?;
+        let (length, context) = (plain.dim(2), latent.dim(2));
+        let shared = shared.swap_axes(-1, -2)?;
         let attended = if length == 1 {
-            let queries = self.embed.apply(plain)?;
-            let mask = turned.matmul(&shared)?;
-            let attended = self.scored(&queries, &latent, &latent, &mask)?;
-            self.unembed.apply(&attended)?
+            // All heads see the same: as rows of one head they take one product, not one each.
+            let rows = |all: &Array| all.swap_axes(1, 2);
+            let queries = rows(&self.embed.apply(plain)?)?;
+            let mask = rows(turned)?.matmul(&shared)?;
+            let attended = self.scored(&queries, latent, latent, &mask)?;
+            self.unembed.apply(&rows(&attended)?)?
         } else {
-            let (keys, values) = (self.embed.apply_reversed(&latent)?, self.unembed.apply(&latent)?);
+            let (keys, values) = (self.embed.apply_reversed(latent)?, self.unembed.apply(latent)?);
             // The turned part's scores are written down beside the mask.
             let row = 2 * self.heads as usize * context as usize * plain.item_size();
             let rows = rows_per_chunk(row, length);

@@ -5,14 +5,14 @@ use mlx_rs::{
     error::Exception,
     fast,
     ops::{
-        argpartition_axis,
+        argpartition_axis, concatenate,
         indexing::{IndexOp as _, TryIndexOp as _, take_axis},
         sigmoid, softmax_axis, sort_axis, zeros_dtype,
     },
 };
 use russet_model::description::{Experts, Router as Description, RouterNorm, Scoring};
 
-use super::{activation::scalar, linear::Linear};
+use super::{activation::scalar, linear::Linear, tensor_parallel::TpGroup};
 use crate::weights::{Weights, WeightsError};
 
 /// A router.
@@ -44,6 +44,27 @@ pub struct Routing {
     pub experts: Array,
     /// What each one's result is multiplied by.
     pub weights: Array,
+}
+
+impl Routing {
+    /// The first rank's where it chooses for all: ranks whose chips round differently would add up shares of different
+    /// experts.
+    pub fn shared_by(self, stage: &TpGroup) -> Result<Self, Exception> {
+        if !stage.broadcasts_routing() {
+            return Ok(self);
+        }
+        // One sum for both; 32 bits hold the number of any expert.
+        let wide = |all: &Array| all.as_dtype(Dtype::Float32);
+        let both = stage.broadcast(concatenate(&[wide(&self.experts)?, wide(&self.weights)?], -1)?)?;
+        let halves = both.split_equal(2, -1)?;
+        let [experts, weights] = halves.as_slice() else {
+            return Err(Exception::custom("experts and their weights are not two halves"));
+        };
+        Ok(Self {
+            experts: experts.as_dtype(self.experts.dtype())?,
+            weights: weights.as_dtype(self.weights.dtype())?,
+        })
+    }
 }
 
 impl Router {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mlx_rs::{Array, error::Exception};
+use mlx_rs::{Array, error::Exception, ops::zeros_like};
 use russet_mlx::distributed::ProcessGroup;
 
 use crate::step_profiler::{Collective, StepPhase, StepProfiler};
@@ -12,12 +12,31 @@ use crate::step_profiler::{Collective, StepPhase, StepProfiler};
 pub struct TpGroup {
     group: Option<ProcessGroup>,
     profiler: StepProfiler,
+    /// Whether the first rank chooses experts for all.
+    broadcasts_routing: bool,
 }
 
 impl TpGroup {
     /// A group of several tensor ranks; the default is a group of one. The profiler counts its traffic.
     pub fn new(group: ProcessGroup, profiler: StepProfiler) -> Self {
-        Self { group: Some(group), profiler }
+        Self { group: Some(group), profiler, broadcasts_routing: false }
+    }
+
+    /// The same with a first rank that chooses experts for all, or without.
+    pub fn with_routing_broadcast(self, broadcasts_routing: bool) -> Self {
+        Self { broadcasts_routing, ..self }
+    }
+
+    /// Whether the first rank chooses experts for all.
+    pub fn broadcasts_routing(&self) -> bool {
+        self.broadcasts_routing && !self.is_single_rank()
+    }
+
+    /// The first rank's `x`, on all ranks.
+    pub fn broadcast(&self, x: Array) -> Result<Array, Exception> {
+        let is_first = self.group.as_ref().is_none_or(|group| group.rank() == 0);
+        // A sum to which the others add nothing: MLX has no collective for it.
+        self.all_sum(if is_first { x } else { zeros_like(&x)? })
     }
 
     /// Whether there is only one tensor rank, so that nothing is sharded.

@@ -53,6 +53,11 @@ impl FakeRank {
                 self.slots.get_mut(&slot).unwrap().0 = tokens;
                 self.seen.insert(slot, seen);
             }
+            CacheCommand::Fork { from, to } => {
+                let copy = self.slots[&from].clone();
+                assert!(self.slots.insert(to, copy).is_none(), "slot {to} was not empty");
+                self.seen.insert(to, self.seen[&from]);
+            }
             CacheCommand::Store { slot, blocks } => {
                 for BlockCopy { index, hash: key, in_memory, on_disk } in blocks {
                     let (tokens, _) = &self.slots[&slot];
@@ -272,7 +277,7 @@ fn disabled_prefix_cache_stores_nothing() {
 /// hold more than the capacity, and every slot holds its request's tokens.
 #[test]
 fn random_operations_keep_slots_correct_and_within_capacity() {
-    let (mut reused, mut fetches, mut restored) = (0, 0, 0);
+    let (mut reused, mut fetches, mut restored, mut shared, mut forked) = (0, 0, 0, 0, 0);
     for seed in 0..600 {
         let mut random = StdRng::seed_from_u64(seed);
         // Layers of all kinds, those of a window, and those with a state.
@@ -285,7 +290,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
         let capacity = CacheCapacity { blocks, max_rewind, ..capacity(slots, limit, random.random()) };
         let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);
         let mut rank = FakeRank { max_rewind, ..FakeRank::default() };
-        let mut running: Vec<(u32, Vec<u32>, usize, Option<u32>)> = Vec::new();
+        let mut running: Vec<(u32, Vec<u32>, usize, Checkpoints)> = Vec::new();
         let mut known = std::collections::BTreeSet::new();
         let mut earlier: Vec<u32> = Vec::new();
         for _ in 0..120 {
@@ -301,13 +306,14 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                     prompt = [&earlier[..kept], &prompt[share as usize..]].concat();
                     prompt.truncate(context as usize);
                 }
-                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, snapshot_at }) =
+                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, checkpoints }) =
                     cache.admit(&prompt, ["", "", "", "a"][random.random_range(0..4)])
                 {
                     reused += u32::from(cached > 0);
                     let mut cached = cached as usize;
                     for order in cache.take_commands() {
                         restored += u32::from(matches!(order, CacheCommand::Restore { .. }));
+                        forked += u32::from(matches!(order, CacheCommand::Fork { .. }));
                         rank.apply(order);
                     }
                     if !fetch.is_empty() {
@@ -318,19 +324,24 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                             cached = 0;
                         }
                     }
-                    running.push((slot, prompt, cached, snapshot_at));
+                    running.push((slot, prompt, cached, checkpoints));
                 } else {
                     assert_eq!(running.len(), slots as usize, "seed {seed}: a slot was refused");
                 }
             } else if what < 8 && !running.is_empty() {
                 let which = random.random_range(0..running.len());
-                let (slot, tokens, cached, snapshot_at) = &mut running[which];
-                if snapshot_at.take_if(|at| *at as usize == *cached).is_some() {
+                let (slot, tokens, cached, checkpoints) = &mut running[which];
+                let here = checkpoints.take(*cached as u32);
+                if here.fork_at.is_some() {
+                    shared += 1;
+                    cache.fork(*slot, &tokens[..*cached]);
+                }
+                if here.snapshot_at.is_some() {
                     cache.snapshot(*slot);
                 }
                 let more = random.random_range(1..300).min(context as usize - *cached);
-                let at = snapshot_at.map_or(usize::MAX, |at| at as usize);
-                let to = (*cached + more).min(at);
+                let next = checkpoints.tokens_to_next(*cached as u32);
+                let to = *cached + next.map_or(more, |tokens| more.min(tokens as usize));
                 let longer = text(random.random_range(0..99), 300);
                 tokens.extend(&longer[..to.saturating_sub(tokens.len())]);
                 cache.grow(*slot, to as u32);
@@ -363,23 +374,28 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
         assert!(all.iter().all(|key| known.contains(key)), "seed {seed}: what is known was reported");
     }
     println!(
-        "{reused} prompts began with what was kept, {fetches} of them on disk, {restored} in a snapshot"
+        "{reused} prompts began with what was kept, {fetches} of them on disk, {restored} in a snapshot; {shared} began like another, {forked} with a copy of that"
     );
-    assert!(reused > 500 && fetches > 20 && restored > 20);
+    assert!(reused > 500 && fetches > 20 && restored > 20 && shared > 100 && forked > 4);
 }
 
 /// Runs a request on layers that go back by at most `most` tokens to its end, one step ahead of it; returns how many of
 /// its tokens were cached.
 fn serve_with_snapshots(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
-    let SlotAssignment { slot, cached, snapshot_at, .. } = cache.admit(prompt, "").unwrap();
+    let SlotAssignment { slot, cached, mut checkpoints, .. } = cache.admit(prompt, "").unwrap();
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     let tokens = [prompt, answer].concat();
     let mut have = cached as usize;
     assert_eq!(rank.slots.get(&slot).map_or(&[][..], |(tokens, _)| tokens), &tokens[..have]);
-    for end in snapshot_at.into_iter().map(|at| at as usize).chain([tokens.len()]) {
-        if snapshot_at == Some(have as u32) {
+    while have < tokens.len() {
+        let here = checkpoints.take(have as u32);
+        if here.fork_at.is_some() {
+            cache.fork(slot, &tokens[..have]);
+        }
+        if here.snapshot_at.is_some() {
             cache.snapshot(slot);
         }
+        let end = checkpoints.tokens_to_next(have as u32).map_or(tokens.len(), |next| have + next as usize);
         cache.grow(slot, end as u32);
         cache.take_commands().into_iter().for_each(|order| rank.apply(order));
         rank.run(slot, &tokens[have..end]);
@@ -413,4 +429,43 @@ fn conversation_goes_on_from_the_snapshot_of_its_last_prompt() {
         let cached = serve_with_snapshots(&mut cache, &mut rank, &longer, &text(97, 10));
         assert_eq!(cached as usize, prompt.len() + 100);
     }
+}
+
+#[test]
+fn prompts_that_begin_alike_get_copies_of_what_they_share() {
+    for most in [0, 64] {
+        let limits = CacheCapacity { blocks: false, max_rewind: Some(most), ..capacity(4, 16384, false) };
+        let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
+        let mut rank = FakeRank { max_rewind: Some(most), ..FakeRank::default() };
+        // What they share ends within a block.
+        let prompt = |own| [text(1, 1000), text(own, 300)].concat();
+        let cached: Vec<u32> = (2..12)
+            .map(|own| serve_with_snapshots(&mut cache, &mut rank, &prompt(own), &text(50, 20)))
+            .collect();
+        // The second says what they share, and every further one has it.
+        assert_eq!(cached, [vec![0, 0], vec![960; 8]].concat(), "layers that go back by {most}");
+        // A conversation goes on in its own slot.
+        let longer = [prompt(11), text(50, 20), text(60, 40)].concat();
+        assert_eq!(serve_with_snapshots(&mut cache, &mut rank, &longer, &text(61, 20)), 1320);
+        assert_eq!(serve_with_snapshots(&mut cache, &mut rank, &prompt(12), &text(50, 20)), 960);
+        // Another beginning that two share.
+        let other = |own| [text(40, 700), text(own, 300)].concat();
+        let cached: Vec<u32> = (2..6)
+            .map(|own| serve_with_snapshots(&mut cache, &mut rank, &other(own), &text(50, 20)))
+            .collect();
+        assert_eq!(cached, [0, 0, 640, 640]);
+    }
+}
+
+#[test]
+fn a_template_that_has_no_room_beside_it_is_taken() {
+    let limits = CacheCapacity { blocks: false, max_rewind: Some(0), ..capacity(4, 2048, false) };
+    let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
+    let mut rank = FakeRank { max_rewind: Some(0), ..FakeRank::default() };
+    let prompt = |own| [text(1, 900), text(own, 100)].concat();
+    let cached: Vec<u32> =
+        (2..6).map(|own| serve_with_snapshots(&mut cache, &mut rank, &prompt(own), &text(50, 20))).collect();
+    println!("{cached:?}");
+    assert_eq!(cached[..2], [0, 0]);
+    assert!(cached[2..].contains(&896));
 }

@@ -3,8 +3,11 @@
 
 use std::{ffi::OsStr, net::SocketAddr, time::Duration};
 
-use russet_mlx::distributed::ProcessGroup;
+use mlx_rs::Array;
+use russet_mlx::{device, distributed::ProcessGroup};
 use russet_model::partition::RankPart;
+use russet_wire::engine_options::RouterBroadcast;
+use sha2::{Digest as _, Sha256};
 
 use super::environment;
 use crate::{
@@ -30,6 +33,7 @@ pub(super) fn join(
     part: &RankPart,
     addresses: &Addresses,
     devices: Option<&Devices>,
+    broadcast: RouterBroadcast,
     meter: &StepProfiler,
 ) -> Result<MlxGroups, String> {
     let mut groups = MlxGroups::default();
@@ -39,12 +43,34 @@ pub(super) fn join(
             None => join_ring(own, size, &addresses.tensor)?,
             Some(devices) => join_jaccl(own, size, devices)?,
         };
-        groups.tensor = TpGroup::new(members, meter.clone());
+        let broadcasts = match broadcast {
+            RouterBroadcast::On => true,
+            RouterBroadcast::Off => false,
+            RouterBroadcast::Auto | RouterBroadcast::Unknown => has_unequal_chips(&members)?,
+        };
+        groups.tensor = TpGroup::new(members, meter.clone()).with_routing_broadcast(broadcasts);
     }
     if part.stages > 1 {
         groups.pipeline = Some(join_ring(part.stage, part.stages, &addresses.pipeline)?);
     }
     Ok(groups)
+}
+
+/// Whether the chips of a group's ranks have different names, of which one may round differently than another.
+fn has_unequal_chips(group: &ProcessGroup) -> Result<bool, String> {
+    let failed = |error: russet_mlx::Error| format!("cannot compare the chips of the ranks: {error}");
+    let name = device::name().map_err(failed)?;
+    let own = Array::from_slice(&[chip_number(&name)], &[1]);
+    let all = group.all_gather(&own).map_err(failed)?;
+    all.eval().map_err(|error| format!("cannot compare the chips of the ranks: {error}"))?;
+    let numbers = all.try_as_slice::<u32>().map_err(|error| error.to_string())?;
+    Ok(numbers.iter().any(|number| Some(number) != numbers.first()))
+}
+
+/// A number for the name of a chip, the same in every process.
+fn chip_number(name: &str) -> u32 {
+    let digest = Sha256::digest(name.as_bytes());
+    digest.iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
 
 fn join_ring(own: u32, size: u32, hosts: &[SocketAddr]) -> Result<ProcessGroup, String> {
@@ -88,6 +114,12 @@ fn hostfile_text(hosts: &[SocketAddr]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chips_are_told_apart_by_their_names() {
+        assert_eq!(chip_number("Apple M3 Ultra"), chip_number("Apple M3 Ultra"));
+        assert_ne!(chip_number("Apple M3 Ultra"), chip_number("Apple M4 Max"));
+    }
 
     #[test]
     fn the_hostfile_is_a_list_of_lists() {

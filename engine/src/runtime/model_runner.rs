@@ -20,6 +20,7 @@ use russet_model::{
     safetensors,
     tensors::{Role, beside},
 };
+use russet_wire::engine_options::RouterBroadcast;
 
 use super::{
     DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups,
@@ -55,6 +56,8 @@ pub(super) struct ModelRunner {
     hidden: Dtype,
     /// Format of the KV cache.
     format: KvFormat,
+    /// Whether the first tensor rank chooses experts for all.
+    router_broadcast: RouterBroadcast,
     cache_support: CacheSupport,
     /// `None` until joined.
     groups: Option<MlxGroups>,
@@ -104,6 +107,11 @@ impl RunnerSequence {
         }
         self.last_token = None;
         Rewound::Rewound
+    }
+
+    /// A copy of it as it is. It shares its arrays until one of both appends to them.
+    fn fork(&self) -> Self {
+        Self { length: self.length, ..Self::new(self.cache.clone()) }
     }
 
     /// Keeps a snapshot of it as it is.
@@ -175,6 +183,7 @@ impl ModelRunner {
             format,
             cache_support: CacheSupport::of(description),
             groups: None,
+            router_broadcast: config.router_broadcast,
             sequences: HashMap::new(),
             blocks: BlockStore::new(disk_cache),
             profiler: meter,
@@ -199,7 +208,7 @@ impl ModelRunner {
         if self.groups.is_some() {
             return Ok(());
         }
-        let joined = groups::join(&self.part, addresses, devices, &self.profiler);
+        let joined = groups::join(&self.part, addresses, devices, self.router_broadcast, &self.profiler);
         let (rank, addresses) = (self.part.rank, addresses.clone());
         self.groups = Some(joined.map_err(|reason| RuntimeError::Join { rank, addresses, reason })?);
         Ok(())
@@ -241,6 +250,11 @@ impl ModelRunner {
                 let restored = self.sequences.get_mut(&slot).map(RunnerSequence::restore);
                 if restored != Some(Rewound::Rewound) {
                     return Err(RuntimeError::Restore { slot });
+                }
+            }
+            CacheCommand::Fork { from, to } => {
+                if let Some(copy) = self.sequences.get(&from).map(RunnerSequence::fork) {
+                    self.sequences.insert(to, copy);
                 }
             }
             CacheCommand::Store { slot, blocks } => {

@@ -102,12 +102,12 @@ impl ScheduledRequest {
 
     /// Admitted to a slot, with this admission id.
     pub(super) fn admit(&mut self, assignment: &SlotAssignment, admission_id: u64, metrics: &EngineMetrics) {
-        let SlotAssignment { slot, cached, snapshot_at, .. } = *assignment;
+        let SlotAssignment { slot, cached, checkpoints, .. } = *assignment;
         let now = Instant::now();
         self.queue_ticket = None;
         self.admission_id = admission_id;
         self.tokens_at_admission = self.sequence.usage().completion_tokens;
-        self.sequence.admit(slot, cached, snapshot_at);
+        self.sequence.admit(slot, cached, checkpoints);
         if self.admitted_at.is_none() {
             self.admitted_at = Some(now);
             metrics.record_prefix_lookup(self.sequence.usage().prompt_tokens, cached);

@@ -64,6 +64,11 @@ impl SlotCaches {
         self.prefix_cache.snapshot(slot);
     }
 
+    /// Copies the slot as it is before the next batch, with these tokens of its prompt, for prompts that begin so.
+    pub(super) fn fork(&mut self, slot: u32, tokens: &[u32]) {
+        self.prefix_cache.fork(slot, tokens);
+    }
+
     /// Caches the prompt that the slot holds.
     pub(super) fn store_prompt(&mut self, slot: u32, prompt: &[u32]) {
         self.prefix_cache.store_prompt(slot, prompt);

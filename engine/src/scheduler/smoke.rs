@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::batching::compose_batch;
 use super::ranks::Ranks;
 use crate::prefix_cache::CacheCommand;
+use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
 use crate::tokenizer::{ChatTokenizer, PromptLimits, TokenizerError};
 
@@ -80,7 +81,7 @@ pub(super) async fn run(
     let (eos_tokens, detokenizer) = (tokenizer.eos_token_ids().clone(), tokenizer.detokenizer());
     let output = OutputStream::new(&request, limit, eos_tokens, detokenizer);
     let mut sequence = Sequence::new(&request, prompt, 0, output);
-    sequence.admit(SMOKE_SLOT, 0, None);
+    sequence.admit(SMOKE_SLOT, 0, Checkpoints::default());
     let (tokens, text) = answer(ranks, tokenizer, context_tokens, &mut sequence).await?;
     ranks.apply_cache_command(CacheCommand::Reset { slot: SMOKE_SLOT });
     let elapsed = started.elapsed();

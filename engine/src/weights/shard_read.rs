@@ -43,11 +43,6 @@ impl ShardRead {
         let mut shape = entry.shape.clone();
         let is_viewed = entry.dtype == Dtype::U32;
         let total = entry.bytes();
-        let of = shard.count as u64;
-        let shared = match axis {
-            ShardAxis::Axis { dim, segments } if of > 1 && *dim < shape.len() => Some((*dim, segments)),
-            _ => None,
-        };
         // What is read of each dimension but the whole: runs of indices, as first and count.
         let mut picked: Vec<Option<Vec<(u64, u64)>>> = vec![None; shape.len()];
         if let Some(RowRange { dim, from, step, count }) = rows.filter(|rows| rows.dim < shape.len()) {
@@ -57,25 +52,13 @@ impl ShardRead {
             });
             shape[dim] = count;
         }
-        if let Some((dim, segments)) = shared {
-            let (length, whole) = (shape[dim], segments.iter().sum::<u64>().max(1));
-            let (mut runs, mut offset) = (Vec::with_capacity(segments.len()), 0);
-            for segment in segments {
-                // Packed, a dimension is shorter than it counts; what is stored of a segment has to divide as well.
-                let stored = segment * length / whole;
-                let fits = (segment * length).is_multiple_of(whole) && stored.is_multiple_of(of);
-                if !fits {
-                    return Err(stored);
-                }
-                let share = stored / of;
-                runs.push((offset + share * shard.index as u64, share));
-                offset += stored;
-            }
+        if let Some(dim) = axis.dim().filter(|dim| shard.count > 1 && *dim < shape.len()) {
+            let runs = shares(axis, shape[dim], shard)?;
+            shape[dim] = runs.iter().map(|run| run.1).sum();
             picked[dim] = Some(match picked[dim].take() {
                 None => runs,
                 Some(rows) => runs.into_iter().flat_map(|run| within(&rows, run)).collect(),
             });
-            shape[dim] = length / of;
         }
         // The outermost dimension that is picked from is a run of every stride; those within it pick of each run.
         let Some(outer) = picked.iter().position(Option::is_some) else {
@@ -141,6 +124,43 @@ impl ShardRead {
         }
         Ok(())
     }
+}
+
+/// A shard's runs of a dimension that has `length` stored: packed, it is shorter than it counts, and what is stored of
+/// a segment or of a part has to divide as well.
+fn shares(axis: &ShardAxis, length: u64, shard: TpShard) -> Result<Vec<(u64, u64)>, u64> {
+    let of = shard.count as u64;
+    match axis {
+        ShardAxis::Replicated => Ok(vec![(0, length)]),
+        ShardAxis::Heads { heads, .. } => parts(u64::from(*heads), length, shard.of_heads(*heads)),
+        ShardAxis::Parts { parts: count, .. } => parts(*count, length, shard),
+        ShardAxis::Axis { segments, .. } => {
+            let whole = segments.iter().sum::<u64>().max(1);
+            let (mut runs, mut offset) = (Vec::with_capacity(segments.len()), 0);
+            for segment in segments {
+                let stored = segment * length / whole;
+                let fits = (segment * length).is_multiple_of(whole) && stored.is_multiple_of(of);
+                if !fits {
+                    return Err(stored);
+                }
+                let share = stored / of;
+                runs.push((offset + share * shard.index as u64, share));
+                offset += stored;
+            }
+            Ok(runs)
+        }
+    }
+}
+
+/// The run of a shard that gets some of `count` equal parts, as equally as they divide.
+fn parts(count: u64, length: u64, shard: TpShard) -> Result<Vec<(u64, u64)>, u64> {
+    let of = shard.count as u64;
+    let each = length.checked_div(count).unwrap_or(0);
+    if count < of || each * count != length {
+        return Err(length);
+    }
+    let cut = |index: usize| count * index as u64 / of * each;
+    Ok(vec![(cut(shard.index), cut(shard.index + 1) - cut(shard.index))])
 }
 
 /// Runs shorter than this take longer to ask for than to read with what lies between them.
@@ -235,6 +255,26 @@ mod tests {
                 along(0, &[2, 4]),
                 vec![(vec![3, 1], vec![0, 2, 3]), (vec![3, 1], vec![1, 4, 5])],
             ),
+            // Three parts of a row of six; of two heads each has its own.
+            (
+                vec![1, 6],
+                1,
+                ShardAxis::Parts { dim: 1, parts: 3 },
+                vec![(vec![1, 2], vec![0, 1]), (vec![1, 4], vec![2, 3, 4, 5])],
+            ),
+            (
+                vec![4],
+                1,
+                ShardAxis::Heads { dim: 0, heads: 2 },
+                vec![(vec![2], vec![0, 1]), (vec![2], vec![2, 3])],
+            ),
+            // Of one head both have the same.
+            (
+                vec![2],
+                1,
+                ShardAxis::Heads { dim: 0, heads: 1 },
+                vec![(vec![2], vec![0, 1]), (vec![2], vec![0, 1])],
+            ),
             (vec![2], 1, ShardAxis::Replicated, vec![(vec![2], vec![0, 1]), (vec![2], vec![0, 1])]),
             (vec![0, 4], 1, along(1, &[4]), vec![(vec![0, 2], vec![]), (vec![0, 2], vec![])]),
         ] {
@@ -244,6 +284,8 @@ mod tests {
         assert_eq!(read(&[3, 4], 1, None, &along(0, &[3]), 2), Err(3));
         assert_eq!(read(&[3, 4], 1, None, &along(1, &[4]), 3), Err(4));
         assert_eq!(read(&[2, 3], 1, None, &along(1, &[192]), 2), Err(3));
+        assert_eq!(read(&[2, 3], 1, None, &ShardAxis::Parts { dim: 1, parts: 2 }, 2), Err(3));
+        assert_eq!(read(&[2, 3], 1, None, &ShardAxis::Parts { dim: 1, parts: 3 }, 4), Err(3));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use russet_engine::{
     runtime::{Runtime, RuntimeConfig, StepOutput},
     weights::LoadDtype,
 };
-use russet_wire::{engine_config::OverlapScheduling, request::Sampling};
+use russet_wire::{engine_config::OverlapScheduling, engine_options::RouterBroadcast, request::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::{Case, ComparisonReport, Oracle, group::RankOrders};
@@ -121,6 +121,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         devices: None,
         dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
         kv_cache: oracle.kv_cache()?,
+        router_broadcast: RouterBroadcast::Auto,
         blas_threads: 1,
         overlap: OverlapScheduling::Auto,
         wired: true,

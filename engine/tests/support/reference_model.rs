@@ -9,7 +9,7 @@ use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokenizer::{ChatTokenizer, PromptLimits};
 use russet_engine::weights::LoadDtype;
 use russet_wire::engine_config::OverlapScheduling;
-use russet_wire::engine_options::KvCacheType;
+use russet_wire::engine_options::{KvCacheType, RouterBroadcast};
 use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::sync::Mutex;
 
@@ -35,6 +35,7 @@ impl ReferenceModel {
             devices: None,
             dtype: LoadDtype::Float32,
             kv_cache: KvCacheType::AsComputed,
+            router_broadcast: RouterBroadcast::Auto,
             blas_threads: 1,
             overlap: OverlapScheduling::Auto,
             wired: false,

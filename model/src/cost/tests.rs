@@ -21,7 +21,16 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
         let tokens = context * 4;
         activation_bytes(
             &widths,
-            &Load { context, sequences: 4, tokens, layers: 32, head, tensor_size, cached_bytes: 4096 },
+            &Load {
+                context,
+                sequences: 4,
+                tokens,
+                layers: 32,
+                head,
+                tensor_size,
+                kv_ranks: tensor_size.min(8),
+                cached_bytes: 4096,
+            },
         )
     };
     let hidden = 2048 * 4096 * 11 * 4;
@@ -33,6 +42,8 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
         (8192, true, 1, hidden + shared + scores + growing + logits),
         (8192, false, 1, hidden + shared + scores + growing),
         (8192, false, 2, hidden + shared / 2 + scores + growing / 2),
+        // Eight KV heads on sixteen ranks.
+        (8192, false, 16, hidden + shared / 16 + 2048 * 2 * 4 * 64 + scores + growing / 8),
         // One position sees a million, which is more than the bound on many.
         (1 << 20, false, 1, hidden + shared + 32 * 2 * (1 << 20) + growing * 128),
         // A conversation shorter than a piece of prompt: all of it at once, and caches of 256 positions.
@@ -115,6 +126,7 @@ fn hostile_loads_saturate() {
         layers: most,
         head: true,
         tensor_size: 0,
+        kv_ranks: 0,
         cached_bytes: most,
     };
     assert_eq!(activation_bytes(&widths, &load), most);

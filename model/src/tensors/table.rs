@@ -168,6 +168,9 @@ impl Module<'_> {
                 continue;
             }
             self.column_parallel(field, width, hidden, bias);
+            if field != "q_proj" {
+                self.share_by_heads(1 + usize::from(bias), attention.kv_heads);
+            }
             if merged {
                 self.take_rows("qkv_proj", 1 + usize::from(bias), Rows { dim: 0, of, from, step: 1 });
             }
@@ -182,10 +185,19 @@ impl Module<'_> {
             Some(QkNorm::Full { .. }) => {
                 self.push("q_norm.weight", &[heads * key_dim], Some(0), false);
                 self.push("k_norm.weight", &[keys], Some(0), false);
+                self.share_by_heads(1, attention.kv_heads);
             }
         }
         if attention.sinks {
             self.push("sinks", &[heads], Some(0), false);
+        }
+    }
+
+    /// The last tensors are shared by the heads that their rows are of.
+    fn share_by_heads(&mut self, count: usize, heads: u32) {
+        let from = self.tensors.len() - count;
+        for tensor in &mut self.tensors[from..] {
+            tensor.axis = ShardAxis::Heads { dim: 0, heads };
         }
     }
 
@@ -254,7 +266,7 @@ impl Module<'_> {
     }
 
     fn gated(&mut self, within: &str, hidden: u64, dense: &Dense) {
-        let (width, bias) = (u64::from(dense.intermediate), dense.bias);
+        let (first, width, bias) = (self.tensors.len(), u64::from(dense.intermediate), dense.bias);
         let field = |name: &str| format!("{within}{name}");
         // Where they are stored together, the gate comes first.
         let merged = self.has(&field("gate_up_proj.weight"));
@@ -266,6 +278,20 @@ impl Module<'_> {
             }
         }
         self.row_parallel(&field("down_proj"), hidden, width, bias);
+        self.share_in_parts(first, width);
+    }
+
+    /// The tensors from the first on are shared by columns of what lies between them, `width`, or by groups of these
+    /// where the projection back is packed: the last matrix.
+    fn share_in_parts(&mut self, first: usize, width: u64) {
+        let back = self.tensors[first..].iter().rfind(|tensor| tensor.is_matrix);
+        let packing = back.and_then(|tensor| tensor.stored(self.headers).ok()?.packing);
+        let parts = packing.map_or(width, |packing| width / u64::from(packing.group_size).max(1));
+        for tensor in &mut self.tensors[first..] {
+            if let Some(dim) = tensor.axis.dim() {
+                tensor.axis = ShardAxis::Parts { dim, parts };
+            }
+        }
     }
 
     fn experts(&mut self, experts: &Experts, hidden: u64) {
@@ -287,6 +313,7 @@ impl Module<'_> {
                 self.norm(name, hidden);
             }
         }
+        let first = self.tensors.len();
         for (place, (name, shape, dim)) in [
             ("gate_proj", [count, width, hidden], 1),
             ("up_proj", [count, width, hidden], 1),
@@ -304,6 +331,7 @@ impl Module<'_> {
                 self.original_biases(experts, place);
             }
         }
+        self.share_in_parts(first, width);
         if let Some(shared) = experts.shared {
             let dense = Dense { activation: experts.activation, ..Dense::new(shared.intermediate) };
             self.gated(&format!("{}.", shared.module), hidden, &dense);

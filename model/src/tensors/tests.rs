@@ -21,12 +21,12 @@ fn projections_are_sharded_and_everything_else_is_replicated() {
     let tensors = table(&config);
     for (name, shape, expected) in [
         ("model.layers.0.self_attn.q_proj.weight", vec![64, 64], axis(0, 64)),
-        ("model.layers.0.self_attn.k_proj.weight", vec![32, 64], axis(0, 32)),
-        ("model.layers.0.self_attn.k_proj.bias", vec![32], axis(0, 32)),
+        ("model.layers.0.self_attn.k_proj.weight", vec![32, 64], ShardAxis::Heads { dim: 0, heads: 2 }),
+        ("model.layers.0.self_attn.k_proj.bias", vec![32], ShardAxis::Heads { dim: 0, heads: 2 }),
         ("model.layers.0.self_attn.o_proj.weight", vec![64, 64], axis(1, 64)),
         ("model.layers.0.self_attn.o_proj.bias", vec![64], ShardAxis::Replicated),
-        ("model.layers.0.mlp.up_proj.weight", vec![128, 64], axis(0, 128)),
-        ("model.layers.0.mlp.down_proj.weight", vec![64, 128], axis(1, 128)),
+        ("model.layers.0.mlp.up_proj.weight", vec![128, 64], ShardAxis::Parts { dim: 0, parts: 128 }),
+        ("model.layers.0.mlp.down_proj.weight", vec![64, 128], ShardAxis::Parts { dim: 1, parts: 128 }),
         ("model.layers.0.mlp.down_proj.bias", vec![64], ShardAxis::Replicated),
         ("model.layers.0.input_layernorm.weight", vec![64], ShardAxis::Replicated),
         ("model.embed_tokens.weight", vec![100, 64], ShardAxis::Replicated),

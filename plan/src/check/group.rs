@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, KvCacheType, Link, LinkKind};
+use russet_model::divisibility::Sharing;
 use russet_model::shape::{LayerGroup, ModelShape};
 use russet_model::state::LayerState;
 
@@ -97,21 +98,28 @@ pub fn check(
     }
 }
 
-/// Whether every rank of `size` gets as many of each shard unit. Counted here, and not asked of the shape, which is
-/// what planned it; a shape that an older release reported has no units, only the numbers they follow from.
+/// Whether the ranks of `size` can share each unit. Counted here, and not asked of the shape, which is what planned it; a
+/// shape that an older release reported has no units, only the numbers they follow from.
 fn divides(shape: &ModelShape, size: usize) -> bool {
-    let mut counts: Vec<u32> = shape.shard_units.iter().map(|unit| unit.count).collect();
-    if counts.is_empty() {
+    let equal = |count: u32| count > 0 && (count as usize).is_multiple_of(size);
+    if shape.shard_units.is_empty() {
         let group = shape.quantization_group_size.max(1);
-        counts = vec![
+        let counts = [
             shape.attention_heads,
             shape.key_value_heads,
             shape.intermediate_size,
             shape.attention_heads.saturating_mul(shape.head_dim) / group,
             shape.intermediate_size / group,
         ];
+        return counts.into_iter().all(equal);
     }
-    counts.iter().all(|&count| count > 0 && (count as usize).is_multiple_of(size))
+    shape.shard_units.iter().all(|unit| match unit.sharing {
+        Sharing::Equal => equal(unit.count),
+        Sharing::Repeated => {
+            equal(unit.count) || (unit.count > 0 && size.is_multiple_of(unit.count as usize))
+        }
+        Sharing::Uneven => unit.count as usize >= size,
+    })
 }
 
 /// Whether a pool has all nodes, and every pair of them reports the links that the pool requires.
@@ -143,6 +151,14 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
         None => u64::from(desired.capacity.context_tokens) * u64::from(desired.capacity.max_sequences),
     });
     let layers = layers_of(shape);
+    // Ranks among which keys and values are shared.
+    let heads = shape
+        .shard_units
+        .iter()
+        .filter(|unit| unit.sharing == Sharing::Repeated)
+        .map(|unit| unit.count as usize)
+        .min();
+    let holders = heads.map_or(size, |heads| size.min(heads)).max(1) as u128;
     // Walk the layers from the end, as rank 0 holds the last ones.
     let mut rest: &[LayerGroup] = &layers;
     for stage in plan.members.chunks(size) {
@@ -153,9 +169,16 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
             let mut takes = 0_u128;
             for layer in own {
                 let whole = layer.weight_bytes.min(layer.replicated_bytes);
-                takes += u128::from(whole) + u128::from(layer.weight_bytes - whole) / size as u128;
+                let keys = layer.kv_bytes.min(layer.weight_bytes - whole);
+                takes += u128::from(whole)
+                    + u128::from(layer.weight_bytes - whole - keys) / size as u128
+                    + u128::from(keys) / holders;
                 let state = state_bytes(desired, layer, tokens);
-                let state = if layer.state.replicated { state } else { state / size as u128 };
+                let state = match layer.state.replicated {
+                    true => state,
+                    false if layer.state.per_token_bytes > 0 => state / holders,
+                    false => state / size as u128,
+                };
                 takes = takes.saturating_add(state);
             }
             if head {
@@ -191,6 +214,7 @@ fn layers_of(shape: &ModelShape) -> Vec<LayerGroup> {
         count: 1,
         weight_bytes,
         replicated_bytes: shape.replicated_layer_bytes,
+        kv_bytes: 0,
         state,
         experts: None,
     };

@@ -161,7 +161,9 @@ impl ModelProfile {
             bfloat16: true,
         };
         let mut idle = 0.0;
-        for LayerGroup { count, weight_bytes, replicated_bytes: _, state, experts } in shape.groups() {
+        for LayerGroup { count, weight_bytes, replicated_bytes: _, kv_bytes: _, state, experts } in
+            shape.groups()
+        {
             let layers = f64::from(count);
             model.bytes += layers * weight_bytes as f64;
             if let Some(ExpertGroup { count, used, weight_bytes }) = experts {
