@@ -66,6 +66,7 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
                 add(delta.key_heads, "key heads of the delta net");
                 add(delta.value_heads, "value heads of the delta net");
             }
+            Mixer::ShortConv(conv) => add(conv.channels, "channels of the short convolution"),
         }
     }
     for layer in &description.layers {
