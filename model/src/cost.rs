@@ -32,9 +32,6 @@ const ROUTED_STATES: u64 = 4;
 const QUERY_STATES: u64 = 7;
 /// Values as wide as all key heads: keys and values, projected and on their way into the cache.
 const KEY_STATES: u64 = 4;
-/// Values as wide as the channels of a short convolution: three parts of its projection, gated, joined to the inputs
-/// before, padded, convolved in 32 bits and in the model's type, gated again. MLX adds a copy for each position it sees.
-const CONV_STATES: u64 = 10;
 /// Positions of a delta net that are computed together, each scored against all.
 pub const DELTA_CHUNK: u64 = 64;
 /// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
@@ -180,10 +177,8 @@ impl Description {
                     let wide = value_heads * (key.max(value) + DELTA_CHUNK) * 4 / value_bytes.max(1);
                     [value_heads, wide, key_heads * key]
                 }
-                Mixer::ShortConv(conv) => {
-                    let states = CONV_STATES + u64::from(conv.kernel);
-                    [0, (u64::from(conv.channels) * states).div_ceil(QUERY_STATES), 0]
-                }
+                // As many states as of queries: three projected, gated, joined to the inputs before, convolved, gated.
+                Mixer::ShortConv(conv) => [0, u64::from(conv.channels), 0],
             };
             widths.heads = widths.heads.max(heads);
             widths.queries = widths.queries.max(queries);
