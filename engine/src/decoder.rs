@@ -25,6 +25,7 @@ use crate::{
         norm::RmsNorm,
         packed_batch::PackedBatch,
         rope::{Rope, RopeError},
+        short_conv::ShortConv,
         tensor_parallel::TpGroup,
     },
     weights::{Weights, WeightsError},
@@ -87,6 +88,7 @@ enum MixerLayer {
     Attention(Attention),
     Latent(LatentAttention),
     DeltaNet(DeltaNet),
+    ShortConv(ShortConv),
 }
 
 #[derive(Debug)]
@@ -124,7 +126,8 @@ impl Decoder {
             layers.push(DecoderLayer::load(weights, index, layer, &mut ropes)?);
         }
         let head = if part.head {
-            let norm = RmsNorm::load(weights, "model.norm", description.norm_epsilon)?;
+            let name = format!("model.{}", description.norm);
+            let norm = RmsNorm::load(weights, &name, description.norm_epsilon)?;
             let projection = if tied { None } else { Some(Linear::load(weights, "lm_head")?) };
             let Description { logit_divisor: divisor, logit_cap: cap, .. } = *description;
             Some(Head { norm, projection, divisor, cap })
@@ -201,6 +204,7 @@ impl DecoderLayer {
                 MixerLayer::Latent(LatentAttention::load(weights, &mixer_path, latent, rope)?)
             }
             Mixer::DeltaNet(delta) => MixerLayer::DeltaNet(DeltaNet::load(weights, &mixer_path, delta)?),
+            Mixer::ShortConv(conv) => MixerLayer::ShortConv(ShortConv::load(weights, &mixer_path, conv)?),
         };
         let mlp_path = layer.mlp.path(&path);
         let mlp = match &layer.mlp {
@@ -245,6 +249,7 @@ impl DecoderLayer {
             MixerLayer::Attention(attention) => attention.forward(&read, batch, index, stage)?,
             MixerLayer::Latent(latent) => latent.forward(&read, batch, index, stage)?,
             MixerLayer::DeltaNet(delta) => delta.forward(&read, batch, index, stage)?,
+            MixerLayer::ShortConv(conv) => conv.forward(&read, batch, index, stage)?,
         };
         let x = self.add(x, &normed(&mixed, norms.after_mixer.as_ref())?)?;
         let read = normed(&x, norms.before_mlp.as_ref())?;

@@ -3,6 +3,7 @@
 
 pub mod activation;
 pub mod attention;
+mod causal_conv;
 pub mod delta_net;
 mod delta_rule;
 pub mod embedding;
@@ -16,6 +17,7 @@ mod query_scale;
 pub mod rope;
 pub mod router;
 mod sdpa;
+pub mod short_conv;
 pub mod tensor_parallel;
 
 use mlx_rs::{Device, DeviceType, error::Exception};

@@ -60,6 +60,11 @@ fn kinds() -> Vec<Value> {
             json!({"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
                    "linear_value_head_dim": 16, "full_attention_interval": 2}),
         ),
+        of(
+            "lfm2_moe",
+            json!({"conv_L_cache": 3, "full_attn_idxs": [1, 3], "num_dense_layers": 1, "num_experts": 8,
+                   "num_experts_per_tok": 3, "moe_intermediate_size": 48}),
+        ),
     ]
 }
 

@@ -120,7 +120,8 @@ def as_original(folder, config):
     mx.eval(list(weights.values()))
     text = config.get("text_config", config)
     kind = text["model_type"]
-    experts = {"minimax_m2": ("w1", "w3", "w2")}.get(kind, ("gate_proj", "up_proj", "down_proj"))
+    named = {"minimax_m2": ("w1", "w3", "w2"), "lfm2_moe": ("w1", "w3", "w2")}
+    experts = named.get(kind, ("gate_proj", "up_proj", "down_proj"))
     each = dict(zip(("gate_proj", "up_proj", "down_proj"), experts))
     for name, value in weights.items():
         parts = name.split(".")
@@ -143,8 +144,10 @@ def as_original(folder, config):
             pass
         elif ".mlp.experts." in name:
             gpt_oss_experts(name, value, weights, made)
-        elif "conv1d" in name:
+        elif name.endswith(("conv1d.weight", "conv.conv.weight")):
             made[name] = value.moveaxis(2, 1)
+        elif ".feed_forward." in name and parts[-2] in each:
+            made[name.replace(parts[-2], each[parts[-2]])] = value
         elif "linear_num_key_heads" in text and value.ndim == 1 and parts[-2].endswith("norm") and parts[-3] != "linear_attn":
             made[name] = value - 1.0
         else:

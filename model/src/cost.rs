@@ -179,6 +179,8 @@ impl Description {
                     let wide = value_heads * (key.max(value) + DELTA_CHUNK) * 4 / value_bytes.max(1);
                     [value_heads, wide, key_heads * key]
                 }
+                // As many states as of queries: three projected, gated, joined to the inputs before, convolved, gated.
+                Mixer::ShortConv(conv) => [0, u64::from(conv.channels), 0],
             };
             widths.heads = widths.heads.max(heads);
             widths.queries = widths.queries.max(queries);

@@ -5,12 +5,14 @@ mod attention;
 mod delta_net;
 mod mlp;
 mod rope;
+mod short_conv;
 
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
 pub use mlp::{Activation, Dense, ExpertNorms, Experts, Mlp, Router, RouterNorm, Scoring, SharedExpert};
 pub(crate) use rope::yarn_scale;
 pub use rope::{Rope, RopeScaling, Yarn};
+pub use short_conv::ShortConv;
 
 /// A model that the engine can run.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +27,9 @@ pub struct Description {
     pub context_length: u32,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// Epsilon of the norm before the head.
+    /// The norm before the head, by the name of its weight.
+    pub norm: &'static str,
+    /// Its epsilon.
     pub norm_epsilon: f32,
     /// How the weights of norms are stored.
     pub norm_offset: NormOffset,
@@ -95,6 +99,8 @@ pub enum Mixer {
     Latent(Latent),
     /// A gated delta net: a state of fixed size instead of a cache.
     DeltaNet(DeltaNet),
+    /// A short convolution: what it keeps is its last inputs.
+    ShortConv(ShortConv),
 }
 
 impl Norms {
@@ -148,6 +154,7 @@ impl Mixer {
         match self {
             Self::Attention(_) | Self::Latent(_) => "self_attn",
             Self::DeltaNet(_) => "linear_attn",
+            Self::ShortConv(_) => "conv",
         }
     }
 }
@@ -157,7 +164,7 @@ impl Description {
     pub fn attention(&self) -> Option<&Attention> {
         self.layers.iter().find_map(|layer| match &layer.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::DeltaNet(_) => None,
+            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
         })
     }
 
@@ -165,7 +172,7 @@ impl Description {
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut Attention> {
         self.layers.iter_mut().filter_map(|layer| match &mut layer.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::DeltaNet(_) => None,
+            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
         })
     }
 }

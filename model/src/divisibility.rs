@@ -118,6 +118,9 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
                 add(ShardUnit::new(delta.key_heads, "key heads of the delta net"));
                 add(ShardUnit::new(delta.value_heads, "value heads of the delta net"));
             }
+            Mixer::ShortConv(conv) => {
+                add(ShardUnit::new(conv.channels, "channels of the short convolution"));
+            }
         }
     }
     for (tensor, _) in tensors {

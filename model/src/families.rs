@@ -8,6 +8,7 @@ mod gemma4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod lfm2;
 mod llama;
 mod minimax;
 mod ministral3;
@@ -37,6 +38,7 @@ pub const FAMILIES: &[Family] = &[
     glm4_moe::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
+    lfm2::FAMILY,
     llama::FAMILY,
     minimax::FAMILY,
     ministral3::FAMILY,

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 4;
+pub const READER: u32 = 5;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -206,8 +206,9 @@ impl ModelShape {
                     if let Some(packing) = stored.packing.filter(|_| shared) {
                         shape.quantization_group_size = shape.quantization_group_size.max(packing.group_size);
                     }
-                    // Weights of experts are the tensors of three dimensions that are no mixer's.
-                    let is_expert = tensor.shape.len() == 3 && !tensor.name.contains("_attn.");
+                    // Weights of experts are the matrices of three dimensions that are no mixer's.
+                    let is_expert =
+                        tensor.shape.len() == 3 && tensor.is_matrix && !tensor.name.contains("_attn.");
                     if let Some(experts) = group.experts.as_mut().filter(|_| is_expert) {
                         experts.weight_bytes = experts.weight_bytes.saturating_add(stored.bytes);
                     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::{CACHE_STEP, PREFILL_TOKENS},
-    description::{Attention, DeltaNet, Description, Latent, Layer, Mixer},
+    description::{Attention, DeltaNet, Description, Latent, Layer, Mixer, ShortConv},
 };
 
 /// What one layer keeps, in bytes on all ranks of a tensor group together.
@@ -68,7 +68,7 @@ impl StateKind {
             Mixer::Attention(Attention { window: Some(window), .. }) => Self::Rotating { window: *window },
             Mixer::Attention(Attention { window: None, .. }) => Self::KeyValue,
             Mixer::Latent(_) => Self::Latent,
-            Mixer::DeltaNet(_) => Self::Recurrent,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => Self::Recurrent,
         }
     }
 
@@ -110,6 +110,9 @@ impl Description {
             Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => {
                 (StateKind::Recurrent, [*key_heads, *value_heads, *key_dim, *value_dim])
             }
+            Mixer::ShortConv(ShortConv { channels, kernel, .. }) => {
+                (StateKind::Recurrent, [*channels, *kernel, 0, 0])
+            }
         };
         let mut shapes = self.layers.iter().map(shape);
         shapes.next().is_none_or(|first| shapes.all(|other| other == first))
@@ -142,6 +145,9 @@ impl LayerState {
                 let channels = keys.saturating_add(value_heads.saturating_mul(*value_dim));
                 let convolution = product(&[channels, conv_kernel.saturating_sub(1)]);
                 Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
+            }
+            Mixer::ShortConv(ShortConv { channels, kernel, .. }) => {
+                Self { fixed_bytes: product(&[*channels, kernel.saturating_sub(1)]), ..Self::default() }
             }
         }
     }
@@ -190,10 +196,15 @@ mod tests {
         }
     }
 
+    fn short_conv(kernel: u32) -> Mixer {
+        Mixer::ShortConv(ShortConv { channels: 2048, kernel, bias: true })
+    }
+
     #[test]
     fn state_takes_bytes_by_token_window_or_sequence() {
         let latent = Mixer::Latent(latent(128, 512, 64, 128));
         let delta = Mixer::DeltaNet(delta_net(16, 32, 128));
+        let conv = short_conv(3);
         let delta_bytes = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2;
         for (mixer, tokens, sequences, size, bytes) in [
             (attention(None), 1000, 4, 1, 1000 * 2 * (64 + 32) * 2),
@@ -206,6 +217,8 @@ mod tests {
             (latent, 1000, 4, 8, 1000 * 576 * 2),
             (delta.clone(), 1000, 4, 1, 2 * 4 * delta_bytes),
             (delta, 1_000_000, 4, 2, 2 * 2 * delta_bytes),
+            (conv.clone(), 1_000_000, 4, 1, 2 * 4 * 2048 * 2 * 2),
+            (conv, 1000, 4, 4, 2 * 2048 * 2 * 2),
         ] {
             let state = LayerState::of(&mixer, 2);
             assert_eq!(
@@ -228,6 +241,7 @@ mod tests {
             (Mixer::Latent(latent), 1000, 1, true),
             (Mixer::DeltaNet(delta.clone()), 10, 9, false),
             (Mixer::DeltaNet(delta), 10, 10, true),
+            (short_conv(3), 10, 9, false),
         ] {
             assert_eq!(StateKind::of(&mixer).can_rewind(length, to), possible, "{mixer:?}: {length} to {to}");
         }
@@ -236,6 +250,7 @@ mod tests {
     #[test]
     fn a_model_goes_back_as_far_as_its_least_layer() {
         let delta = Mixer::DeltaNet(delta_net(1, 1, 1));
+        let (short, longer) = (short_conv(3), short_conv(4));
         let recent = Rewind::Recent { tokens: ROTATING_SLACK };
         for (mixers, rewind, uniform) in [
             (vec![], Rewind::Anywhere, true),
@@ -244,7 +259,10 @@ mod tests {
             (vec![attention(Some(128)), attention(Some(64))], recent, true),
             (vec![delta.clone(), attention(Some(64))], Rewind::ToSnapshots, false),
             (vec![attention(None), delta.clone()], Rewind::ToSnapshots, false),
-            (vec![delta.clone(), delta], Rewind::ToSnapshots, true),
+            (vec![delta.clone(), delta.clone()], Rewind::ToSnapshots, true),
+            (vec![short.clone(), short.clone()], Rewind::ToSnapshots, true),
+            (vec![short.clone(), longer], Rewind::ToSnapshots, false),
+            (vec![delta, short], Rewind::ToSnapshots, false),
         ] {
             let layer = |mixer: &Mixer| Layer::new(mixer.clone(), Mlp::Dense(Dense::new(1)), 1e-5);
             let description = description(mixers.iter().map(layer).collect());
@@ -259,5 +277,7 @@ mod tests {
         assert_eq!(state.bytes(u64::MAX, u64::MAX, 0), u64::MAX);
         let delta = DeltaNet { conv_kernel: u32::MAX, ..delta_net(u32::MAX, u32::MAX, u32::MAX) };
         assert!(LayerState::of(&Mixer::DeltaNet(delta), 4).fixed_bytes > 1 << 60);
+        let conv = ShortConv { channels: u32::MAX, kernel: u32::MAX, bias: false };
+        assert!(LayerState::of(&Mixer::ShortConv(conv), 4).fixed_bytes > 1 << 60);
     }
 }

@@ -345,7 +345,7 @@ pub fn tensor_role(name: &str) -> Option<Role> {
     if name.starts_with("embed_tokens.") {
         return Some(Role::Embedding);
     }
-    if name.starts_with("norm.") || name.starts_with("lm_head.") {
+    if ["norm.", "embedding_norm.", "lm_head."].iter().any(|head| name.starts_with(head)) {
         return Some(Role::Head);
     }
     None

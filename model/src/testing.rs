@@ -33,6 +33,7 @@ pub fn description(layers: Vec<Layer>) -> Description {
         vocab_size: 100,
         context_length: 128,
         tied: true,
+        norm: "norm",
         norm_epsilon: 1e-5,
         norm_offset: NormOffset::None,
         embedding_scale: None,

@@ -4,7 +4,7 @@
 use mlx_rs::{Dtype, ops::indexing::TryIndexOp as _};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use russet_model::{
-    description::{Attention, DeltaNet, Latent, Mixer, Rope, RopeScaling},
+    description::{Attention, DeltaNet, Latent, Mixer, Rope, RopeScaling, ShortConv},
     state::LayerState,
 };
 
@@ -224,20 +224,24 @@ fn caches_take_the_bytes_that_are_planned() {
         epsilon: 1e-6,
         merged_projections: false,
     };
+    let conv = ShortConv { channels: 16, kernel: 4, bias: false };
+    let state = |shape: &[i32]| Array::zeros::<f32>(shape).unwrap();
     for (mixer, length) in [
         (attention(None), 300),
         (attention(Some(WINDOW as u32)), 300),
         (attention(Some(WINDOW as u32)), 3000),
         (Mixer::Latent(latent), 300),
         (Mixer::DeltaNet(delta.clone()), 300),
+        (Mixer::ShortConv(conv), 300),
     ] {
         let kind = StateKind::of(&mixer);
         let mut cache = LayerCache::new(kind, KvFormat::AsComputed);
-        match &mut cache {
-            LayerCache::Recurrent(cache) => {
-                let state = Array::zeros::<f32>(&[1, 4, 8, 8]).unwrap();
-                let convolution = Array::zeros::<f32>(&[1, 3, 2 * 2 * 8 + 4 * 8]).unwrap();
-                cache.advance(vec![state, convolution], length);
+        match (&mut cache, &mixer) {
+            (LayerCache::Recurrent(cache), Mixer::ShortConv(_)) => {
+                cache.advance(vec![state(&[1, 3, 16])], length);
+            }
+            (LayerCache::Recurrent(cache), _) => {
+                cache.advance(vec![state(&[1, 4, 8, 8]), state(&[1, 3, 2 * 2 * 8 + 4 * 8])], length);
             }
             _ => (0..length).for_each(|number| drop(append(&mut cache, &[number]))),
         }

@@ -62,7 +62,7 @@ struct Norms {
 }
 
 impl Attention {
-    /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `path`, and what else the description has.
+    /// Loads `q_proj`, `k_proj`, `v_proj` and the output under `path`, and what else the description has.
     pub fn load(
         weights: &mut Weights<'_>,
         path: &str,
@@ -72,13 +72,14 @@ impl Attention {
         let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
         let [query, key] = [linear("q_proj")?, linear("k_proj")?];
         let value = if description.values_are_keys { None } else { Some(linear("v_proj")?) };
-        let output = linear("o_proj")?;
+        let output = linear(description.output)?;
         let norms = match description.qk_norm {
             None => None,
             Some(QkNorm::Head { epsilon } | QkNorm::Full { epsilon }) => {
                 let mut norm = |name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon);
                 let full = matches!(description.qk_norm, Some(QkNorm::Full { .. }));
-                Some(Norms { query: norm("q_norm")?, key: norm("k_norm")?, full })
+                let [query, key] = description.qk_norm_names;
+                Some(Norms { query: norm(query)?, key: norm(key)?, full })
             }
         };
         let sinks = description.sinks.then(|| weights.tensor(&format!("{path}.sinks"))).transpose()?;

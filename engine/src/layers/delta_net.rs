@@ -5,12 +5,13 @@ use mlx_rs::{
     Array, Dtype,
     error::Exception,
     fast,
-    ops::{concatenate, conv1d, indexing::TryIndexOp, logaddexp, sigmoid, zeros_dtype},
+    ops::{concatenate, indexing::TryIndexOp, logaddexp, sigmoid, zeros_dtype},
 };
 use russet_model::description;
 
 use super::{
     activation::scalar,
+    causal_conv::{CausalConv, Convolved},
     delta_rule::{DeltaInput, delta_rule, spread},
     linear::Linear,
     norm::RmsNorm,
@@ -34,10 +35,8 @@ pub struct DeltaNet {
     value_heads: i32,
     key_dim: i32,
     value_dim: i32,
-    kernel: i32,
     projections: Projections,
-    /// `[channels, kernel, 1]`.
-    convolution: Array,
+    convolution: CausalConv,
     /// Logarithm of each head's rate of decay.
     decay: Array,
     step_bias: Array,
@@ -83,17 +82,13 @@ impl DeltaNet {
             },
         };
         let output = linear("out_proj")?;
-        let convolution = weights.tensor(&format!("{path}.conv1d.weight"))?;
-        // The original export has the channel's one input before its kernel.
-        let kernel = description.conv_kernel as i32;
-        let convolution = convolution.reshape(&[-1, kernel, 1])?;
+        let convolution = CausalConv::load(weights, &format!("{path}.conv1d"), description.conv_kernel)?;
         let shard = weights.shard();
         Ok(Self {
             key_heads: shard.heads(description.key_heads),
             value_heads: shard.heads(description.value_heads),
             key_dim: description.key_dim as i32,
             value_dim: description.value_dim as i32,
-            kernel,
             projections,
             convolution,
             decay: weights.tensor(&format!("{path}.A_log"))?,
@@ -168,18 +163,15 @@ impl DeltaNet {
         decay: &Array,
         cache: &mut RecurrentCache,
     ) -> Result<Array, Exception> {
-        let (positions, channels, before) = (qkv.dim(1), qkv.dim(2), self.kernel - 1);
+        let (positions, channels) = (qkv.dim(1), qkv.dim(2));
         let (tail, state) = match cache.state() {
-            [tail, state] => (tail.clone(), state.clone()),
-            _ => (
-                zeros_dtype(&[1, before, channels], qkv.dtype())?,
-                zeros_dtype(&[1, self.value_heads, self.value_dim, self.key_dim], Dtype::Float32)?,
-            ),
+            [tail, state] => (Some(tail), state.clone()),
+            _ => {
+                let shape = [1, self.value_heads, self.value_dim, self.key_dim];
+                (None, zeros_dtype(&shape, Dtype::Float32)?)
+            }
         };
-        let input = concatenate(&[tail, qkv.clone()], 1)?;
-        // A copy: as a view it would hold all of the input.
-        let tail = input.try_index((.., -before.., ..))?.contiguous()?;
-        let mixed = conv1d(&input, &self.convolution, 1, 0, 1, channels)?;
+        let Convolved { output: mixed, tail } = self.convolution.forward(qkv, tail)?;
         let mixed = mixed.multiply(sigmoid(&mixed)?)?;
         let keys = self.key_heads * self.key_dim;
         let heads = |from: i32, to: i32, count: i32, width: i32| {

@@ -103,14 +103,8 @@ impl Router {
             false => self.gate.forward(x)?,
         };
         match self.description.scoring {
-            Scoring::Softmax => {
-                let scores = softmax_axis(logits, -1, true)?;
-                let experts = self.best(&scores)?;
-                let weights = scores.take_along_axis(&experts, -1)?;
-                let weights =
-                    if self.description.renormalise { self.renormalised(&weights)? } else { weights };
-                Ok(Routing { experts, weights })
-            }
+            Scoring::Softmax => self.by_scores(&softmax_axis(logits, -1, true)?),
+            Scoring::NarrowSigmoid => self.by_scores(&sigmoid(logits)?),
             Scoring::SoftmaxOfChosen => {
                 let experts = self.best(&logits)?;
                 let mut weights = softmax_axis(logits.take_along_axis(&experts, -1)?, -1, true)?;
@@ -126,24 +120,22 @@ impl Router {
         }
     }
 
+    /// By scores that weigh as they are, which a correction changes for the choice.
+    fn by_scores(&self, scores: &Array) -> Result<Routing, Exception> {
+        let experts = self.best(&self.corrected(scores)?)?;
+        let weights = self.scaled(scores.take_along_axis(&experts, -1)?)?;
+        Ok(Routing { experts, weights })
+    }
+
     /// By scores in 32 bits, which a correction and groups change for the choice.
     fn by_groups(&self, scores: &Array, dtype: Dtype) -> Result<Routing, Exception> {
-        let mut choosing = match &self.correction {
-            Some(correction) => scores.add(correction)?,
-            None => scores.clone(),
-        };
+        let mut choosing = self.corrected(scores)?;
         if self.description.groups > 1 {
             choosing = self.of_best_groups(&choosing)?;
         }
         let order = argpartition_axis(choosing.negative()?, self.used - 1, -1)?;
         let experts = order.try_index((.., .., ..self.used))?;
-        let mut weights = scores.take_along_axis(&experts, -1)?;
-        if self.description.renormalise {
-            weights = self.renormalised(&weights)?;
-        }
-        if self.description.scale != 1.0 {
-            weights = weights.multiply(scalar(self.description.scale, &weights)?)?;
-        }
+        let weights = self.scaled(scores.take_along_axis(&experts, -1)?)?;
         // Where logits are computed in 32 bits, weights are not.
         let weights = if self.description.wide { weights.as_dtype(dtype)? } else { weights };
         Ok(Routing { experts, weights })
@@ -170,11 +162,27 @@ impl Router {
         Ok(order.index((.., .., -self.used..)))
     }
 
-    fn renormalised(&self, weights: &Array) -> Result<Array, Exception> {
-        let mut sum = weights.sum_axis(-1, true)?;
-        if self.description.epsilon > 0.0 {
-            sum = sum.add(scalar(self.description.epsilon, &sum)?)?;
+    /// The scores that experts are chosen by, in 32 bits where there is a correction.
+    fn corrected(&self, scores: &Array) -> Result<Array, Exception> {
+        match &self.correction {
+            Some(correction) => scores.as_dtype(Dtype::Float32)?.add(correction),
+            None => Ok(scores.clone()),
         }
-        weights.divide(sum)
+    }
+
+    /// The weights of the chosen by their scores.
+    fn scaled(&self, mut weights: Array) -> Result<Array, Exception> {
+        let Description { renormalise, epsilon, scale, .. } = self.description;
+        if renormalise {
+            let mut sum = weights.sum_axis(-1, true)?;
+            if epsilon > 0.0 {
+                sum = sum.add(scalar(epsilon, &sum)?)?;
+            }
+            weights = weights.divide(sum)?;
+        }
+        if scale != 1.0 {
+            weights = weights.multiply(scalar(scale, &weights)?)?;
+        }
+        Ok(weights)
     }
 }

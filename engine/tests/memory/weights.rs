@@ -114,7 +114,7 @@ pub const LARGE: [(&str, Sizes, u32, u32, KvCacheType); 8] = [
 
 const GROUPED_EXPERTS: Sizes = Sizes { model_type: "qwen3_moe", ..GROUPED };
 
-/// Fields of families with experts, latents, windows and delta nets.
+/// Fields of families with experts, latents, windows, delta nets and short convolutions.
 pub const EXPERTS: &str = r#"{"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
     "norm_topk_prob": true}"#;
 /// The same with latent attention.
@@ -128,6 +128,10 @@ pub const WINDOWS: &str =
 /// Gated delta nets.
 pub const DELTA_NETS: &str = r#"{"linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 64,
     "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "full_attention_interval": 2}"#;
+
+/// Short convolutions, wider than all else.
+pub const SHORT_CONVS: &str = r#"{"conv_L_cache": 3, "conv_bias": true, "full_attn_idxs": [1, 3], "block_ff_dim": 96,
+    "block_multiple_of": 32}"#;
 
 impl Sizes {
     /// Bytes of all tensors.

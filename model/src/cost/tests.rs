@@ -1,7 +1,7 @@
 //! Today's numbers of activations and caches, and those of kinds that come.
 
 use super::*;
-use crate::description::{DeltaNet, Dense, Experts, Layer, Router, Scoring, SharedExpert};
+use crate::description::{DeltaNet, Dense, Experts, Layer, Router, Scoring, SharedExpert, ShortConv};
 
 #[test]
 fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
@@ -92,6 +92,13 @@ fn widest_layer_counts_whatever_its_kind() {
         (widths.heads, widths.queries, widths.keys, widths.mlp),
         (32, 32 * (128 + 64) * 2, 2048, 8 * 768 + 512)
     );
+    let conv = Mixer::ShortConv(ShortConv { channels: 2048, kernel: 3, bias: false });
+    let convolved = Description {
+        hidden_size: 2048,
+        ..crate::testing::description(vec![layer(conv, Mlp::Dense(Dense::new(512)))])
+    };
+    let widths = convolved.widths(2);
+    assert_eq!((widths.heads, widths.queries, widths.keys, widths.mlp), (0, 2048, 0, 512));
     assert_eq!(description.experts(0), None);
     assert_eq!(description.experts(1), Some(ExpertCounts { count: 128, used: 8 }));
 }

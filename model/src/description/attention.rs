@@ -23,13 +23,17 @@ pub struct Attention {
     pub rope: Option<Rope>,
     /// Norms that queries and keys pass before they are rotated.
     pub qk_norm: Option<QkNorm>,
+    /// Names of these norms.
+    pub qk_norm_names: [&'static str; 2],
     /// Epsilon of the norm, without weights, that each head's values pass; `None` where there is none.
     pub value_norm: Option<f32>,
     /// Whether values are what keys are before their norm, and have no projection.
     pub values_are_keys: bool,
     /// Whether the projections of queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// Whether the projection of the output has one.
+    /// Name of the projection of the output.
+    pub output: &'static str,
+    /// Whether it has a bias.
     pub output_bias: bool,
     /// Whether the output is multiplied by a gate of the input, which is projected with the queries.
     pub output_gate: bool,
@@ -75,9 +79,11 @@ impl Attention {
             scale: f64::from(head_dim).powf(-0.5) as f32,
             rope,
             qk_norm: None,
+            qk_norm_names: ["q_norm", "k_norm"],
             value_norm: None,
             values_are_keys: false,
             qkv_bias: false,
+            output: "o_proj",
             output_bias: false,
             output_gate: false,
             query_scale: None,

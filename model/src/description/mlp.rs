@@ -18,6 +18,10 @@ pub struct Dense {
     pub bias: bool,
     /// What the gate passes.
     pub activation: Activation,
+    /// The module of a layer that holds it.
+    pub module: &'static str,
+    /// Names of gate, up and down in the original export.
+    pub originals: [&'static str; 3],
 }
 
 /// What a gate passes.
@@ -131,13 +135,18 @@ pub struct Router {
 pub enum Scoring {
     /// A softmax over all experts.
     Softmax,
+    /// A sigmoid of each, in the type of the logits.
+    NarrowSigmoid,
     /// A softmax over the chosen ones, by their logits.
     SoftmaxOfChosen,
-    /// A sigmoid of each.
+    /// A sigmoid of each, in 32 bits.
     Sigmoid,
     /// A softmax over all experts, of which groups are chosen as they are by sigmoids.
     GroupedSoftmax,
 }
+
+/// Names of gate, up and down that most families have.
+const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 impl Router {
     /// A router by this scoring that weighs by scores alone.
@@ -159,7 +168,13 @@ impl Router {
 impl Dense {
     /// A block without biases, gated by SiLU.
     pub fn new(intermediate: u32) -> Self {
-        Self { intermediate, bias: false, activation: Activation::Silu }
+        Self {
+            intermediate,
+            bias: false,
+            activation: Activation::Silu,
+            module: "mlp",
+            originals: PROJECTIONS,
+        }
     }
 }
 
@@ -178,7 +193,7 @@ impl Experts {
             module: "mlp",
             experts: "switch_mlp",
             gate: "gate",
-            originals: ["gate_proj", "up_proj", "down_proj"],
+            originals: PROJECTIONS,
         }
     }
 
@@ -192,7 +207,7 @@ impl Mlp {
     /// The path of its weights, given that of its layer.
     pub fn path(&self, layer: &str) -> String {
         match self {
-            Self::Dense(_) => format!("{layer}.mlp"),
+            Self::Dense(dense) => format!("{layer}.{}", dense.module),
             Self::Experts(experts) if experts.module.is_empty() => layer.to_owned(),
             Self::Experts(experts) => format!("{layer}.{}", experts.module),
         }

@@ -46,6 +46,7 @@ pub(super) fn described(config: &Config, has_head: bool, layers: Vec<Layer>) -> 
         vocab_size: config.vocab_size,
         context_length: config.max_position_embeddings,
         tied: config.tied(has_head),
+        norm: "norm",
         norm_epsilon: config.rms_norm_eps,
         norm_offset: NormOffset::None,
         embedding_scale: None,

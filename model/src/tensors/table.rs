@@ -4,7 +4,7 @@ use super::{Layout, Recipe, Role, Rows, ShardAxis, Tensor};
 use crate::{
     description::{
         Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mixer, Mlp, NormOffset,
-        QkNorm,
+        QkNorm, ShortConv,
     },
     safetensors::Headers,
 };
@@ -33,7 +33,7 @@ pub fn table(description: &Description, headers: &Headers) -> Vec<Tensor> {
         module.layer(layer, hidden);
     }
     (module.path, module.role) = ("model".to_owned(), Role::Head);
-    module.norm("norm", hidden);
+    module.norm(description.norm, hidden);
     if !description.tied {
         module.path = "lm_head".to_owned();
         module.push("weight", &[vocabulary, hidden], None, true);
@@ -137,6 +137,7 @@ impl Module<'_> {
             Mixer::Attention(attention) => self.attention(attention, hidden),
             Mixer::Latent(latent) => self.latent(latent, hidden),
             Mixer::DeltaNet(delta) => self.delta_net(delta, hidden),
+            Mixer::ShortConv(conv) => self.short_conv(conv, hidden),
         }
         self.path.clone_from(&path);
         for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
@@ -175,17 +176,18 @@ impl Module<'_> {
                 self.take_rows("qkv_proj", 1 + usize::from(bias), Rows { dim: 0, of, from, step: 1 });
             }
         }
-        self.row_parallel("o_proj", hidden, heads * value_dim, attention.output_bias);
-        match attention.qk_norm {
-            None => {}
-            Some(QkNorm::Head { .. }) => {
-                self.norm("q_norm", key_dim);
-                self.norm("k_norm", key_dim);
-            }
-            Some(QkNorm::Full { .. }) => {
-                self.push("q_norm.weight", &[heads * key_dim], Some(0), false);
-                self.push("k_norm.weight", &[keys], Some(0), false);
-                self.share_by_heads(1, attention.kv_heads);
+        self.row_parallel(attention.output, hidden, heads * value_dim, attention.output_bias);
+        let [query_norm, key_norm] = attention.qk_norm_names;
+        for (name, width, shared) in
+            [(query_norm, heads * key_dim, attention.heads), (key_norm, keys, attention.kv_heads)]
+        {
+            match attention.qk_norm {
+                None => {}
+                Some(QkNorm::Head { .. }) => self.norm(name, key_dim),
+                Some(QkNorm::Full { .. }) => {
+                    self.push(&format!("{name}.weight"), &[width], Some(0), false);
+                    self.share_by_heads(1, shared);
+                }
             }
         }
         if attention.sinks {
@@ -203,6 +205,18 @@ impl Module<'_> {
 
     /// The last tensors are some rows of another projection's weight and bias.
     fn take_rows(&mut self, field: &str, count: usize, rows: Rows) {
+        self.take(field, count, &Recipe::Rows(rows));
+    }
+
+    /// The last tensors are those of this projection, where the files have it.
+    fn take_original(&mut self, field: &str, count: usize) {
+        if self.has(&format!("{field}.weight")) {
+            self.take(field, count, &Recipe::AsIs);
+        }
+    }
+
+    /// The last tensors are made of another projection's weight and bias.
+    fn take(&mut self, field: &str, count: usize, recipe: &Recipe) {
         let stored: Vec<String> = ["weight", "bias"]
             .iter()
             .take(count)
@@ -211,7 +225,7 @@ impl Module<'_> {
         let from = self.tensors.len() - count;
         for (tensor, source) in self.tensors[from..].iter_mut().zip(stored) {
             tensor.sources = vec![source];
-            tensor.recipe = Recipe::Rows(rows);
+            tensor.recipe = recipe.clone();
         }
     }
 
@@ -265,19 +279,36 @@ impl Module<'_> {
         self.row_parallel("out_proj", hidden, values, false);
     }
 
+    fn short_conv(&mut self, conv: &ShortConv, hidden: u64) {
+        let (channels, kernel) = (u64::from(conv.channels), u64::from(conv.kernel));
+        // Gate before, gate after, and what is convolved: a rank has the same channels of each.
+        let segments = || Some((0, vec![channels; 3]));
+        self.push_segments("in_proj.weight", &[3 * channels, hidden], segments(), true);
+        self.push("conv.weight", &[channels, kernel, 1], Some(0), false);
+        if conv.bias {
+            self.push_segments("in_proj.bias", &[3 * channels], segments(), false);
+            self.push("conv.bias", &[channels], Some(0), false);
+        }
+        self.row_parallel("out_proj", hidden, channels, conv.bias);
+    }
+
     fn gated(&mut self, within: &str, hidden: u64, dense: &Dense) {
         let (first, width, bias) = (self.tensors.len(), u64::from(dense.intermediate), dense.bias);
         let field = |name: &str| format!("{within}{name}");
         // Where they are stored together, the gate comes first.
         let merged = self.has(&field("gate_up_proj.weight"));
-        for (name, from) in [("gate_proj", 0), ("up_proj", width)] {
+        let ([gate, up, down], count) = (dense.originals, 1 + usize::from(bias));
+        for (name, original, from) in [("gate_proj", gate, 0), ("up_proj", up, width)] {
             self.column_parallel(&field(name), width, hidden, bias);
             if merged {
                 let rows = Rows { dim: 0, of: 2 * width, from, step: 1 };
-                self.take_rows(&field("gate_up_proj"), 1 + usize::from(bias), rows);
+                self.take_rows(&field("gate_up_proj"), count, rows);
+            } else {
+                self.take_original(&field(original), count);
             }
         }
         self.row_parallel(&field("down_proj"), hidden, width, bias);
+        self.take_original(&field(down), count);
         self.share_in_parts(first, width);
     }
 
