@@ -144,9 +144,8 @@ pub struct ExpertCounts {
 impl Description {
     /// What a layer keeps of a sequence, where values take `value_bytes`.
     pub fn state(&self, layer: usize, value_bytes: u64) -> LayerState {
-        self.layers
-            .get(layer)
-            .map_or_else(LayerState::default, |layer| LayerState::of(&layer.mixer, value_bytes))
+        let mixer = self.layers.get(layer).and_then(|layer| layer.mixer.as_ref());
+        mixer.map_or_else(LayerState::default, |mixer| LayerState::of(mixer, value_bytes))
     }
 
     /// The widest of everything any layer computes.
@@ -157,8 +156,8 @@ impl Description {
             value_bytes,
             ..Widths::default()
         };
-        for layer in &self.layers {
-            let [heads, queries, keys] = match &layer.mixer {
+        for mixer in self.mixers() {
+            let [heads, queries, keys] = match mixer {
                 Mixer::Attention(attention) => {
                     let [heads, kv_heads, key, value] =
                         [attention.heads, attention.kv_heads, attention.key_dim, attention.value_dim]
@@ -181,12 +180,14 @@ impl Description {
             widths.heads = widths.heads.max(heads);
             widths.queries = widths.queries.max(queries);
             widths.keys = widths.keys.max(keys);
-            widths.mlp = widths.mlp.max(u64::from(layer.mlp.width()));
-            if let Mixer::Latent(latent) = &layer.mixer {
+            if let Mixer::Latent(latent) = mixer {
                 let each = u64::from(latent.nope_dim) + u64::from(latent.value_dim);
                 widths.expanded = widths.expanded.max(u64::from(latent.heads) * each);
             }
-            if let Mlp::Experts(experts) = &layer.mlp {
+        }
+        for mlp in self.mlps() {
+            widths.mlp = widths.mlp.max(u64::from(mlp.width()));
+            if let Mlp::Experts(experts) = mlp {
                 widths.routed = widths.routed.max(u64::from(experts.used) * widths.hidden);
             }
         }
@@ -195,7 +196,7 @@ impl Description {
 
     /// The experts of a layer, where it has some.
     pub fn experts(&self, layer: usize) -> Option<ExpertCounts> {
-        match &self.layers.get(layer)?.mlp {
+        match self.layers.get(layer)?.mlp.as_ref()? {
             Mlp::Dense(_) => None,
             Mlp::Experts(experts) => Some(ExpertCounts { count: experts.count, used: experts.used }),
         }

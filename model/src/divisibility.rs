@@ -55,8 +55,8 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
             units.push(ShardUnit::new(count, unit));
         }
     };
-    for layer in &description.layers {
-        match &layer.mixer {
+    for mixer in description.mixers() {
+        match mixer {
             Mixer::Attention(attention) => {
                 add(attention.kv_heads, "KV heads");
                 add(attention.heads, "attention heads");
@@ -68,8 +68,8 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
             }
         }
     }
-    for layer in &description.layers {
-        match &layer.mlp {
+    for mlp in description.mlps() {
+        match mlp {
             Mlp::Dense(dense) => add(dense.intermediate, "columns of the MLP"),
             Mlp::Experts(experts) => {
                 add(experts.intermediate, "columns of each expert");

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::{CACHE_STEP, PREFILL_TOKENS},
-    description::{Attention, DeltaNet, Description, Latent, Layer, Mixer},
+    description::{Attention, DeltaNet, Description, Latent, Mixer},
 };
 
 /// What one layer keeps, in bytes on all ranks of a tensor group together.
@@ -95,14 +95,13 @@ impl StateKind {
 impl Description {
     /// How a sequence of this model can go back: as the least of its layers can.
     pub fn rewind(&self) -> Rewind {
-        let layers = self.layers.iter().map(|layer| StateKind::of(&layer.mixer).rewind());
-        layers.min().unwrap_or(Rewind::Anywhere)
+        self.mixers().map(|mixer| StateKind::of(mixer).rewind()).min().unwrap_or(Rewind::Anywhere)
     }
 
-    /// Whether every layer keeps arrays of the same shape of a position.
+    /// Whether every layer that keeps any keeps arrays of the same shape of a position.
     pub fn has_uniform_state(&self) -> bool {
         // With a window or without, a position's arrays have one shape.
-        let shape = |layer: &Layer| match &layer.mixer {
+        let shape = |mixer: &Mixer| match mixer {
             Mixer::Attention(Attention { kv_heads, key_dim, value_dim, .. }) => {
                 (StateKind::KeyValue, [*kv_heads, *key_dim, *value_dim, 0])
             }
@@ -111,7 +110,7 @@ impl Description {
                 (StateKind::Recurrent, [*key_heads, *value_heads, *key_dim, *value_dim])
             }
         };
-        let mut shapes = self.layers.iter().map(shape);
+        let mut shapes = self.mixers().map(shape);
         shapes.next().is_none_or(|first| shapes.all(|other| other == first))
     }
 }

@@ -126,9 +126,8 @@ fn windows_are_of_the_layers_that_have_them() {
     ] {
         let description = read(&config).unwrap().description;
         let found: Vec<_> = description
-            .layers
-            .iter()
-            .map(|layer| match &layer.mixer {
+            .mixers()
+            .map(|mixer| match mixer {
                 Mixer::Attention(attention) => attention.window,
                 other => panic!("{other:?}"),
             })
@@ -307,7 +306,7 @@ fn published_fields_of_families_are_read_or_refused() {
     }
     // The first Gemmas say nothing of their activation, and mean this one.
     let model = describe(&of("gemma3_text", json!({}))).unwrap();
-    let Mlp::Dense(dense) = &model.description.layers[0].mlp else { panic!("{model:?}") };
+    let Some(Mlp::Dense(dense)) = model.description.mlps().next() else { panic!("{model:?}") };
     assert_eq!(dense.activation, Activation::GeluTanh);
 }
 
@@ -322,9 +321,8 @@ fn a_gemma_4_has_heads_of_two_widths_and_a_state_for_each() {
     let model = describe(&config).unwrap();
     let attention: Vec<_> = model
         .description
-        .layers
-        .iter()
-        .map(|layer| match &layer.mixer {
+        .mixers()
+        .map(|mixer| match mixer {
             Mixer::Attention(attention) => attention,
             other => panic!("{other:?}"),
         })

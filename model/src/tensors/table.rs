@@ -132,22 +132,26 @@ impl Module<'_> {
             self.norm(name, hidden);
         }
         let path = self.path.clone();
-        self.path = format!("{path}.{}", layer.mixer.module());
-        match &layer.mixer {
-            Mixer::Attention(attention) => self.attention(attention, hidden),
-            Mixer::Latent(latent) => self.latent(latent, hidden),
-            Mixer::DeltaNet(delta) => self.delta_net(delta, hidden),
+        if let Some(mixer) = &layer.mixer {
+            self.path = format!("{path}.{}", mixer.module());
+            match mixer {
+                Mixer::Attention(attention) => self.attention(attention, hidden),
+                Mixer::Latent(latent) => self.latent(latent, hidden),
+                Mixer::DeltaNet(delta) => self.delta_net(delta, hidden),
+            }
+            self.path.clone_from(&path);
         }
-        self.path.clone_from(&path);
         for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
             self.norm(name, hidden);
         }
-        self.path = layer.mlp.path(&path);
-        match &layer.mlp {
-            Mlp::Dense(dense) => self.gated("", hidden, dense),
-            Mlp::Experts(experts) => self.experts(experts, hidden),
+        if let Some(mlp) = &layer.mlp {
+            self.path = mlp.path(&path);
+            match mlp {
+                Mlp::Dense(dense) => self.gated("", hidden, dense),
+                Mlp::Experts(experts) => self.experts(experts, hidden),
+            }
+            self.path = path;
         }
-        self.path = path;
         if let Some(field) = layer.output_scale {
             self.vector(field, 1);
         }
