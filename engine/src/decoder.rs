@@ -21,7 +21,8 @@ use crate::{
         experts::MixtureOfExperts,
         latent::LatentAttention,
         linear::Linear,
-        mlp::GatedMlp,
+        mamba2::Mamba2,
+        mlp::FeedForward,
         norm::RmsNorm,
         packed_batch::PackedBatch,
         rope::{Rope, RopeError},
@@ -87,11 +88,12 @@ enum MixerLayer {
     Attention(Attention),
     Latent(LatentAttention),
     DeltaNet(DeltaNet),
+    Mamba2(Mamba2),
 }
 
 #[derive(Debug)]
 enum MlpLayer {
-    Dense(Box<GatedMlp>),
+    Dense(Box<FeedForward>),
     Experts(Box<MixtureOfExperts>),
 }
 
@@ -232,6 +234,7 @@ impl DecoderLayer {
                 MixerLayer::Attention(attention) => attention.forward(&read, batch, cache, stage)?,
                 MixerLayer::Latent(latent) => latent.forward(&read, batch, cache, stage)?,
                 MixerLayer::DeltaNet(delta) => delta.forward(&read, batch, cache, stage)?,
+                MixerLayer::Mamba2(mamba) => mamba.forward(&read, batch, cache, stage)?,
             };
             x = self.add(&x, &normed(&mixed, norms.after_mixer.as_ref())?)?;
         }
@@ -276,6 +279,7 @@ impl MixerLayer {
                 Self::Latent(LatentAttention::load(weights, &path, latent, rope)?)
             }
             Mixer::DeltaNet(delta) => Self::DeltaNet(DeltaNet::load(weights, &path, delta)?),
+            Mixer::Mamba2(mamba) => Self::Mamba2(Mamba2::load(weights, &path, mamba)?),
         })
     }
 }
@@ -284,7 +288,7 @@ impl MlpLayer {
     fn load(weights: &mut Weights<'_>, layer: &str, mlp: &Mlp) -> Result<Self, DecoderError> {
         let path = mlp.path(layer);
         Ok(match mlp {
-            Mlp::Dense(dense) => Self::Dense(Box::new(GatedMlp::load(weights, &path, dense.activation)?)),
+            Mlp::Dense(dense) => Self::Dense(Box::new(FeedForward::load(weights, &path, dense.activation)?)),
             Mlp::Experts(experts) => {
                 Self::Experts(Box::new(MixtureOfExperts::load(weights, &path, experts)?))
             }

@@ -3,12 +3,14 @@
 
 pub mod activation;
 pub mod attention;
+mod causal_conv;
 pub mod delta_net;
 mod delta_rule;
 pub mod embedding;
 pub mod experts;
 pub mod latent;
 pub mod linear;
+pub mod mamba2;
 pub mod mlp;
 pub mod norm;
 pub mod packed_batch;
@@ -16,6 +18,7 @@ mod query_scale;
 pub mod rope;
 pub mod router;
 mod sdpa;
+mod ssm;
 pub mod tensor_parallel;
 
 use mlx_rs::{Device, DeviceType, error::Exception};

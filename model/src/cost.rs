@@ -32,8 +32,8 @@ const ROUTED_STATES: u64 = 4;
 const QUERY_STATES: u64 = 7;
 /// Values as wide as all key heads: keys and values, projected and on their way into the cache.
 const KEY_STATES: u64 = 4;
-/// Positions of a delta net that are computed together, each scored against all.
-pub const DELTA_CHUNK: u64 = 64;
+/// Positions of a delta net or a state space that are computed together, each scored against all.
+pub const RECURRENT_CHUNK: u64 = 64;
 /// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
 const GROWING_LAYERS: u64 = 2;
 /// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
@@ -173,8 +173,13 @@ impl Description {
                     let [key_heads, value_heads, key, value] =
                         [delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim].map(u64::from);
                     // In 32 bits whatever the model's type, and beside each the scores of a chunk.
-                    let wide = value_heads * (key.max(value) + DELTA_CHUNK) * 4 / value_bytes.max(1);
+                    let wide = value_heads * (key.max(value) + RECURRENT_CHUNK) * 4 / value_bytes.max(1);
                     [value_heads, wide, key_heads * key]
+                }
+                Mixer::Mamba2(mamba) => {
+                    let [heads, head, state] = [mamba.heads, mamba.head_dim, mamba.state_dim].map(u64::from);
+                    let wide = heads * (head.max(state) + RECURRENT_CHUNK) * 4 / value_bytes.max(1);
+                    [heads, wide, mamba.group_width()]
                 }
             };
             widths.heads = widths.heads.max(heads);
@@ -188,7 +193,8 @@ impl Description {
         for mlp in self.mlps() {
             widths.mlp = widths.mlp.max(u64::from(mlp.width()));
             if let Mlp::Experts(experts) = mlp {
-                widths.routed = widths.routed.max(u64::from(experts.used) * widths.hidden);
+                let each = experts.latent.map_or(widths.hidden, u64::from);
+                widths.routed = widths.routed.max(u64::from(experts.used) * each);
             }
         }
         widths

@@ -3,11 +3,13 @@
 
 mod attention;
 mod delta_net;
+mod mamba2;
 mod mlp;
 mod rope;
 
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
+pub use mamba2::Mamba2;
 pub use mlp::{Activation, Dense, ExpertNorms, Experts, Mlp, Router, RouterNorm, Scoring, SharedExpert};
 pub(crate) use rope::yarn_scale;
 pub use rope::{Rope, RopeScaling, Yarn};
@@ -95,6 +97,8 @@ pub enum Mixer {
     Latent(Latent),
     /// A gated delta net: a state of fixed size instead of a cache.
     DeltaNet(DeltaNet),
+    /// A state space (Mamba-2): a state of fixed size instead of a cache.
+    Mamba2(Mamba2),
 }
 
 impl Norms {
@@ -149,6 +153,7 @@ impl Mixer {
         match self {
             Self::Attention(_) | Self::Latent(_) => "self_attn",
             Self::DeltaNet(_) => "linear_attn",
+            Self::Mamba2(_) => "mamba",
         }
     }
 }
@@ -158,7 +163,7 @@ impl Description {
     pub fn attention(&self) -> Option<&Attention> {
         self.mixers().find_map(|mixer| match mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::DeltaNet(_) => None,
+            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => None,
         })
     }
 
@@ -176,7 +181,7 @@ impl Description {
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut Attention> {
         self.layers.iter_mut().filter_map(|layer| match layer.mixer.as_mut()? {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::DeltaNet(_) => None,
+            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => None,
         })
     }
 }

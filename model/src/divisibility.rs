@@ -66,6 +66,7 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
                 add(delta.key_heads, "key heads of the delta net");
                 add(delta.value_heads, "value heads of the delta net");
             }
+            Mixer::Mamba2(mamba) => add(mamba.groups, "groups of the state space"),
         }
     }
     for mlp in description.mlps() {

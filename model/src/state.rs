@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::{CACHE_STEP, PREFILL_TOKENS},
-    description::{Attention, DeltaNet, Description, Latent, Mixer},
+    description::{Attention, DeltaNet, Description, Latent, Mamba2, Mixer},
 };
 
 /// What one layer keeps, in bytes on all ranks of a tensor group together.
@@ -68,7 +68,7 @@ impl StateKind {
             Mixer::Attention(Attention { window: Some(window), .. }) => Self::Rotating { window: *window },
             Mixer::Attention(Attention { window: None, .. }) => Self::KeyValue,
             Mixer::Latent(_) => Self::Latent,
-            Mixer::DeltaNet(_) => Self::Recurrent,
+            Mixer::DeltaNet(_) | Mixer::Mamba2(_) => Self::Recurrent,
         }
     }
 
@@ -109,6 +109,9 @@ impl Description {
             Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => {
                 (StateKind::Recurrent, [*key_heads, *value_heads, *key_dim, *value_dim])
             }
+            Mixer::Mamba2(Mamba2 { heads, head_dim, groups, state_dim, .. }) => {
+                (StateKind::Recurrent, [*heads, *head_dim, *groups, *state_dim])
+            }
         };
         let mut shapes = self.mixers().map(shape);
         shapes.next().is_none_or(|first| shapes.all(|other| other == first))
@@ -120,6 +123,12 @@ impl LayerState {
     pub fn of(mixer: &Mixer, value_bytes: u64) -> Self {
         let product = |factors: &[u32]| {
             factors.iter().fold(value_bytes, |product, &factor| product.saturating_mul(u64::from(factor)))
+        };
+        let recurrent = |state: &[u32], channels: u32, kernel: u32| {
+            // The state itself is in 32 bits whatever the model's type.
+            let state = product(state) / value_bytes.max(1) * 4;
+            let convolution = product(&[channels, kernel.saturating_sub(1)]);
+            Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
         };
         match mixer {
             Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => Self {
@@ -135,12 +144,15 @@ impl LayerState {
                 replicated: true,
             },
             Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, conv_kernel, .. }) => {
-                // The state itself is in 32 bits whatever the model's type.
-                let state = product(&[*value_heads, *key_dim, *value_dim]) / value_bytes.max(1) * 4;
                 let keys = key_heads.saturating_mul(*key_dim).saturating_mul(2);
                 let channels = keys.saturating_add(value_heads.saturating_mul(*value_dim));
-                let convolution = product(&[channels, conv_kernel.saturating_sub(1)]);
-                Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
+                recurrent(&[*value_heads, *key_dim, *value_dim], channels, *conv_kernel)
+            }
+            Mixer::Mamba2(Mamba2 { heads, head_dim, groups, state_dim, conv_kernel, .. }) => {
+                let channels = heads
+                    .saturating_mul(*head_dim)
+                    .saturating_add(groups.saturating_mul(*state_dim).saturating_mul(2));
+                recurrent(&[*heads, *head_dim, *state_dim], channels, *conv_kernel)
             }
         }
     }
@@ -169,8 +181,8 @@ impl LayerState {
 mod tests {
     use super::*;
     use crate::{
-        description::{Dense, Mlp},
-        testing::{description, latent},
+        description::{Dense, Layer, Mlp},
+        testing::{description, latent, mamba2},
     };
 
     fn attention(window: Option<u32>) -> Mixer {
@@ -194,6 +206,9 @@ mod tests {
         let latent = Mixer::Latent(latent(128, 512, 64, 128));
         let delta = Mixer::DeltaNet(delta_net(16, 32, 128));
         let delta_bytes = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2;
+        // As Nemotron 3 Nano has them.
+        let mamba = Mixer::Mamba2(mamba2(64, 64, 8, 128));
+        let mamba_bytes = 64 * 64 * 128 * 4 + (64 * 64 + 2 * 8 * 128) * 3 * 2;
         for (mixer, tokens, sequences, size, bytes) in [
             (attention(None), 1000, 4, 1, 1000 * 2 * (64 + 32) * 2),
             (attention(None), 1000, 4, 2, 1000 * 2 * (64 + 32)),
@@ -205,6 +220,8 @@ mod tests {
             (latent, 1000, 4, 8, 1000 * 576 * 2),
             (delta.clone(), 1000, 4, 1, 2 * 4 * delta_bytes),
             (delta, 1_000_000, 4, 2, 2 * 2 * delta_bytes),
+            (mamba.clone(), 10, 4, 1, 2 * 4 * mamba_bytes),
+            (mamba, 1_000_000, 4, 8, 4 * mamba_bytes / 4),
         ] {
             let state = LayerState::of(&mixer, 2);
             assert_eq!(
@@ -227,6 +244,7 @@ mod tests {
             (Mixer::Latent(latent), 1000, 1, true),
             (Mixer::DeltaNet(delta.clone()), 10, 9, false),
             (Mixer::DeltaNet(delta), 10, 10, true),
+            (Mixer::Mamba2(mamba2(1, 1, 1, 1)), 10, 9, false),
         ] {
             assert_eq!(StateKind::of(&mixer).can_rewind(length, to), possible, "{mixer:?}: {length} to {to}");
         }
@@ -244,9 +262,12 @@ mod tests {
             (vec![delta.clone(), attention(Some(64))], Rewind::ToSnapshots, false),
             (vec![attention(None), delta.clone()], Rewind::ToSnapshots, false),
             (vec![delta.clone(), delta], Rewind::ToSnapshots, true),
+            (vec![Mixer::Mamba2(mamba2(2, 1, 1, 1)), attention(None)], Rewind::ToSnapshots, false),
         ] {
             let layer = |mixer: &Mixer| Layer::new(mixer.clone(), Mlp::Dense(Dense::new(1)), 1e-5);
-            let description = description(mixers.iter().map(layer).collect());
+            // A layer that is an MLP alone remembers nothing.
+            let alone = Layer { mixer: None, ..layer(&attention(None)) };
+            let description = description(mixers.iter().map(layer).chain([alone]).collect());
             assert_eq!(description.rewind(), rewind, "{mixers:?}");
             assert_eq!(description.has_uniform_state(), uniform, "{mixers:?}");
         }
@@ -258,5 +279,7 @@ mod tests {
         assert_eq!(state.bytes(u64::MAX, u64::MAX, 0), u64::MAX);
         let delta = DeltaNet { conv_kernel: u32::MAX, ..delta_net(u32::MAX, u32::MAX, u32::MAX) };
         assert!(LayerState::of(&Mixer::DeltaNet(delta), 4).fixed_bytes > 1 << 60);
+        let mamba = mamba2(u32::MAX, u32::MAX, u32::MAX, u32::MAX);
+        assert!(LayerState::of(&Mixer::Mamba2(mamba), 4).fixed_bytes > 1 << 60);
     }
 }

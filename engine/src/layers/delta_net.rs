@@ -5,12 +5,13 @@ use mlx_rs::{
     Array, Dtype,
     error::Exception,
     fast,
-    ops::{concatenate, conv1d, indexing::TryIndexOp, logaddexp, sigmoid, zeros_dtype},
+    ops::{concatenate, indexing::TryIndexOp, logaddexp, sigmoid, zeros_dtype},
 };
 use russet_model::description;
 
 use super::{
     activation::scalar,
+    causal_conv::CausalConv,
     delta_rule::{DeltaInput, delta_rule, spread},
     linear::Linear,
     norm::RmsNorm,
@@ -18,9 +19,8 @@ use super::{
     tensor_parallel::TpGroup,
 };
 use crate::{
-    cache::{LayerCache, recurrent::RecurrentCache},
-    decoder::DecoderError,
-    weights::Weights,
+    cache::recurrent::RecurrentCache,
+    weights::{Weights, WeightsError},
 };
 
 /// Added to the sum of squares of a query or key before its root.
@@ -34,10 +34,8 @@ pub struct DeltaNet {
     value_heads: i32,
     key_dim: i32,
     value_dim: i32,
-    kernel: i32,
     projections: Projections,
-    /// `[channels, kernel, 1]`.
-    convolution: Array,
+    convolution: CausalConv,
     /// Logarithm of each head's rate of decay.
     decay: Array,
     step_bias: Array,
@@ -71,7 +69,7 @@ impl DeltaNet {
         weights: &mut Weights<'_>,
         path: &str,
         description: &description::DeltaNet,
-    ) -> Result<Self, DecoderError> {
+    ) -> Result<Self, WeightsError> {
         let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
         let projections = match description.merged_projections {
             true => Projections::Merged { qkvz: linear("in_proj_qkvz")?, ba: linear("in_proj_ba")? },
@@ -83,19 +81,14 @@ impl DeltaNet {
             },
         };
         let output = linear("out_proj")?;
-        let convolution = weights.tensor(&format!("{path}.conv1d.weight"))?;
-        // The original export has the channel's one input before its kernel.
-        let kernel = description.conv_kernel as i32;
-        let convolution = convolution.reshape(&[-1, kernel, 1])?;
         let shard = weights.shard();
         Ok(Self {
             key_heads: shard.heads(description.key_heads),
             value_heads: shard.heads(description.value_heads),
             key_dim: description.key_dim as i32,
             value_dim: description.value_dim as i32,
-            kernel,
             projections,
-            convolution,
+            convolution: CausalConv::load(weights, &format!("{path}.conv1d"), description.conv_kernel)?,
             decay: weights.tensor(&format!("{path}.A_log"))?,
             step_bias: weights.tensor(&format!("{path}.dt_bias"))?,
             norm: RmsNorm::load(weights, &format!("{path}.norm"), description.epsilon)?,
@@ -115,11 +108,8 @@ impl DeltaNet {
         let Projected { qkv, gate, step, decay } = self.project(x)?;
         let mut rows = Vec::new();
         for (positions, SequenceSlice { caches, .. }) in batch.sequences() {
-            let LayerCache::Recurrent(state) = &mut caches[layer] else {
-                return Err(Exception::custom("a delta net was given the cache of another kind of layer"));
-            };
             let own = |all: &Array| all.try_index((.., positions.clone(), ..));
-            rows.push(self.pass(&own(&qkv)?, &own(&step)?, &own(&decay)?, state)?);
+            rows.push(self.pass(&own(&qkv)?, &own(&step)?, &own(&decay)?, caches[layer].recurrent()?)?);
         }
         let passed = concatenate(&rows, 1)?;
         let normed = self.norm.forward(&passed)?.as_dtype(Dtype::Float32)?;
@@ -168,19 +158,12 @@ impl DeltaNet {
         decay: &Array,
         cache: &mut RecurrentCache,
     ) -> Result<Array, Exception> {
-        let (positions, channels, before) = (qkv.dim(1), qkv.dim(2), self.kernel - 1);
-        let (tail, state) = match cache.state() {
-            [tail, state] => (tail.clone(), state.clone()),
-            _ => (
-                zeros_dtype(&[1, before, channels], qkv.dtype())?,
-                zeros_dtype(&[1, self.value_heads, self.value_dim, self.key_dim], Dtype::Float32)?,
-            ),
+        let (positions, channels) = (qkv.dim(1), qkv.dim(2));
+        let (before, state) = match cache.state() {
+            [before, state] => (Some(before), state.clone()),
+            _ => (None, zeros_dtype(&[1, self.value_heads, self.value_dim, self.key_dim], Dtype::Float32)?),
         };
-        let input = concatenate(&[tail, qkv.clone()], 1)?;
-        // A copy: as a view it would hold all of the input.
-        let tail = input.try_index((.., -before.., ..))?.contiguous()?;
-        let mixed = conv1d(&input, &self.convolution, 1, 0, 1, channels)?;
-        let mixed = mixed.multiply(sigmoid(&mixed)?)?;
+        let (mixed, last) = self.convolution.forward(qkv, before)?;
         let keys = self.key_heads * self.key_dim;
         let heads = |from: i32, to: i32, count: i32, width: i32| {
             mixed.try_index((.., .., from..to))?.reshape(&[1, positions, count, width])
@@ -210,7 +193,7 @@ impl DeltaNet {
         };
         let (passed, state) = delta_rule(&projected, state)?;
         let passed = passed.transpose_axes(&[0, 2, 1, 3])?.as_dtype(qkv.dtype())?;
-        cache.advance(vec![tail, state], positions);
+        cache.advance(vec![last, state], positions);
         Ok(passed)
     }
 }
