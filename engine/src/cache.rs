@@ -105,6 +105,16 @@ impl LayerCache {
         }
     }
 
+    /// The state of a layer that keeps one of fixed size.
+    pub fn recurrent(&mut self) -> Result<&mut RecurrentCache, Exception> {
+        match self {
+            Self::Recurrent(cache) => Ok(cache),
+            Self::Kv(_) | Self::Rotating(_) | Self::Latent(_) => {
+                Err(Exception::custom("a recurrent layer was given the cache of another kind of layer"))
+            }
+        }
+    }
+
     /// Goes back to the first `to` positions, if they are all there.
     pub fn rewind(&mut self, to: i32) -> Rewound {
         if to > self.offset() {

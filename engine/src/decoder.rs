@@ -21,7 +21,8 @@ use crate::{
         experts::MixtureOfExperts,
         latent::LatentAttention,
         linear::Linear,
-        mlp::GatedMlp,
+        mamba2::Mamba2,
+        mlp::FeedForward,
         norm::RmsNorm,
         packed_batch::PackedBatch,
         rope::{Rope, RopeError},
@@ -70,17 +71,17 @@ struct Head {
     cap: Option<f32>,
 }
 
-/// A layer: mixer and MLP, each added to the hidden state.
+/// A layer: mixer and MLP, of those it has, each added to the hidden state.
 #[derive(Debug)]
 struct DecoderLayer {
-    mixer: MixerLayer,
-    mlp: MlpLayer,
+    mixer: Option<MixerLayer>,
+    mlp: Option<MlpLayer>,
     norms: Norms,
     residual_scale: Option<f32>,
     /// What the hidden state is multiplied by after it.
     output_scale: Option<Array>,
-    /// What it remembers of a sequence.
-    state: StateKind,
+    /// What its mixer remembers of a sequence.
+    state: Option<StateKind>,
 }
 
 #[derive(Debug)]
@@ -89,11 +90,12 @@ enum MixerLayer {
     Latent(LatentAttention),
     DeltaNet(DeltaNet),
     ShortConv(ShortConv),
+    Mamba2(Mamba2),
 }
 
 #[derive(Debug)]
 enum MlpLayer {
-    Dense(Box<GatedMlp>),
+    Dense(Box<FeedForward>),
     Experts(Box<MixtureOfExperts>),
 }
 
@@ -137,9 +139,10 @@ impl Decoder {
         Ok(Self { embedding, embedding_scale: description.embedding_scale, layers, head })
     }
 
-    /// An empty cache for each layer held.
+    /// An empty cache for each layer held that remembers anything.
     pub fn new_cache(&self, format: KvFormat) -> Vec<LayerCache> {
-        self.layers.iter().map(|layer| LayerCache::new(layer.state, format)).collect()
+        let kinds = self.layers.iter().filter_map(|layer| layer.state);
+        kinds.map(|kind| LayerCache::new(kind, format)).collect()
     }
 
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
@@ -159,10 +162,12 @@ impl Decoder {
         batch: &mut PackedBatch<'_>,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
-        self.layers
-            .iter()
-            .enumerate()
-            .try_fold(hidden, |hidden, (index, layer)| layer.forward(&hidden, batch, index, stage))
+        let mut cache = 0;
+        self.layers.iter().try_fold(hidden, |hidden, layer| {
+            let passed = layer.forward(&hidden, batch, cache, stage)?;
+            cache += usize::from(layer.mixer.is_some());
+            Ok(passed)
+        })
     }
 
     /// Logits of hidden states; only on the rank with the head.
@@ -193,28 +198,9 @@ impl DecoderLayer {
         ropes: &mut Ropes,
     ) -> Result<Self, DecoderError> {
         let path = format!("model.layers.{index}");
-        let mixer_path = format!("{path}.{}", layer.mixer.module());
-        let mixer = match &layer.mixer {
-            Mixer::Attention(attention) => {
-                let rope = attention.rope.as_ref().map(|rope| ropes.get(rope)).transpose()?;
-                MixerLayer::Attention(Attention::load(weights, &mixer_path, attention, rope)?)
-            }
-            Mixer::Latent(latent) => {
-                let rope = ropes.get(&latent.rope)?;
-                MixerLayer::Latent(LatentAttention::load(weights, &mixer_path, latent, rope)?)
-            }
-            Mixer::DeltaNet(delta) => MixerLayer::DeltaNet(DeltaNet::load(weights, &mixer_path, delta)?),
-            Mixer::ShortConv(conv) => MixerLayer::ShortConv(ShortConv::load(weights, &mixer_path, conv)?),
-        };
-        let mlp_path = layer.mlp.path(&path);
-        let mlp = match &layer.mlp {
-            Mlp::Dense(dense) => {
-                MlpLayer::Dense(Box::new(GatedMlp::load(weights, &mlp_path, dense.activation)?))
-            }
-            Mlp::Experts(experts) => {
-                MlpLayer::Experts(Box::new(MixtureOfExperts::load(weights, &mlp_path, experts)?))
-            }
-        };
+        let mixer = layer.mixer.as_ref().map(|mixer| MixerLayer::load(weights, &path, mixer, ropes));
+        let mlp = layer.mlp.as_ref().map(|mlp| MlpLayer::load(weights, &path, mlp));
+        let (mixer, mlp) = (mixer.transpose()?, mlp.transpose()?);
         let description::Norms { epsilon, before_mixer, after_mixer, before_mlp, after_mlp } = layer.norms;
         let mut norm = |name: Option<&str>| {
             name.map(|name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon)).transpose()
@@ -232,7 +218,7 @@ impl DecoderLayer {
             norms,
             residual_scale: layer.residual_scale,
             output_scale: output_scale.transpose()?,
-            state: StateKind::of(&layer.mixer),
+            state: layer.mixer.as_ref().map(StateKind::of),
         })
     }
 
@@ -240,24 +226,30 @@ impl DecoderLayer {
         &self,
         x: &Array,
         batch: &mut PackedBatch<'_>,
-        index: usize,
+        cache: usize,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
         let norms = &self.norms;
-        let read = normed(x, norms.before_mixer.as_ref())?;
-        let mixed = match &self.mixer {
-            MixerLayer::Attention(attention) => attention.forward(&read, batch, index, stage)?,
-            MixerLayer::Latent(latent) => latent.forward(&read, batch, index, stage)?,
-            MixerLayer::DeltaNet(delta) => delta.forward(&read, batch, index, stage)?,
-            MixerLayer::ShortConv(conv) => conv.forward(&read, batch, index, stage)?,
-        };
-        let x = self.add(x, &normed(&mixed, norms.after_mixer.as_ref())?)?;
-        let read = normed(&x, norms.before_mlp.as_ref())?;
-        let passed = match &self.mlp {
-            MlpLayer::Dense(dense) => dense.forward(&read, stage)?,
-            MlpLayer::Experts(experts) => experts.forward(&read, stage)?,
-        };
-        let x = self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)?;
+        let mut x = x.clone();
+        if let Some(mixer) = &self.mixer {
+            let read = normed(&x, norms.before_mixer.as_ref())?;
+            let mixed = match mixer {
+                MixerLayer::Attention(attention) => attention.forward(&read, batch, cache, stage)?,
+                MixerLayer::Latent(latent) => latent.forward(&read, batch, cache, stage)?,
+                MixerLayer::DeltaNet(delta) => delta.forward(&read, batch, cache, stage)?,
+                MixerLayer::ShortConv(conv) => conv.forward(&read, batch, cache, stage)?,
+                MixerLayer::Mamba2(mamba) => mamba.forward(&read, batch, cache, stage)?,
+            };
+            x = self.add(&x, &normed(&mixed, norms.after_mixer.as_ref())?)?;
+        }
+        if let Some(mlp) = &self.mlp {
+            let read = normed(&x, norms.before_mlp.as_ref())?;
+            let passed = match mlp {
+                MlpLayer::Dense(dense) => dense.forward(&read, stage)?,
+                MlpLayer::Experts(experts) => experts.forward(&read, stage)?,
+            };
+            x = self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)?;
+        }
         match &self.output_scale {
             None => Ok(x),
             Some(scale) => x.multiply(scale),
@@ -270,6 +262,42 @@ impl DecoderLayer {
             None => x.add(result),
             Some(scale) => x.add(result.multiply(scalar(scale, result)?)?),
         }
+    }
+}
+
+impl MixerLayer {
+    fn load(
+        weights: &mut Weights<'_>,
+        layer: &str,
+        mixer: &Mixer,
+        ropes: &mut Ropes,
+    ) -> Result<Self, DecoderError> {
+        let path = format!("{layer}.{}", mixer.module());
+        Ok(match mixer {
+            Mixer::Attention(attention) => {
+                let rope = attention.rope.as_ref().map(|rope| ropes.get(rope)).transpose()?;
+                Self::Attention(Attention::load(weights, &path, attention, rope)?)
+            }
+            Mixer::Latent(latent) => {
+                let rope = ropes.get(&latent.rope)?;
+                Self::Latent(LatentAttention::load(weights, &path, latent, rope)?)
+            }
+            Mixer::DeltaNet(delta) => Self::DeltaNet(DeltaNet::load(weights, &path, delta)?),
+            Mixer::ShortConv(conv) => Self::ShortConv(ShortConv::load(weights, &path, conv)?),
+            Mixer::Mamba2(mamba) => Self::Mamba2(Mamba2::load(weights, &path, mamba)?),
+        })
+    }
+}
+
+impl MlpLayer {
+    fn load(weights: &mut Weights<'_>, layer: &str, mlp: &Mlp) -> Result<Self, DecoderError> {
+        let path = mlp.path(layer);
+        Ok(match mlp {
+            Mlp::Dense(dense) => Self::Dense(Box::new(FeedForward::load(weights, &path, dense.activation)?)),
+            Mlp::Experts(experts) => {
+                Self::Experts(Box::new(MixtureOfExperts::load(weights, &path, experts)?))
+            }
+        })
     }
 }
 

@@ -10,6 +10,7 @@ pub mod embedding;
 pub mod experts;
 pub mod latent;
 pub mod linear;
+pub mod mamba2;
 pub mod mlp;
 pub mod norm;
 pub mod packed_batch;
@@ -18,6 +19,7 @@ pub mod rope;
 pub mod router;
 mod sdpa;
 pub mod short_conv;
+mod ssm;
 pub mod tensor_parallel;
 
 use mlx_rs::{Device, DeviceType, error::Exception};

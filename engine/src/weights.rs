@@ -86,6 +86,11 @@ pub enum WeightsError {
 }
 
 impl WeightsError {
+    /// MLX failed with this tensor.
+    pub(crate) fn mlx(tensor: &str, error: &Exception) -> Self {
+        Self::Mlx { tensor: tensor.to_owned(), reason: error.what().to_owned() }
+    }
+
     /// Whether the same files are refused again whenever they are read.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
@@ -400,10 +405,7 @@ impl<'a> Weights<'a> {
 
     /// What the recipe makes of one field of the stored tensors.
     fn build(&mut self, tensor: &Tensor, field: Field) -> Result<Array, WeightsError> {
-        let failed = |error: Exception| WeightsError::Mlx {
-            tensor: tensor.name.clone(),
-            reason: error.what().to_owned(),
-        };
+        let failed = |error: Exception| WeightsError::mlx(&tensor.name, &error);
         let packed = self.checkpoint.tensor(&tensor.name).is_some_and(|(_, stored)| stored.packing.is_some());
         let mut sources = Vec::new();
         for (name, entry, read) in self.checkpoint.reads(tensor, field, self.shard)? {
@@ -477,9 +479,7 @@ fn mlx_failed(tensor: &str, reason: &str) -> WeightsError {
 
 /// Evaluates at once, so that the stored form can be freed before the next tensor is read.
 fn evaluate(tensor: &str, array: Result<Array, Exception>) -> Result<Array, WeightsError> {
-    array
-        .and_then(|array| array.eval().map(|()| array))
-        .map_err(|error| WeightsError::Mlx { tensor: tensor.to_owned(), reason: error.what().to_owned() })
+    array.and_then(|array| array.eval().map(|()| array)).map_err(|error| WeightsError::mlx(tensor, &error))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What real engines promise of a Llama holds for every kind of layer: experts, a latent, a window, a recurrent state. An
+//! What real engines promise of a Llama holds for every kind of layer: experts, a latent, a window, recurrent states. An
 //! answer that another group resumes goes on unchanged, a group that lost a rank answers as before, and what is in a slot
 //! is used again where the conversation goes on.
 
@@ -64,6 +64,13 @@ fn kinds() -> Vec<Value> {
             "lfm2_moe",
             json!({"conv_L_cache": 3, "full_attn_idxs": [1, 3], "num_dense_layers": 1, "num_experts": 8,
                    "num_experts_per_tok": 3, "moe_intermediate_size": 48}),
+        ),
+        // In the pipelines below, a rank has a layer that remembers nothing, and no other.
+        of(
+            "nemotron_h",
+            json!({"hybrid_override_pattern": "M*ME", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+                   "ssm_state_size": 16, "conv_kernel": 4, "use_conv_bias": true, "n_routed_experts": 8,
+                   "num_experts_per_tok": 3, "moe_intermediate_size": 48, "moe_latent_size": 32}),
         ),
     ]
 }

@@ -121,6 +121,11 @@ impl Document {
                 document.text_type = name(&document)?;
             }
         }
+        if document.value("num_hidden_layers").is_none()
+            && let Some(layers) = document.listed_layers()
+        {
+            document.fields.insert("num_hidden_layers".to_owned(), layers.into());
+        }
         Ok(document)
     }
 
@@ -237,7 +242,7 @@ impl Config {
             attention_bias: document.flag("attention_bias")?,
             mlp_bias: document.flag("mlp_bias")?,
             tie_word_embeddings: document.choice("tie_word_embeddings")?,
-            layer_types: layer_types(document)?,
+            layer_types: document.texts("layer_types")?,
             sliding_window: document.optional("sliding_window", 1 << 29)?,
             rope_theta,
             rope_traditional: document.flag("rope_traditional")?,
@@ -254,14 +259,30 @@ impl Config {
     }
 }
 
-fn layer_types(document: &Document) -> Result<Vec<String>, FileError> {
-    let Some(value) = document.value("layer_types") else { return Ok(Vec::new()) };
-    let list = value.as_array().filter(|list| list.len() <= MAX_LAYERS as usize);
-    let texts = list.and_then(|list| list.iter().map(|kind| kind.as_str().map(short_text)).collect());
-    texts.ok_or_else(|| document.unusable("layer_types"))
-}
-
 impl Document {
+    /// A list of texts, one for each layer; absent is empty.
+    pub(crate) fn texts(&self, field: &'static str) -> Result<Vec<String>, FileError> {
+        let Some(value) = self.value(field) else { return Ok(Vec::new()) };
+        let list = value.as_array().filter(|list| list.len() <= MAX_LAYERS as usize);
+        let texts = list.and_then(|list| list.iter().map(|kind| kind.as_str().map(short_text)).collect());
+        texts.ok_or_else(|| self.unusable(field))
+    }
+
+    /// The same where one text has a letter for each layer.
+    pub(crate) fn letters(&self, field: &'static str) -> Result<Vec<String>, FileError> {
+        match self.value(field).and_then(Value::as_str) {
+            None => self.texts(field),
+            Some(text) if text.len() <= MAX_LAYERS as usize => Ok(text.chars().map(String::from).collect()),
+            Some(_) => Err(self.unusable(field)),
+        }
+    }
+
+    /// How many layers a list of them has. Transformers leaves out their number where it has one.
+    fn listed_layers(&self) -> Option<usize> {
+        let count = |field| self.letters(field).ok().map(|kinds| kinds.len()).filter(|&count| count > 0);
+        ["hybrid_override_pattern", "layers_block_type", "layer_types"].into_iter().find_map(count)
+    }
+
     /// A list of whole numbers, none beyond `limit`; absent is empty.
     pub(crate) fn numbers(&self, field: &'static str, limit: u32) -> Result<Vec<u32>, FileError> {
         let Some(value) = self.value(field) else { return Ok(Vec::new()) };

@@ -32,8 +32,8 @@ const ROUTED_STATES: u64 = 4;
 const QUERY_STATES: u64 = 7;
 /// Values as wide as all key heads: keys and values, projected and on their way into the cache.
 const KEY_STATES: u64 = 4;
-/// Positions of a delta net that are computed together, each scored against all.
-pub const DELTA_CHUNK: u64 = 64;
+/// Positions of a delta net or a state space that are computed together, each scored against all.
+pub const RECURRENT_CHUNK: u64 = 64;
 /// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
 const GROWING_LAYERS: u64 = 2;
 /// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
@@ -146,9 +146,8 @@ pub struct ExpertCounts {
 impl Description {
     /// What a layer keeps of a sequence, where values take `value_bytes`.
     pub fn state(&self, layer: usize, value_bytes: u64) -> LayerState {
-        self.layers
-            .get(layer)
-            .map_or_else(LayerState::default, |layer| LayerState::of(&layer.mixer, value_bytes))
+        let mixer = self.layers.get(layer).and_then(|layer| layer.mixer.as_ref());
+        mixer.map_or_else(LayerState::default, |mixer| LayerState::of(mixer, value_bytes))
     }
 
     /// The widest of everything any layer computes.
@@ -159,8 +158,8 @@ impl Description {
             value_bytes,
             ..Widths::default()
         };
-        for layer in &self.layers {
-            let [heads, queries, keys] = match &layer.mixer {
+        for mixer in self.mixers() {
+            let [heads, queries, keys] = match mixer {
                 Mixer::Attention(attention) => {
                     let [heads, kv_heads, key, value] =
                         [attention.heads, attention.kv_heads, attention.key_dim, attention.value_dim]
@@ -176,22 +175,30 @@ impl Description {
                     let [key_heads, value_heads, key, value] =
                         [delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim].map(u64::from);
                     // In 32 bits whatever the model's type, and beside each the scores of a chunk.
-                    let wide = value_heads * (key.max(value) + DELTA_CHUNK) * 4 / value_bytes.max(1);
+                    let wide = value_heads * (key.max(value) + RECURRENT_CHUNK) * 4 / value_bytes.max(1);
                     [value_heads, wide, key_heads * key]
                 }
                 // As many states as of queries: three projected, gated, joined to the inputs before, convolved, gated.
                 Mixer::ShortConv(conv) => [0, u64::from(conv.channels), 0],
+                Mixer::Mamba2(mamba) => {
+                    let [heads, head, state] = [mamba.heads, mamba.head_dim, mamba.state_dim].map(u64::from);
+                    let wide = heads * (head.max(state) + RECURRENT_CHUNK) * 4 / value_bytes.max(1);
+                    [heads, wide, mamba.group_width()]
+                }
             };
             widths.heads = widths.heads.max(heads);
             widths.queries = widths.queries.max(queries);
             widths.keys = widths.keys.max(keys);
-            widths.mlp = widths.mlp.max(u64::from(layer.mlp.width()));
-            if let Mixer::Latent(latent) = &layer.mixer {
+            if let Mixer::Latent(latent) = mixer {
                 let each = u64::from(latent.nope_dim) + u64::from(latent.value_dim);
                 widths.expanded = widths.expanded.max(u64::from(latent.heads) * each);
             }
-            if let Mlp::Experts(experts) = &layer.mlp {
-                widths.routed = widths.routed.max(u64::from(experts.used) * widths.hidden);
+        }
+        for mlp in self.mlps() {
+            widths.mlp = widths.mlp.max(u64::from(mlp.width()));
+            if let Mlp::Experts(experts) = mlp {
+                let each = experts.latent.map_or(widths.hidden, u64::from);
+                widths.routed = widths.routed.max(u64::from(experts.used) * each);
             }
         }
         widths
@@ -199,7 +206,7 @@ impl Description {
 
     /// The experts of a layer, where it has some.
     pub fn experts(&self, layer: usize) -> Option<ExpertCounts> {
-        match &self.layers.get(layer)?.mlp {
+        match self.layers.get(layer)?.mlp.as_ref()? {
             Mlp::Dense(_) => None,
             Mlp::Experts(experts) => Some(ExpertCounts { count: experts.count, used: experts.used }),
         }

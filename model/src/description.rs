@@ -3,12 +3,14 @@
 
 mod attention;
 mod delta_net;
+mod mamba2;
 mod mlp;
 mod rope;
 mod short_conv;
 
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
+pub use mamba2::Mamba2;
 pub use mlp::{Activation, Dense, ExpertNorms, Experts, Mlp, Router, RouterNorm, Scoring, SharedExpert};
 pub(crate) use rope::yarn_scale;
 pub use rope::{Rope, RopeScaling, Yarn};
@@ -59,13 +61,13 @@ pub enum NormOffset {
     OneInOriginals,
 }
 
-/// One layer: what mixes positions, and what follows it.
+/// One layer: what mixes positions, and what follows it; either may be absent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// What mixes positions.
-    pub mixer: Mixer,
-    /// What each position passes by itself.
-    pub mlp: Mlp,
+    /// What mixes positions; `None` where the layer is an MLP alone.
+    pub mixer: Option<Mixer>,
+    /// What each position passes by itself; `None` where the layer is a mixer alone.
+    pub mlp: Option<Mlp>,
     /// Where the layer normalises.
     pub norms: Norms,
     /// What the results of mixer and MLP are multiplied by before they are added to the hidden state.
@@ -101,6 +103,8 @@ pub enum Mixer {
     DeltaNet(DeltaNet),
     /// A short convolution: what it keeps is its last inputs.
     ShortConv(ShortConv),
+    /// A state space (Mamba-2): a state of fixed size instead of a cache.
+    Mamba2(Mamba2),
 }
 
 impl Norms {
@@ -144,7 +148,8 @@ impl Norms {
 impl Layer {
     /// A layer that normalises before its mixer and before its MLP.
     pub fn new(mixer: Mixer, mlp: Mlp, epsilon: f32) -> Self {
-        Self { mixer, mlp, norms: Norms::before(epsilon), residual_scale: None, output_scale: None }
+        let norms = Norms::before(epsilon);
+        Self { mixer: Some(mixer), mlp: Some(mlp), norms, residual_scale: None, output_scale: None }
     }
 }
 
@@ -155,6 +160,7 @@ impl Mixer {
             Self::Attention(_) | Self::Latent(_) => "self_attn",
             Self::DeltaNet(_) => "linear_attn",
             Self::ShortConv(_) => "conv",
+            Self::Mamba2(_) => "mamba",
         }
     }
 }
@@ -162,17 +168,27 @@ impl Mixer {
 impl Description {
     /// The first layer's attention, for what is asked of models whose layers are alike.
     pub fn attention(&self) -> Option<&Attention> {
-        self.layers.iter().find_map(|layer| match &layer.mixer {
+        self.mixers().find_map(|mixer| match mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) => None,
         })
+    }
+
+    /// What mixes positions in each layer that does.
+    pub fn mixers(&self) -> impl Iterator<Item = &Mixer> {
+        self.layers.iter().filter_map(|layer| layer.mixer.as_ref())
+    }
+
+    /// What positions pass by themselves in each layer that has it.
+    pub fn mlps(&self) -> impl Iterator<Item = &Mlp> {
+        self.layers.iter().filter_map(|layer| layer.mlp.as_ref())
     }
 
     /// Every attention, to change what is a family's own.
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut Attention> {
-        self.layers.iter_mut().filter_map(|layer| match &mut layer.mixer {
+        self.layers.iter_mut().filter_map(|layer| match layer.mixer.as_mut()? {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::Latent(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) => None,
         })
     }
 }

@@ -107,8 +107,8 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
             units.push(unit);
         }
     };
-    for layer in &description.layers {
-        match &layer.mixer {
+    for mixer in description.mixers() {
+        match mixer {
             Mixer::Attention(attention) => {
                 add(ShardUnit::kv_heads(attention.kv_heads));
                 add(ShardUnit::new(attention.heads, "attention heads"));
@@ -121,6 +121,7 @@ pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> V
             Mixer::ShortConv(conv) => {
                 add(ShardUnit::new(conv.channels, "channels of the short convolution"));
             }
+            Mixer::Mamba2(mamba) => add(ShardUnit::new(mamba.groups, "groups of the state space")),
         }
     }
     for (tensor, _) in tensors {

@@ -14,6 +14,7 @@ mod minimax;
 mod ministral3;
 mod mistral;
 mod mistral4;
+mod nemotron_h;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -44,6 +45,7 @@ pub const FAMILIES: &[Family] = &[
     ministral3::FAMILY,
     mistral::FAMILY,
     mistral4::FAMILY,
+    nemotron_h::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,

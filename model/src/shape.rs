@@ -8,7 +8,7 @@ use crate::{
     Model,
     config::{Document, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     cost::{ExpertCounts, Widths},
-    description::Mixer,
+    description::{Mixer, Mlp},
     divisibility::{self, ShardUnit, Sharing, shard_units},
     error::{Error, FileError},
     families,
@@ -166,13 +166,13 @@ impl ModelShape {
             shape.attention_heads = attention.heads;
             shape.key_value_heads = attention.kv_heads;
             shape.head_dim = attention.key_dim.max(attention.value_dim);
-        } else if let Some(Mixer::Latent(latent)) = description.layers.first().map(|layer| &layer.mixer) {
+        } else if let Some(Mixer::Latent(latent)) = description.mixers().next() {
             // The latent is as one head that all share.
             shape.attention_heads = latent.heads;
             shape.key_value_heads = 1;
             shape.head_dim = latent.rank.saturating_add(latent.rope_dim);
         }
-        shape.intermediate_size = description.layers.iter().map(|layer| layer.mlp.width()).max().unwrap_or(0);
+        shape.intermediate_size = description.mlps().map(Mlp::width).max().unwrap_or(0);
         let mut groups: Vec<LayerGroup> = (0..description.layers.len())
             .map(|index| LayerGroup {
                 count: 1,

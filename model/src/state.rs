@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::{CACHE_STEP, PREFILL_TOKENS},
-    description::{Attention, DeltaNet, Description, Latent, Layer, Mixer, ShortConv},
+    description::{Attention, DeltaNet, Description, Latent, Mamba2, Mixer, ShortConv},
 };
 
 /// What one layer keeps, in bytes on all ranks of a tensor group together.
@@ -68,7 +68,7 @@ impl StateKind {
             Mixer::Attention(Attention { window: Some(window), .. }) => Self::Rotating { window: *window },
             Mixer::Attention(Attention { window: None, .. }) => Self::KeyValue,
             Mixer::Latent(_) => Self::Latent,
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => Self::Recurrent,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) => Self::Recurrent,
         }
     }
 
@@ -95,14 +95,13 @@ impl StateKind {
 impl Description {
     /// How a sequence of this model can go back: as the least of its layers can.
     pub fn rewind(&self) -> Rewind {
-        let layers = self.layers.iter().map(|layer| StateKind::of(&layer.mixer).rewind());
-        layers.min().unwrap_or(Rewind::Anywhere)
+        self.mixers().map(|mixer| StateKind::of(mixer).rewind()).min().unwrap_or(Rewind::Anywhere)
     }
 
-    /// Whether every layer keeps arrays of the same shape of a position.
+    /// Whether every layer that keeps any keeps arrays of the same shape of a position.
     pub fn has_uniform_state(&self) -> bool {
         // With a window or without, a position's arrays have one shape.
-        let shape = |layer: &Layer| match &layer.mixer {
+        let shape = |mixer: &Mixer| match mixer {
             Mixer::Attention(Attention { kv_heads, key_dim, value_dim, .. }) => {
                 (StateKind::KeyValue, [*kv_heads, *key_dim, *value_dim, 0])
             }
@@ -113,8 +112,11 @@ impl Description {
             Mixer::ShortConv(ShortConv { channels, kernel, .. }) => {
                 (StateKind::Recurrent, [*channels, *kernel, 0, 0])
             }
+            Mixer::Mamba2(Mamba2 { heads, head_dim, groups, state_dim, .. }) => {
+                (StateKind::Recurrent, [*heads, *head_dim, *groups, *state_dim])
+            }
         };
-        let mut shapes = self.layers.iter().map(shape);
+        let mut shapes = self.mixers().map(shape);
         shapes.next().is_none_or(|first| shapes.all(|other| other == first))
     }
 }
@@ -124,6 +126,12 @@ impl LayerState {
     pub fn of(mixer: &Mixer, value_bytes: u64) -> Self {
         let product = |factors: &[u32]| {
             factors.iter().fold(value_bytes, |product, &factor| product.saturating_mul(u64::from(factor)))
+        };
+        let recurrent = |state: &[u32], channels: u32, kernel: u32| {
+            // The state itself is in 32 bits whatever the model's type.
+            let state = product(state) / value_bytes.max(1) * 4;
+            let convolution = product(&[channels, kernel.saturating_sub(1)]);
+            Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
         };
         match mixer {
             Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => Self {
@@ -139,12 +147,15 @@ impl LayerState {
                 replicated: true,
             },
             Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, conv_kernel, .. }) => {
-                // The state itself is in 32 bits whatever the model's type.
-                let state = product(&[*value_heads, *key_dim, *value_dim]) / value_bytes.max(1) * 4;
                 let keys = key_heads.saturating_mul(*key_dim).saturating_mul(2);
                 let channels = keys.saturating_add(value_heads.saturating_mul(*value_dim));
-                let convolution = product(&[channels, conv_kernel.saturating_sub(1)]);
-                Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
+                recurrent(&[*value_heads, *key_dim, *value_dim], channels, *conv_kernel)
+            }
+            Mixer::Mamba2(Mamba2 { heads, head_dim, groups, state_dim, conv_kernel, .. }) => {
+                let channels = heads
+                    .saturating_mul(*head_dim)
+                    .saturating_add(groups.saturating_mul(*state_dim).saturating_mul(2));
+                recurrent(&[*heads, *head_dim, *state_dim], channels, *conv_kernel)
             }
             Mixer::ShortConv(ShortConv { channels, kernel, .. }) => {
                 Self { fixed_bytes: product(&[*channels, kernel.saturating_sub(1)]), ..Self::default() }
@@ -176,8 +187,8 @@ impl LayerState {
 mod tests {
     use super::*;
     use crate::{
-        description::{Dense, Mlp},
-        testing::{description, latent},
+        description::{Dense, Layer, Mlp},
+        testing::{description, latent, mamba2},
     };
 
     fn attention(window: Option<u32>) -> Mixer {
@@ -206,6 +217,9 @@ mod tests {
         let delta = Mixer::DeltaNet(delta_net(16, 32, 128));
         let conv = short_conv(3);
         let delta_bytes = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2;
+        // As Nemotron 3 Nano has them.
+        let mamba = Mixer::Mamba2(mamba2(64, 64, 8, 128));
+        let mamba_bytes = 64 * 64 * 128 * 4 + (64 * 64 + 2 * 8 * 128) * 3 * 2;
         for (mixer, tokens, sequences, size, bytes) in [
             (attention(None), 1000, 4, 1, 1000 * 2 * (64 + 32) * 2),
             (attention(None), 1000, 4, 2, 1000 * 2 * (64 + 32)),
@@ -219,6 +233,8 @@ mod tests {
             (delta, 1_000_000, 4, 2, 2 * 2 * delta_bytes),
             (conv.clone(), 1_000_000, 4, 1, 2 * 4 * 2048 * 2 * 2),
             (conv, 1000, 4, 4, 2 * 2048 * 2 * 2),
+            (mamba.clone(), 10, 4, 1, 2 * 4 * mamba_bytes),
+            (mamba, 1_000_000, 4, 8, 4 * mamba_bytes / 4),
         ] {
             let state = LayerState::of(&mixer, 2);
             assert_eq!(
@@ -242,6 +258,7 @@ mod tests {
             (Mixer::DeltaNet(delta.clone()), 10, 9, false),
             (Mixer::DeltaNet(delta), 10, 10, true),
             (short_conv(3), 10, 9, false),
+            (Mixer::Mamba2(mamba2(1, 1, 1, 1)), 10, 9, false),
         ] {
             assert_eq!(StateKind::of(&mixer).can_rewind(length, to), possible, "{mixer:?}: {length} to {to}");
         }
@@ -263,9 +280,12 @@ mod tests {
             (vec![short.clone(), short.clone()], Rewind::ToSnapshots, true),
             (vec![short.clone(), longer], Rewind::ToSnapshots, false),
             (vec![delta, short], Rewind::ToSnapshots, false),
+            (vec![Mixer::Mamba2(mamba2(2, 1, 1, 1)), attention(None)], Rewind::ToSnapshots, false),
         ] {
             let layer = |mixer: &Mixer| Layer::new(mixer.clone(), Mlp::Dense(Dense::new(1)), 1e-5);
-            let description = description(mixers.iter().map(layer).collect());
+            // A layer that is an MLP alone remembers nothing.
+            let alone = Layer { mixer: None, ..layer(&attention(None)) };
+            let description = description(mixers.iter().map(layer).chain([alone]).collect());
             assert_eq!(description.rewind(), rewind, "{mixers:?}");
             assert_eq!(description.has_uniform_state(), uniform, "{mixers:?}");
         }
@@ -279,5 +299,7 @@ mod tests {
         assert!(LayerState::of(&Mixer::DeltaNet(delta), 4).fixed_bytes > 1 << 60);
         let conv = ShortConv { channels: u32::MAX, kernel: u32::MAX, bias: false };
         assert!(LayerState::of(&Mixer::ShortConv(conv), 4).fixed_bytes > 1 << 60);
+        let mamba = mamba2(u32::MAX, u32::MAX, u32::MAX, u32::MAX);
+        assert!(LayerState::of(&Mixer::Mamba2(mamba), 4).fixed_bytes > 1 << 60);
     }
 }

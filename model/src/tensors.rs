@@ -1,6 +1,6 @@
 //! The table of a model's tensors: what a description calls for, where it is stored, how ranks share it and what is
 //! made of it on loading. The engine loads by it and the cost model adds it up. Names are those that mlx-lm gives a
-//! model which it converted; where files have others, the table says which.
+//! model which it converted, those of a Nemotron-H as if it were a Llama; where files have others, the table says which.
 
 mod layout;
 mod table;
@@ -342,10 +342,10 @@ pub fn tensor_role(name: &str) -> Option<Role> {
         }
         return index.parse().ok().map(Role::Layer);
     }
-    if name.starts_with("embed_tokens.") {
+    if ["embed_tokens.", "embeddings."].iter().any(|own| name.starts_with(own)) {
         return Some(Role::Embedding);
     }
-    if ["norm.", "embedding_norm.", "lm_head."].iter().any(|head| name.starts_with(head)) {
+    if ["norm.", "embedding_norm.", "norm_f.", "lm_head."].iter().any(|own| name.starts_with(own)) {
         return Some(Role::Head);
     }
     None

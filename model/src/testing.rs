@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     config::{Config, Document},
-    description::{Description, Latent, Layer, NormOffset, Rope, RopeScaling},
+    description::{Description, Latent, Layer, Mamba2, NormOffset, Rope, RopeScaling},
     families,
     safetensors::Headers,
 };
@@ -61,6 +61,21 @@ pub fn latent(heads: u32, rank: u32, rope_dim: u32, value_dim: u32) -> Latent {
         epsilon: 1e-6,
         bias: false,
         query_scale: None,
+    }
+}
+
+/// A Mamba-2 mixer of these sizes.
+pub fn mamba2(heads: u32, head_dim: u32, groups: u32, state_dim: u32) -> Mamba2 {
+    Mamba2 {
+        heads,
+        head_dim,
+        groups,
+        state_dim,
+        conv_kernel: 4,
+        conv_bias: true,
+        bias: false,
+        step_limits: [0.0, f32::INFINITY],
+        epsilon: 1e-5,
     }
 }
 

@@ -4,7 +4,7 @@
 use mlx_rs::{Dtype, ops::indexing::TryIndexOp as _};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use russet_model::{
-    description::{Attention, DeltaNet, Latent, Mixer, Rope, RopeScaling, ShortConv},
+    description::{Attention, DeltaNet, Latent, Mamba2, Mixer, Rope, RopeScaling, ShortConv},
     state::LayerState,
 };
 
@@ -225,14 +225,27 @@ fn caches_take_the_bytes_that_are_planned() {
         merged_projections: false,
     };
     let conv = ShortConv { channels: 16, kernel: 4, bias: false };
+    // Of the same sizes.
+    let mamba = Mamba2 {
+        heads: 4,
+        head_dim: 8,
+        groups: 4,
+        state_dim: 8,
+        conv_kernel: 3,
+        conv_bias: true,
+        bias: false,
+        step_limits: [0.0, f32::INFINITY],
+        epsilon: 1e-5,
+    };
     let state = |shape: &[i32]| Array::zeros::<f32>(shape).unwrap();
     for (mixer, length) in [
         (attention(None), 300),
         (attention(Some(WINDOW as u32)), 300),
         (attention(Some(WINDOW as u32)), 3000),
         (Mixer::Latent(latent), 300),
-        (Mixer::DeltaNet(delta.clone()), 300),
+        (Mixer::DeltaNet(delta), 300),
         (Mixer::ShortConv(conv), 300),
+        (Mixer::Mamba2(mamba), 300),
     ] {
         let kind = StateKind::of(&mixer);
         let mut cache = LayerCache::new(kind, KvFormat::AsComputed);

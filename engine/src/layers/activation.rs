@@ -1,4 +1,4 @@
-//! What the gate of a block passes, each compiled into one kernel.
+//! What the gate of a block passes, or what a block without one does, each compiled into one kernel.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,8 @@ use mlx_rs::{
 };
 use russet_model::description::Activation;
 
-/// `activation(gate) · up`, compiled into one kernel: its operations would each read and write the whole array.
+/// `activation(gate) · up`, or `activation(up)` of those without a gate, compiled into one kernel: its operations would
+/// each read and write the whole array.
 pub struct GatedActivation(RefCell<Box<CompiledActivation>>);
 
 type CompiledActivation = dyn for<'a> FnMut((&'a Array, &'a Array)) -> Result<Array, Exception>;
@@ -29,13 +30,14 @@ impl GatedActivation {
                 let clipped = move |(gate, up): (&Array, &Array)| clipped_swiglu(gate, up, alpha, limit);
                 Box::new(compile(clipped, true))
             }
+            Activation::SquaredRelu => Box::new(compile(squared_relu, true)),
         };
         Self(RefCell::new(compiled))
     }
 
-    /// Applies it.
-    pub fn apply(&self, gate: &Array, up: &Array) -> Result<Array, Exception> {
-        (self.0.borrow_mut())((gate, up))
+    /// Applies it; `gate` is what there is of one.
+    pub fn apply(&self, gate: Option<&Array>, up: &Array) -> Result<Array, Exception> {
+        (self.0.borrow_mut())((gate.unwrap_or(up), up))
     }
 }
 
@@ -66,6 +68,10 @@ fn clipped_swiglu(gate: &Array, up: &Array, alpha: f32, limit: f32) -> Result<Ar
     up.add(number(1.0)?)?.multiply(share)
 }
 
+fn squared_relu((_, up): (&Array, &Array)) -> Result<Array, Exception> {
+    maximum(up, scalar(0.0, up)?)?.square()
+}
+
 /// A number in the type of an array: one in 32 bits would widen what it meets.
 pub fn scalar(value: f32, like: &Array) -> Result<Array, Exception> {
     Array::from_f32(value).as_dtype(like.dtype())
@@ -75,7 +81,7 @@ pub fn scalar(value: f32, like: &Array) -> Result<Array, Exception> {
 /// needs g++ and MLX's headers, and every batch would fail without them.
 pub fn try_to_compile() {
     let one = Array::from_f32(1.0);
-    let compiled = GatedActivation::new(Activation::Silu).apply(&one, &one);
+    let compiled = GatedActivation::new(Activation::Silu).apply(Some(&one), &one);
     if let Err(error) = compiled.and_then(|gated| gated.eval()) {
         disable_compile();
         tracing::info!(
@@ -92,7 +98,7 @@ mod tests {
     #[test]
     fn one_kernel_gates_whatever_its_shape() {
         type Expected = fn(f32, f32) -> f32;
-        let cases: [(Activation, Expected); 3] = [
+        let cases: [(Activation, Expected); 4] = [
             (Activation::Silu, |gate, up| gate / (1.0 + (-gate).exp()) * up),
             (Activation::GeluTanh, |gate, up| {
                 0.5 * gate * (1.0 + (GELU_SCALE * (gate + 0.044_715 * gate.powi(3))).tanh()) * up
@@ -101,6 +107,7 @@ mod tests {
                 let (gate, up) = (gate.min(2.0), up.clamp(-2.0, 2.0));
                 (up + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
             }),
+            (Activation::SquaredRelu, |_, up| up.max(0.0).powi(2)),
         ];
         for (activation, expected) in cases {
             let gated = GatedActivation::new(activation);
@@ -110,7 +117,7 @@ mod tests {
                     (Array::from_slice(&values, &[1, rows, width]), values)
                 };
                 let ((gate, gates), (up, ups)) = (numbers(-3.0), numbers(1.0));
-                let result = gated.apply(&gate, &up).unwrap();
+                let result = gated.apply(activation.has_gate().then_some(&gate), &up).unwrap();
                 assert_eq!(result.shape(), [1, rows, width]);
                 for ((result, gate), up) in result.as_slice::<f32>().iter().zip(gates).zip(ups) {
                     let expected = expected(gate, up);

@@ -7,7 +7,7 @@ use mlx_rs::{
     ops::{concatenate, conv1d, indexing::TryIndexOp, zeros_dtype},
 };
 
-use crate::{decoder::DecoderError, weights::Weights};
+use crate::weights::{Weights, WeightsError};
 
 /// A convolution of this rank's channels.
 #[derive(Debug)]
@@ -29,10 +29,11 @@ pub(super) struct Convolved {
 
 impl CausalConv {
     /// Loads `path.weight`, and `path.bias` where the model has one.
-    pub fn load(weights: &mut Weights<'_>, path: &str, kernel: u32) -> Result<Self, DecoderError> {
-        let kernel = kernel as i32;
+    pub fn load(weights: &mut Weights<'_>, path: &str, kernel: u32) -> Result<Self, WeightsError> {
+        let (kernel, name) = (kernel as i32, format!("{path}.weight"));
         // The original export has the channel's one input before its kernel.
-        let weight = weights.tensor(&format!("{path}.weight"))?.reshape(&[-1, kernel, 1])?;
+        let weight = weights.tensor(&name)?.reshape(&[-1, kernel, 1]);
+        let weight = weight.map_err(|error| WeightsError::mlx(&name, &error))?;
         let bias = format!("{path}.bias");
         let bias = if weights.has(&bias) { Some(weights.tensor(&bias)?) } else { None };
         Ok(Self { weight, bias, kernel })

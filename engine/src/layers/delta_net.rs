@@ -19,9 +19,8 @@ use super::{
     tensor_parallel::TpGroup,
 };
 use crate::{
-    cache::{LayerCache, recurrent::RecurrentCache},
-    decoder::DecoderError,
-    weights::Weights,
+    cache::recurrent::RecurrentCache,
+    weights::{Weights, WeightsError},
 };
 
 /// Added to the sum of squares of a query or key before its root.
@@ -70,7 +69,7 @@ impl DeltaNet {
         weights: &mut Weights<'_>,
         path: &str,
         description: &description::DeltaNet,
-    ) -> Result<Self, DecoderError> {
+    ) -> Result<Self, WeightsError> {
         let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
         let projections = match description.merged_projections {
             true => Projections::Merged { qkvz: linear("in_proj_qkvz")?, ba: linear("in_proj_ba")? },
@@ -82,7 +81,6 @@ impl DeltaNet {
             },
         };
         let output = linear("out_proj")?;
-        let convolution = CausalConv::load(weights, &format!("{path}.conv1d"), description.conv_kernel)?;
         let shard = weights.shard();
         Ok(Self {
             key_heads: shard.heads(description.key_heads),
@@ -90,7 +88,7 @@ impl DeltaNet {
             key_dim: description.key_dim as i32,
             value_dim: description.value_dim as i32,
             projections,
-            convolution,
+            convolution: CausalConv::load(weights, &format!("{path}.conv1d"), description.conv_kernel)?,
             decay: weights.tensor(&format!("{path}.A_log"))?,
             step_bias: weights.tensor(&format!("{path}.dt_bias"))?,
             norm: RmsNorm::load(weights, &format!("{path}.norm"), description.epsilon)?,
@@ -110,11 +108,8 @@ impl DeltaNet {
         let Projected { qkv, gate, step, decay } = self.project(x)?;
         let mut rows = Vec::new();
         for (positions, SequenceSlice { caches, .. }) in batch.sequences() {
-            let LayerCache::Recurrent(state) = &mut caches[layer] else {
-                return Err(Exception::custom("a delta net was given the cache of another kind of layer"));
-            };
             let own = |all: &Array| all.try_index((.., positions.clone(), ..));
-            rows.push(self.pass(&own(&qkv)?, &own(&step)?, &own(&decay)?, state)?);
+            rows.push(self.pass(&own(&qkv)?, &own(&step)?, &own(&decay)?, caches[layer].recurrent()?)?);
         }
         let passed = concatenate(&rows, 1)?;
         let normed = self.norm.forward(&passed)?.as_dtype(Dtype::Float32)?;

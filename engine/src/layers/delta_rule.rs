@@ -19,7 +19,7 @@ use mlx_rs::{
 use russet_model::cost;
 
 /// Positions of a chunk; a power of two.
-const CHUNK: i32 = cost::DELTA_CHUNK as i32;
+const CHUNK: i32 = cost::RECURRENT_CHUNK as i32;
 /// From so many positions on they go in chunks.
 const CHUNKED_FROM: i32 = 16;
 

@@ -11,7 +11,7 @@ use russet_model::description::{self, Dense, ExpertNorms};
 use super::{
     activation::GatedActivation,
     linear::Linear,
-    mlp::GatedMlp,
+    mlp::FeedForward,
     norm::RmsNorm,
     router::{Router, Routing},
     tensor_parallel::TpGroup,
@@ -25,13 +25,21 @@ const SORTED_FROM: usize = 64;
 #[derive(Debug)]
 pub struct MixtureOfExperts {
     router: Router,
-    gate: ExpertLinear,
+    latent: Option<LatentProjections>,
+    gate: Option<ExpertLinear>,
     up: ExpertLinear,
     down: ExpertLinear,
     gated: GatedActivation,
     used: i32,
     shared: Option<SharedExpert>,
     norms: Option<Norms>,
+}
+
+/// Projections of the hidden state into what experts read, and of what they give back.
+#[derive(Debug)]
+struct LatentProjections {
+    into: Linear,
+    back: Linear,
 }
 
 /// Norms of their own, where the layer has none before them.
@@ -46,7 +54,7 @@ struct Norms {
 /// The expert that every position passes.
 #[derive(Debug)]
 struct SharedExpert {
-    mlp: GatedMlp,
+    mlp: FeedForward,
     /// What weighs it.
     gate: Option<Linear>,
 }
@@ -83,10 +91,18 @@ impl MixtureOfExperts {
         path: &str,
         description: &description::Experts,
     ) -> Result<Self, WeightsError> {
+        let latent = match description.latent {
+            None => None,
+            Some(_) => Some(LatentProjections {
+                into: Linear::load(weights, &format!("{path}.fc1_latent_proj"))?,
+                back: Linear::load(weights, &format!("{path}.fc2_latent_proj"))?,
+            }),
+        };
+        let (gate, [up, down]) = description.projections();
         let mut linear =
             |name| ExpertLinear::load(weights, &format!("{path}.{}.{name}", description.experts));
-        let [gate, up] = [linear("gate_proj")?, linear("up_proj")?];
-        let mut down = linear("down_proj")?;
+        let gate = gate.map(&mut linear).transpose()?;
+        let (up, mut down) = (linear(up)?, linear(down)?);
         // Added to a sum over ranks, it must be added once.
         if weights.shard().index > 0 {
             down.bias = None;
@@ -95,7 +111,7 @@ impl MixtureOfExperts {
             None => None,
             Some(shared) => {
                 let dense = Dense { activation: description.activation, ..Dense::new(shared.intermediate) };
-                let mlp = GatedMlp::load(weights, &format!("{path}.{}", shared.module), dense.activation)?;
+                let mlp = FeedForward::load(weights, &format!("{path}.{}", shared.module), dense.activation)?;
                 let gate = shared.gate.map(|gate| Linear::load(weights, &format!("{path}.{gate}")));
                 Some(SharedExpert { mlp, gate: gate.transpose()? })
             }
@@ -114,6 +130,7 @@ impl MixtureOfExperts {
         };
         Ok(Self {
             router: Router::load(weights, path, description)?,
+            latent,
             gate,
             up,
             down,
@@ -145,9 +162,17 @@ impl MixtureOfExperts {
 
     /// What the chosen experts give together.
     fn chosen(&self, x: &Array, routing: &Routing) -> Result<Array, Exception> {
-        let each = self.each(x, &routing.experts)?;
+        let each = match &self.latent {
+            None => self.each(x, &routing.experts)?,
+            Some(latent) => self.each(&latent.into.forward(x)?, &routing.experts)?,
+        };
         let weights = routing.weights.expand_dims(-1)?;
-        each.multiply(weights)?.sum_axis(-2, false)?.as_dtype(each.dtype())
+        let sum = each.multiply(weights)?.sum_axis(-2, false)?.as_dtype(each.dtype())?;
+        // Of the sum over ranks, each projects its part.
+        match &self.latent {
+            None => Ok(sum),
+            Some(latent) => latent.back.forward(&sum),
+        }
     }
 
     /// What each chosen expert gives, `[1, positions, used, width]`.
@@ -168,7 +193,7 @@ impl MixtureOfExperts {
 
     fn pass(&self, x: &Array, experts: &Array, is_sorted: bool) -> Result<Array, Exception> {
         let up = self.up.forward(x, experts, is_sorted)?;
-        let gate = self.gate.forward(x, experts, is_sorted)?;
-        self.down.forward(&self.gated.apply(&gate, &up)?, experts, is_sorted)
+        let gate = self.gate.as_ref().map(|gate| gate.forward(x, experts, is_sorted)).transpose()?;
+        self.down.forward(&self.gated.apply(gate.as_ref(), &up)?, experts, is_sorted)
     }
 }

@@ -1,4 +1,4 @@
-//! The gated feed-forward block: `down(activation(gate(x)) · up(x))`.
+//! The feed-forward block: `down(activation(gate(x)) · up(x))`, or `down(activation(up(x)))` without a gate.
 
 use mlx_rs::{Array, error::Exception};
 use russet_model::description::Activation;
@@ -6,20 +6,21 @@ use russet_model::description::Activation;
 use super::{activation::GatedActivation, linear::Linear, tensor_parallel::TpGroup};
 use crate::weights::{Weights, WeightsError};
 
-/// A gated feed-forward block.
+/// A feed-forward block.
 #[derive(Debug)]
-pub struct GatedMlp {
-    gate: Linear,
+pub struct FeedForward {
+    gate: Option<Linear>,
     up: Linear,
     down: Linear,
     gated: GatedActivation,
 }
 
-impl GatedMlp {
-    /// Loads `gate_proj`, `up_proj` and `down_proj` under `path`.
+impl FeedForward {
+    /// Loads `gate_proj`, where the activation has a gate, `up_proj` and `down_proj` under `path`.
     pub fn load(weights: &mut Weights<'_>, path: &str, activation: Activation) -> Result<Self, WeightsError> {
+        let gate = activation.has_gate().then(|| Linear::load(weights, &format!("{path}.gate_proj")));
         Ok(Self {
-            gate: Linear::load(weights, &format!("{path}.gate_proj"))?,
+            gate: gate.transpose()?,
             up: Linear::load(weights, &format!("{path}.up_proj"))?,
             down: Linear::load(weights, &format!("{path}.down_proj"))?,
             gated: GatedActivation::new(activation),
@@ -37,6 +38,7 @@ impl GatedMlp {
     }
 
     fn hidden(&self, x: &Array) -> Result<Array, Exception> {
-        self.gated.apply(&self.gate.forward(x)?, &self.up.forward(x)?)
+        let gate = self.gate.as_ref().map(|gate| gate.forward(x)).transpose()?;
+        self.gated.apply(gate.as_ref(), &self.up.forward(x)?)
     }
 }

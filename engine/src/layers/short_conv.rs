@@ -14,7 +14,10 @@ use super::{
     packed_batch::{PackedBatch, SequenceSlice},
     tensor_parallel::TpGroup,
 };
-use crate::{cache::LayerCache, decoder::DecoderError, weights::Weights};
+use crate::{
+    cache::LayerCache,
+    weights::{Weights, WeightsError},
+};
 
 /// One layer of a short convolution.
 #[derive(Debug)]
@@ -31,7 +34,7 @@ impl ShortConv {
         weights: &mut Weights<'_>,
         path: &str,
         description: &description::ShortConv,
-    ) -> Result<Self, DecoderError> {
+    ) -> Result<Self, WeightsError> {
         Ok(Self {
             input: Linear::load(weights, &format!("{path}.in_proj"))?,
             convolution: CausalConv::load(weights, &format!("{path}.conv"), description.kernel)?,

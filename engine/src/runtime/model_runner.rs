@@ -436,8 +436,10 @@ impl ModelRunner {
         }
         // No later operation reads the result of a prefill chunk.
         for (sequence, _) in sequences.iter().zip(steps).filter(|(_, step)| step.sample.is_none()) {
-            if let Some(cache) = sequence.cache.last() {
-                results.extend(cache.readiness_probe().map_err(mlx)?);
+            match sequence.cache.last() {
+                Some(cache) => results.extend(cache.readiness_probe().map_err(mlx)?),
+                // Layers that remember nothing: what they were sent has to be taken.
+                None => results.push(hidden.clone()),
             }
         }
         async_eval(&results).map_err(mlx)?;

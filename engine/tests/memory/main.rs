@@ -195,6 +195,7 @@ async fn engines_of_every_family_never_take_more_than_was_planned() {
         Sizes { model_type: "gpt_oss", own: weights::WINDOWS, ..SMALL },
         Sizes { model_type: "qwen3_next", own: weights::DELTA_NETS, ..SMALL },
         Sizes { model_type: "lfm2", hidden: 512, own: weights::SHORT_CONVS, ..SMALL },
+        Sizes { model_type: "nemotron_h", own: weights::STATE_SPACES, ..SMALL },
     ];
     for sizes in share::of_this_run(kinds, 2) {
         // What is computed in layers of different kinds is reserved as if one layer had the widest of all.

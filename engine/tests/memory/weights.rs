@@ -128,6 +128,9 @@ pub const WINDOWS: &str =
 /// Gated delta nets.
 pub const DELTA_NETS: &str = r#"{"linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 64,
     "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "full_attention_interval": 2}"#;
+/// State spaces, an attention and a dense block.
+pub const STATE_SPACES: &str = r#"{"hybrid_override_pattern": "M-*M", "mamba_num_heads": 8, "mamba_head_dim": 64,
+    "n_groups": 4, "ssm_state_size": 64, "conv_kernel": 4, "use_conv_bias": true}"#;
 
 /// Short convolutions, wider than all else.
 pub const SHORT_CONVS: &str = r#"{"conv_L_cache": 3, "conv_bias": true, "full_attn_idxs": [1, 3], "block_ff_dim": 96,

@@ -1,7 +1,9 @@
 //! Today's numbers of activations and caches, and those of kinds that come.
 
 use super::*;
-use crate::description::{DeltaNet, Dense, Experts, Layer, Router, Scoring, SharedExpert, ShortConv};
+use crate::description::{
+    Activation, DeltaNet, Dense, Experts, Layer, Router, Scoring, SharedExpert, ShortConv,
+};
 
 #[test]
 fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
@@ -101,6 +103,31 @@ fn widest_layer_counts_whatever_its_kind() {
     assert_eq!((widths.heads, widths.queries, widths.keys, widths.mlp), (0, 2048, 0, 512));
     assert_eq!(description.experts(0), None);
     assert_eq!(description.experts(1), Some(ExpertCounts { count: 128, used: 8 }));
+}
+
+#[test]
+fn layers_of_one_block_count_what_they_have() {
+    let layer =
+        Layer::new(Mixer::Mamba2(crate::testing::mamba2(64, 64, 8, 128)), Mlp::Dense(Dense::new(1)), 1e-5);
+    let experts = Experts {
+        activation: Activation::SquaredRelu,
+        latent: Some(1024),
+        ..Experts::new(512, 22, 2688, Router::new(Scoring::Sigmoid))
+    };
+    let layers = vec![
+        Layer { mlp: None, ..layer.clone() },
+        Layer { mixer: None, mlp: Some(Mlp::Experts(Box::new(experts))), ..layer },
+    ];
+    let description = Description { hidden_size: 4096, ..crate::testing::description(layers) };
+    let widths = description.widths(2);
+    // What experts read and give is as wide as the latent.
+    assert_eq!(
+        (widths.heads, widths.queries, widths.keys, widths.mlp, widths.routed),
+        (64, 64 * (128 + 64) * 2, 8 * 128, 22 * 2688, 22 * 1024)
+    );
+    assert!(description.state(0, 2).fixed_bytes > 0 && description.experts(0).is_none());
+    assert_eq!(description.state(1, 2), LayerState::default());
+    assert_eq!(description.experts(1), Some(ExpertCounts { count: 512, used: 22 }));
 }
 
 #[test]

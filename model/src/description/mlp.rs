@@ -1,22 +1,22 @@
-//! What each position of a layer passes by itself: one gated block, or a few of many.
+//! What each position of a layer passes by itself: one block, gated or not, or a few of many.
 
 /// What each position passes by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mlp {
-    /// One gated block.
+    /// One block.
     Dense(Dense),
-    /// A few gated blocks of many, chosen for each position.
+    /// A few blocks of many, chosen for each position.
     Experts(Box<Experts>),
 }
 
-/// A gated block: `down(activation(gate(x)) · up(x))`.
+/// A gated block, `down(activation(gate(x)) · up(x))`, or one without a gate, `down(activation(up(x)))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dense {
     /// Its width.
     pub intermediate: u32,
     /// Whether its projections have biases.
     pub bias: bool,
-    /// What the gate passes.
+    /// What the gate passes, or what it has instead.
     pub activation: Activation,
     /// The module of a layer that holds it.
     pub module: &'static str,
@@ -24,7 +24,7 @@ pub struct Dense {
     pub originals: [&'static str; 3],
 }
 
-/// What a gate passes.
+/// What a gate passes, or what a block without one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
@@ -39,6 +39,8 @@ pub enum Activation {
         /// Where gate and input are cut.
         limit: f32,
     },
+    /// The square of `max(x, 0)`, without a gate.
+    SquaredRelu,
 }
 
 /// Experts.
@@ -54,8 +56,11 @@ pub struct Experts {
     pub router: Router,
     /// Whether their projections, and the router's, have biases.
     pub bias: bool,
-    /// What the gate of each passes.
+    /// What the gate of each passes, or what each has instead.
     pub activation: Activation,
+    /// Width of what they read and give, to which the hidden state is projected and back; `None` where that is the
+    /// hidden state itself.
+    pub latent: Option<u32>,
     /// The one that every position passes besides.
     pub shared: Option<SharedExpert>,
     /// Norms of its own for the shared expert and for the others, where the layer has none before them.
@@ -165,6 +170,16 @@ impl Router {
     }
 }
 
+impl Activation {
+    /// Whether a gate passes it.
+    pub fn has_gate(self) -> bool {
+        match self {
+            Self::Silu | Self::GeluTanh | Self::ClippedSwiGlu { .. } => true,
+            Self::SquaredRelu => false,
+        }
+    }
+}
+
 impl Dense {
     /// A block without biases, gated by SiLU.
     pub fn new(intermediate: u32) -> Self {
@@ -188,12 +203,21 @@ impl Experts {
             router,
             bias: false,
             activation: Activation::Silu,
+            latent: None,
             shared: None,
             norms: None,
             module: "mlp",
             experts: "switch_mlp",
             gate: "gate",
             originals: PROJECTIONS,
+        }
+    }
+
+    /// Names of gate, up and down of all of them in mlx-lm's layout; without a gate, up and down have others.
+    pub fn projections(&self) -> (Option<&'static str>, [&'static str; 2]) {
+        match self.activation.has_gate() {
+            true => (Some("gate_proj"), ["up_proj", "down_proj"]),
+            false => (None, ["fc1", "fc2"]),
         }
     }
 

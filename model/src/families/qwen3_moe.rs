@@ -34,7 +34,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let experts = experts(config, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"], router)?;
     let sparse = sparse_layers(config)?;
     for (layer, _) in description.layers.iter_mut().zip(sparse).filter(|(_, sparse)| *sparse) {
-        layer.mlp = Mlp::Experts(Box::new(experts.clone()));
+        layer.mlp = Some(Mlp::Experts(Box::new(experts.clone())));
     }
     Ok(description)
 }

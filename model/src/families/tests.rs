@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::description::{Activation, Attention, Mixer, Mlp, QkNorm, RopeScaling, Yarn};
+use crate::description::{Activation, Attention, Mixer, Mlp, QkNorm, RopeScaling, Scoring, Yarn};
 use crate::testing::{headers, llama, qwen3, tensors};
 
 fn read(config: &Value) -> Result<crate::Model, Error> {
@@ -126,9 +126,8 @@ fn windows_are_of_the_layers_that_have_them() {
     ] {
         let description = read(&config).unwrap().description;
         let found: Vec<_> = description
-            .layers
-            .iter()
-            .map(|layer| match &layer.mixer {
+            .mixers()
+            .map(|mixer| match mixer {
                 Mixer::Attention(attention) => attention.window,
                 other => panic!("{other:?}"),
             })
@@ -307,7 +306,7 @@ fn published_fields_of_families_are_read_or_refused() {
     }
     // The first Gemmas say nothing of their activation, and mean this one.
     let model = describe(&of("gemma3_text", json!({}))).unwrap();
-    let Mlp::Dense(dense) = &model.description.layers[0].mlp else { panic!("{model:?}") };
+    let Some(Mlp::Dense(dense)) = model.description.mlps().next() else { panic!("{model:?}") };
     assert_eq!(dense.activation, Activation::GeluTanh);
 }
 
@@ -322,9 +321,8 @@ fn a_gemma_4_has_heads_of_two_widths_and_a_state_for_each() {
     let model = describe(&config).unwrap();
     let attention: Vec<_> = model
         .description
-        .layers
-        .iter()
-        .map(|layer| match &layer.mixer {
+        .mixers()
+        .map(|mixer| match mixer {
             Mixer::Attention(attention) => attention,
             other => panic!("{other:?}"),
         })
@@ -336,6 +334,71 @@ fn a_gemma_4_has_heads_of_two_widths_and_a_state_for_each() {
     let quarter = RopeScaling::Proportional { rotated: 16, factor: 1.0 };
     assert_eq!(attention[1].rope.as_ref().unwrap().scaling, quarter);
     assert!(!model.tensors.iter().any(|(tensor, _)| tensor.name == "model.layers.1.self_attn.v_proj.weight"));
+}
+
+/// A Nemotron-H of all four kinds of layers.
+fn nemotron_h(fields: Value) -> Value {
+    with(
+        of(
+            "nemotron_h",
+            json!({"num_hidden_layers": 4, "hybrid_override_pattern": "M*-E", "layer_norm_epsilon": 1e-5, "mamba_num_heads": 8,
+                   "mamba_head_dim": 16, "mamba_proj_bias": false, "mamba_hidden_act": "silu", "ssm_state_size": 32,
+                   "n_groups": 4, "conv_kernel": 4, "use_conv_bias": true, "use_bias": false, "mlp_hidden_act": "relu2",
+                   "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                   "moe_shared_expert_intermediate_size": 96, "n_group": 2, "topk_group": 1, "norm_topk_prob": true,
+                   "routed_scaling_factor": 2.5, "chunk_size": 128, "expand": 2, "norm_eps": 1e-5, "num_logits_to_keep": 1,
+                   "mamba_ssm_cache_dtype": "float32", "residual_in_fp32": false, "time_step_floor": 1e-4,
+                   "time_step_max": 0.1, "time_step_min": 0.001, "use_mamba_kernels": true, "partial_rotary_factor": 1.0,
+                   "rescale_prenorm_residual": true, "rope_theta": 10000}),
+        ),
+        fields,
+    )
+}
+
+#[test]
+fn a_nemotron_h_has_layers_of_one_block_each() {
+    let model = describe(&nemotron_h(json!({"moe_latent_size": 32}))).unwrap();
+    let layers = &model.description.layers;
+    let Some(Mixer::Mamba2(mamba)) = &layers[0].mixer else { panic!("{layers:?}") };
+    assert_eq!((mamba.heads, mamba.groups, mamba.step_limits), (8, 4, [0.0, f32::INFINITY]));
+    let Some(Mixer::Attention(attention)) = &layers[1].mixer else { panic!("{layers:?}") };
+    assert_eq!((attention.kv_heads, attention.key_dim, &attention.rope), (2, 32, &None));
+    let Some(Mlp::Dense(dense)) = &layers[2].mlp else { panic!("{layers:?}") };
+    assert_eq!((dense.intermediate, dense.activation), (128, Activation::SquaredRelu));
+    let Some(Mlp::Experts(experts)) = &layers[3].mlp else { panic!("{layers:?}") };
+    assert_eq!((experts.latent, experts.shared_width(), experts.router.scale), (Some(32), 96, 2.5));
+    assert_eq!((experts.router.scoring, experts.router.groups), (Scoring::Sigmoid, 2));
+    let blocks = layers.iter().map(|layer| (layer.mixer.is_some(), layer.mlp.is_some()));
+    assert!(blocks.eq([(true, false), (true, false), (false, true), (false, true)]));
+    assert!(layers.iter().all(|layer| layer.norms.names().eq(["norm"])));
+    let shared: Vec<_> = crate::divisibility::shard_units(&model.description, &model.tensors);
+    assert!(shared.iter().any(|unit| (unit.count, unit.unit.as_str()) == (4, "groups of the state space")));
+}
+
+#[test]
+fn a_nemotron_h_names_its_layers_in_either_way() {
+    let list = |names: [&str; 4]| json!({"hybrid_override_pattern": null, "num_hidden_layers": null, "layers_block_type": names});
+    for (fields, said) in [
+        (list(["mamba", "attention", "mlp", "moe"]), None),
+        (list(["linear_attention", "full_attention", "mlp", "moe"]), None),
+        (json!({"hybrid_override_pattern": ["M", "*", "-", "E"], "num_hidden_layers": null}), None),
+        (json!({"time_step_limit": [0.0, "Infinity"], "num_nextn_predict_layers": 1}), None),
+        (list(["mamba", "attention", "mlp", "sparse"]), Some("layer kind \"sparse\"")),
+        (json!({"hybrid_override_pattern": "M*-O"}), Some("layer kind \"O\"")),
+        (json!({"hybrid_override_pattern": "M*-"}), Some("3 kinds for 4 layers")),
+        (json!({"hybrid_override_pattern": "M".repeat(1001)}), Some("hybrid_override_pattern")),
+        (json!({"mlp_hidden_act": "silu"}), Some("activation \"silu\" is not supported; supported is relu2")),
+        (json!({"mlp_bias": true}), Some("mlp_bias of a nemotron_h model")),
+        (json!({"n_groups": 3}), Some("3 groups of 8 heads")),
+        (json!({"time_step_limit": [0.1, 0.01]}), Some("time_step_limit")),
+        (json!({"ssm_cfg": {"expand": 2}}), Some("ssm_cfg")),
+    ] {
+        let config = nemotron_h(fields);
+        let all = headers(&tensors(&nemotron_h(json!({})), "BF16", None, true));
+        let said_now = crate::read(config.to_string().as_bytes(), &all).err().map(|error| error.to_string());
+        assert_eq!(said_now.is_some(), said.is_some(), "{config}: {said_now:?}");
+        assert!(said_now.unwrap_or_default().contains(said.unwrap_or_default()), "{config}");
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use super::{Layout, Recipe, Role, Rows, ShardAxis, Tensor};
 use crate::{
     description::{
-        Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mixer, Mlp, NormOffset,
-        QkNorm, ShortConv,
+        Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mamba2, Mixer, Mlp,
+        NormOffset, QkNorm, Scoring, ShortConv,
     },
     safetensors::Headers,
 };
@@ -132,23 +132,28 @@ impl Module<'_> {
             self.norm(name, hidden);
         }
         let path = self.path.clone();
-        self.path = format!("{path}.{}", layer.mixer.module());
-        match &layer.mixer {
-            Mixer::Attention(attention) => self.attention(attention, hidden),
-            Mixer::Latent(latent) => self.latent(latent, hidden),
-            Mixer::DeltaNet(delta) => self.delta_net(delta, hidden),
-            Mixer::ShortConv(conv) => self.short_conv(conv, hidden),
+        if let Some(mixer) = &layer.mixer {
+            self.path = format!("{path}.{}", mixer.module());
+            match mixer {
+                Mixer::Attention(attention) => self.attention(attention, hidden),
+                Mixer::Latent(latent) => self.latent(latent, hidden),
+                Mixer::DeltaNet(delta) => self.delta_net(delta, hidden),
+                Mixer::ShortConv(conv) => self.short_conv(conv, hidden),
+                Mixer::Mamba2(mamba) => self.mamba2(mamba, hidden),
+            }
+            self.path.clone_from(&path);
         }
-        self.path.clone_from(&path);
         for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
             self.norm(name, hidden);
         }
-        self.path = layer.mlp.path(&path);
-        match &layer.mlp {
-            Mlp::Dense(dense) => self.gated("", hidden, dense),
-            Mlp::Experts(experts) => self.experts(experts, hidden),
+        if let Some(mlp) = &layer.mlp {
+            self.path = mlp.path(&path);
+            match mlp {
+                Mlp::Dense(dense) => self.dense("", hidden, dense),
+                Mlp::Experts(experts) => self.experts(experts, hidden),
+            }
+            self.path = path;
         }
-        self.path = path;
         if let Some(field) = layer.output_scale {
             self.vector(field, 1);
         }
@@ -292,13 +297,39 @@ impl Module<'_> {
         self.row_parallel("out_proj", hidden, channels, conv.bias);
     }
 
-    fn gated(&mut self, within: &str, hidden: u64, dense: &Dense) {
+    fn mamba2(&mut self, mamba: &Mamba2, hidden: u64) {
+        let (heads, inner) = (u64::from(mamba.heads), mamba.inner_width());
+        let [values, writes, reads] = mamba.conv_widths();
+        // The gate, what the convolution passes, and the time steps.
+        let projected = vec![inner, values, writes, reads, heads];
+        let mixed = vec![values, writes, reads];
+        let [width, channels] = [&projected, &mixed].map(|segments| segments.iter().sum::<u64>());
+        let kernel = u64::from(mamba.conv_kernel);
+        self.push_segments("in_proj.weight", &[width, hidden], Some((0, projected.clone())), true);
+        if mamba.bias {
+            self.push_segments("in_proj.bias", &[width], Some((0, projected)), false);
+        }
+        self.push_segments("conv1d.weight", &[channels, kernel, 1], Some((0, mixed.clone())), false);
+        if mamba.conv_bias {
+            self.push_segments("conv1d.bias", &[channels], Some((0, mixed)), false);
+        }
+        for field in ["A_log", "D", "dt_bias"] {
+            self.push(field, &[heads], Some(0), false).is_auxiliary = true;
+        }
+        self.push("norm.weight", &[inner], Some(0), false);
+        self.row_parallel("out_proj", hidden, inner, mamba.bias);
+    }
+
+    fn dense(&mut self, within: &str, hidden: u64, dense: &Dense) {
         let (first, width, bias) = (self.tensors.len(), u64::from(dense.intermediate), dense.bias);
         let field = |name: &str| format!("{within}{name}");
         // Where they are stored together, the gate comes first.
         let merged = self.has(&field("gate_up_proj.weight"));
         let ([gate, up, down], count) = (dense.originals, 1 + usize::from(bias));
-        for (name, original, from) in [("gate_proj", gate, 0), ("up_proj", up, width)] {
+        let gateless = usize::from(!dense.activation.has_gate());
+        for (name, original, from) in
+            [("gate_proj", gate, 0), ("up_proj", up, width)].into_iter().skip(gateless)
+        {
             self.column_parallel(&field(name), width, hidden, bias);
             if merged {
                 let rows = Rows { dim: 0, of: 2 * width, from, step: 1 };
@@ -328,7 +359,9 @@ impl Module<'_> {
     fn experts(&mut self, experts: &Experts, hidden: u64) {
         let [count, width] = [experts.count, experts.intermediate].map(u64::from);
         self.replicated(experts.gate, count, hidden, experts.bias);
-        if let Some(gate) = self.tensors.last_mut().filter(|_| experts.router.wide) {
+        // Scores are in 32 bits, and what they weigh is not.
+        let is_wide = matches!(experts.router.scoring, Scoring::Sigmoid | Scoring::GroupedSoftmax);
+        if let Some(gate) = self.tensors.last_mut().filter(|_| is_wide) {
             gate.is_auxiliary = true;
         }
         if let Some(correction) = experts.router.correction {
@@ -344,15 +377,17 @@ impl Module<'_> {
                 self.norm(name, hidden);
             }
         }
+        let latent = experts.latent.map_or(hidden, u64::from);
+        if experts.latent.is_some() {
+            self.replicated("fc1_latent_proj", latent, hidden, false);
+            self.replicated("fc2_latent_proj", hidden, latent, false);
+        }
+        let shapes = [([count, width, latent], 1), ([count, width, latent], 1), ([count, latent, width], 2)];
         let first = self.tensors.len();
-        for (place, (name, shape, dim)) in [
-            ("gate_proj", [count, width, hidden], 1),
-            ("up_proj", [count, width, hidden], 1),
-            ("down_proj", [count, hidden, width], 2),
-        ]
-        .into_iter()
-        .enumerate()
+        let (gate, [up, down]) = experts.projections();
+        for (place, (name, (shape, dim))) in [gate, Some(up), Some(down)].into_iter().zip(shapes).enumerate()
         {
+            let Some(name) = name else { continue };
             self.push(&format!("{}.{name}.weight", experts.experts), &shape, Some(dim), true);
             self.original_experts(experts, place);
             if experts.bias {
@@ -365,7 +400,7 @@ impl Module<'_> {
         self.share_in_parts(first, width);
         if let Some(shared) = experts.shared {
             let dense = Dense { activation: experts.activation, ..Dense::new(shared.intermediate) };
-            self.gated(&format!("{}.", shared.module), hidden, &dense);
+            self.dense(&format!("{}.", shared.module), hidden, &dense);
             if let Some(gate) = shared.gate {
                 self.replicated(gate, 1, hidden, false);
             }

@@ -147,3 +147,23 @@ fn recipes_say_what_is_stored_and_what_of_it_counts() {
     let wrong = tensor(&[3, 8, 64], &["a.weight", "z.weight"], Recipe::Stack);
     assert!(wrong.stored(&headers).unwrap_err().to_string().contains("tensor z.weight is missing"));
 }
+
+#[test]
+fn a_backbone_has_names_of_its_own() {
+    let backbone = headers(&[("backbone.embeddings.weight".to_owned(), "BF16", vec![100, 64])]);
+    let layout = Layout::of(&backbone);
+    for (name, stored) in [
+        ("model.embed_tokens.weight", "backbone.embeddings.weight"),
+        ("model.layers.7.norm.weight", "backbone.layers.7.norm.weight"),
+        ("model.layers.7.mamba.norm.weight", "backbone.layers.7.mixer.norm.weight"),
+        ("model.layers.7.self_attn.q_proj.bias", "backbone.layers.7.mixer.q_proj.bias"),
+        ("model.layers.7.mlp.switch_mlp.fc1.weight", "backbone.layers.7.mixer.switch_mlp.fc1.weight"),
+        ("model.norm.weight", "backbone.norm_f.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+    ] {
+        assert_eq!(layout.name(name), stored);
+        assert_eq!(tensor_role(stored), tensor_role(name), "{name}");
+    }
+    // Layers that predict further tokens are not of the model.
+    assert_eq!(tensor_role("mtp.layers.0.norm.weight"), None);
+}

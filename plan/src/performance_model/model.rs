@@ -179,7 +179,7 @@ impl ModelProfile {
                     let known = model.window.map_or(0.0, |window| f64::from(window.kv_bytes));
                     model.window = Some(Window { tokens, kv_bytes: (known + per_token) as u32 });
                 }
-                None if state.fixed_bytes == 0 => {
+                None if state.per_token_bytes > 0 => {
                     model.kv_bytes += per_token;
                     model.attention += layers * heads * 2.0;
                 }
