@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 4;
+pub const READER: u32 = 5;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -143,7 +143,7 @@ impl ModelShape {
 
     /// The shape of a model that the engine runs.
     pub fn of(model: &Model) -> Self {
-        let Model { description, tensors } = model;
+        let Model { description, tensors, converted: _ } = model;
         let value_bytes = model.value_bytes();
         let mut shape = Self {
             architecture: description.model_type.clone(),

@@ -3,11 +3,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
 
-use russet_model::{
-    error::Error,
-    gguf::{affine::ValueType, layout::Layout},
-    safetensors::Headers,
-};
+use russet_model::{error::Error, gguf::layout::Layout, safetensors::Headers, value_type::ValueType};
 
 use super::{LoadDtype, OpenFile, WeightsError};
 use crate::gguf_folder::{GgufFolder, GgufFolderError};
