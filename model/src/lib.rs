@@ -70,7 +70,9 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
     let config = Config::read(&document)?;
     let converted = packings::convert(&document, headers)?;
     let headers = converted.as_ref().map_or(headers, |converted| &converted.headers);
-    let description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
+    let mut description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
+    let note = converted.as_ref().and_then(|converted| converted.note);
+    description.notes.extend(note.map(str::to_owned));
     let tensors = tensors::table(&description, headers);
     check_unused(&description, &tensors, headers)?;
     let stored = |tensor: Tensor| tensor.stored(headers).map(|stored| (tensor, stored));

@@ -28,6 +28,8 @@ use settings::Settings;
 struct Format {
     /// `quant_method` of config.json.
     method: &'static str,
+    /// What a person should know of it.
+    note: Option<&'static str>,
     /// Adds every tensor of the files, as it is or converted.
     convert: fn(&Settings<'_>, &mut Conversion<'_>) -> Result<(), Error>,
 }
@@ -42,6 +44,8 @@ pub struct ConvertedWeights {
     pub headers: Headers,
     /// How the files become them.
     pub layout: Layout,
+    /// What a person should know of the conversion.
+    pub note: Option<&'static str>,
 }
 
 /// Whether tensors of this `quant_method` are converted.
@@ -59,8 +63,9 @@ pub(crate) fn convert(document: &Document, headers: &Headers) -> Result<Option<C
     let Some((method, fields)) = document.other_quantisation() else { return Ok(None) };
     let Some(format) = FORMATS.iter().find(|format| format.method == method) else { return Ok(None) };
     let mut conversion = Conversion::new(headers);
-    (format.convert)(&Settings::new(fields), &mut conversion)?;
-    Ok(Some(conversion.finish()?))
+    (format.convert)(&Settings::new("quantization_config", fields), &mut conversion)?;
+    let (headers, layout) = conversion.finish()?;
+    Ok(Some(ConvertedWeights { headers, layout, note: format.note }))
 }
 
 #[cfg(test)]

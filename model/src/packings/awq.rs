@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::Error;
 
-pub(super) const FORMAT: Format = Format { method: "awq", convert };
+pub(super) const FORMAT: Format = Format { method: "awq", note: None, convert };
 
 /// Bits of an integer.
 const BITS: u32 = 4;

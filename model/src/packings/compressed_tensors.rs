@@ -7,7 +7,7 @@ use super::{
     column_groups::lanes,
     conversion::Conversion,
     layout::Part,
-    settings::{REMEDY, Settings, refuse, short},
+    settings::{REMEDY, Settings},
 };
 use crate::{
     error::{Error, Unsupported},
@@ -15,7 +15,7 @@ use crate::{
 };
 use serde_json::Value;
 
-pub(super) const FORMAT: Format = Format { method: "compressed-tensors", convert };
+pub(super) const FORMAT: Format = Format { method: "compressed-tensors", note: None, convert };
 
 /// What it has beside packed values.
 const FIELDS: &[&str] = &[".weight_scale", ".weight_zero_point", ".weight_shape"];
@@ -62,25 +62,19 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
 /// Bits of an integer, the same in all groups of modules.
 fn bits(settings: &Settings<'_>) -> Result<u32, Unsupported> {
     let groups = settings.value("config_groups").and_then(Value::as_object);
-    let mut all = groups.into_iter().flatten().filter_map(|(_, group)| group.get("weights")?.as_object());
-    let Some(first) = all.next() else {
-        let field = "config_groups";
-        return Err(refuse(field, "without weights", "a group whose weights have num_bits"));
-    };
-    let found = |field: &str| first.get(field).unwrap_or(&Value::Null);
-    if let Some(other) = all.find(|other| other.get("num_bits") != first.get("num_bits")) {
-        let bits = [first, other].map(|group| short(group.get("num_bits").unwrap_or(&Value::Null)));
-        return Err(refuse(
-            "config_groups",
-            &format!("of {} bits", bits.join(" and of ")),
-            "one number of bits",
-        ));
+    let mut all = None;
+    for (name, group) in groups.into_iter().flatten() {
+        let Some(weights) = group.get("weights").and_then(Value::as_object) else { continue };
+        let name: String = name.chars().take(60).collect();
+        let weights = Settings::new(&format!("{}.config_groups.{name}.weights", settings.path()), weights);
+        weights.only("type", &["int"])?;
+        let bits = weights.bits("num_bits", &[4, 8])?;
+        if let Some(other) = all.replace(bits).filter(|other| *other != bits) {
+            let found = format!("of {other} and of {bits} bits");
+            return Err(settings.refuse("config_groups", &found, "one number of bits"));
+        }
     }
-    let first = Settings::new(first);
-    first
-        .only("type", &["int"])
-        .map_err(|_| refuse("config_groups", &format!("of type {}", short(found("type"))), "int"))?;
-    first
-        .bits("num_bits", &[4, 8])
-        .map_err(|_| refuse("config_groups", &format!("of {} bits", short(found("num_bits"))), "4 or 8 bits"))
+    all.ok_or_else(|| {
+        settings.refuse("config_groups", "without weights", "a group whose weights have num_bits")
+    })
 }

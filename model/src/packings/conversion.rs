@@ -1,7 +1,6 @@
 //! Makes the headers of a model's converted tensors, and their layout, one tensor after the other.
 
 use super::{
-    ConvertedWeights,
     cast::Cast,
     layout::{ConvertedTensor, Layout, Part},
     matrix::Matrix,
@@ -114,8 +113,8 @@ impl<'a> Conversion<'a> {
         self.tensors.push((name, Entry { file, dtype, shape, begin, end: *end }));
     }
 
-    pub fn finish(self) -> Result<ConvertedWeights, FileError> {
-        Ok(ConvertedWeights { headers: self.source.converted(self.tensors)?, layout: self.layout })
+    pub fn finish(self) -> Result<(Headers, Layout), FileError> {
+        Ok((self.source.converted(self.tensors)?, self.layout))
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     conversion::Conversion,
     layout::{Part, Window},
     matrix::{Matrix, ReadAt},
-    settings::{Settings, refuse, short},
+    settings::{Settings, short},
 };
 use crate::{
     error::{Error, FileError},
@@ -17,7 +17,10 @@ use crate::{
     value_type::ValueType,
 };
 
-pub(super) const FORMAT: Format = Format { method: "fp8", convert };
+pub(super) const FORMAT: Format = Format { method: "fp8", note: Some(NOTE), convert };
+
+/// What a person should know of it.
+const NOTE: &str = "the weights are fp8 and are converted to BF16 on loading: in memory they take twice the bytes of the files";
 
 /// Rows and columns of a block.
 const BLOCK: u64 = 128;
@@ -31,7 +34,9 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
     if let Some(block) = settings.value("weight_block_size")
         && *block != serde_json::json!([BLOCK, BLOCK])
     {
-        return Err(refuse("weight_block_size", &short(block), &format!("[{BLOCK}, {BLOCK}]")).into());
+        return Err(settings
+            .refuse("weight_block_size", &short(block), &format!("[{BLOCK}, {BLOCK}]"))
+            .into());
     }
     let source = conversion.source;
     for (name, entry) in source.iter() {

@@ -15,7 +15,7 @@ use super::{
 use crate::error::{Error, Unsupported};
 use serde_json::Value;
 
-pub(super) const FORMAT: Format = Format { method: "gptq", convert };
+pub(super) const FORMAT: Format = Format { method: "gptq", note: None, convert };
 
 fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
     let bits = settings.bits("bits", &[4, 8])?;

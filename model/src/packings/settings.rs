@@ -7,14 +7,21 @@ use crate::{config::whole, error::Unsupported};
 /// What to use instead of a packing that is not read.
 pub(super) const REMEDY: &str = "use the model in 16 bits, or quantised by mlx-lm";
 
-/// The fields of `quantization_config`.
+/// The fields of `quantization_config`, or of an object in it.
 pub(super) struct Settings<'a> {
+    /// Where in config.json they are.
+    path: String,
     fields: &'a Map<String, Value>,
 }
 
 impl<'a> Settings<'a> {
-    pub fn new(fields: &'a Map<String, Value>) -> Self {
-        Self { fields }
+    pub fn new(path: &str, fields: &'a Map<String, Value>) -> Self {
+        Self { path: path.to_owned(), fields }
+    }
+
+    /// Where in config.json they are.
+    pub fn path(&self) -> &str {
+        &self.path
     }
 
     /// A value that is there; null is absent.
@@ -28,7 +35,7 @@ impl<'a> Settings<'a> {
         let is_known = |text: &str| known.iter().any(|known| known.eq_ignore_ascii_case(text));
         match value.as_str() {
             Some(text) if is_known(text) => Ok(()),
-            _ => Err(refuse(field, &short(value), &known.join(", "))),
+            _ => Err(self.refuse(field, &short(value), &known.join(", "))),
         }
     }
 
@@ -38,14 +45,14 @@ impl<'a> Settings<'a> {
         let bits =
             whole(value).and_then(|bits| known.iter().copied().find(|known| u64::from(*known) == bits));
         let list = || known.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        bits.ok_or_else(|| refuse(field, &short(value), &list()))
+        bits.ok_or_else(|| self.refuse(field, &short(value), &list()))
     }
-}
 
-/// That a field has a value which is not read.
-pub(super) fn refuse(field: &str, found: &str, known: &str) -> Unsupported {
-    let reason = format!("it is {found}, which is not supported; supported is {known}");
-    Unsupported::field(&format!("quantization_config.{field}"), reason, REMEDY)
+    /// That a field has a value which is not read.
+    pub fn refuse(&self, field: &str, found: &str, known: &str) -> Unsupported {
+        let reason = format!("it is {found}, which is not supported; supported is {known}");
+        Unsupported::field(&format!("{}.{field}", self.path), reason, REMEDY)
+    }
 }
 
 /// A value for a message.

@@ -419,7 +419,11 @@ fn what_no_exporter_writes_is_refused_with_its_numbers() {
             "format: it is \"float-quantized\", which is not supported; supported is pack-quantized",
         ),
         (json!({"quant_method": "compressed-tensors"}), none.clone(), "config_groups: it is without weights"),
-        (integers(3, json!({})), none.clone(), "it is of 3 bits"),
+        (
+            integers(3, json!({})),
+            none.clone(),
+            "config_groups.group_0.weights.num_bits: it is 3, which is not supported; supported is 4, 8",
+        ),
         (
             integers(
                 4,
@@ -431,7 +435,7 @@ fn what_no_exporter_writes_is_refused_with_its_numbers() {
         (
             integers(4, json!({"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}})),
             none.clone(),
-            "it is of type \"float\"",
+            "config_groups.a.weights.type: it is \"float\"",
         ),
         (four(), vec![tensor("a.weight_packed", "I32", &[8, 4])], "tensor a.weight_scale is missing"),
         (four(), packed(8, 4, &[7, 1]), "it is BF16 [7, 1], not F16, BF16 or F32 [8, 1]"),
