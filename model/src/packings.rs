@@ -64,7 +64,7 @@ pub(crate) fn convert(document: &Document, headers: &Headers) -> Result<Option<C
     let Some(format) = FORMATS.iter().find(|format| format.method == method) else { return Ok(None) };
     let mut conversion = Conversion::new(headers);
     (format.convert)(&Settings::new("quantization_config", fields), &mut conversion)?;
-    let (headers, layout) = conversion.finish()?;
+    let (headers, layout) = conversion.finish();
     Ok(Some(ConvertedWeights { headers, layout, note: format.note }))
 }
 

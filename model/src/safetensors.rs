@@ -225,20 +225,14 @@ impl Headers {
         Ok(())
     }
 
-    /// The same files, with these tensors instead of their own. Offsets are counted from the start of a file.
-    pub(crate) fn converted(
-        &self,
-        tensors: impl IntoIterator<Item = (String, Entry)>,
-    ) -> Result<Self, FileError> {
+    /// The same files without tensors. Offsets of those that are added count from the start of a file.
+    pub(crate) fn without_tensors(&self) -> Self {
         let files = self.files.iter().map(|file| File { data_start: 0, ..file.clone() }).collect();
-        let mut headers = Self { files, tensors: BTreeMap::new(), bytes: self.bytes };
-        for (tensor, entry) in tensors {
-            headers.insert(tensor, entry)?;
-        }
-        Ok(headers)
+        Self { files, tensors: BTreeMap::new(), bytes: self.bytes }
     }
 
-    fn insert(&mut self, tensor: String, entry: Entry) -> Result<(), FileError> {
+    /// Adds a tensor of one of the files.
+    pub(crate) fn insert(&mut self, tensor: String, entry: Entry) -> Result<(), FileError> {
         if self.tensors.contains_key(&tensor) {
             let (tensor, file) = (shorten(&tensor), self.file_of(&entry));
             let problem = format!("tensor {tensor} is there twice, the second time in {file}");

@@ -70,8 +70,8 @@ impl ColumnGroups {
             match (name.strip_suffix(".qweight"), value) {
                 (Some(path), _) => self.matrix(conversion, (name, path, entry), value)?,
                 _ if fields.filter_map(|field| name.strip_suffix(field)).any(is_packed) => {}
-                (None, Some(value)) => conversion.keep_in(value, name, entry),
-                (None, None) => conversion.keep(name, entry),
+                (None, Some(value)) => conversion.keep_in(value, name, entry)?,
+                (None, None) => conversion.keep(name, entry)?,
             }
         }
         Ok(())
@@ -113,10 +113,10 @@ impl ColumnGroups {
         let biases = Biases { scales: from, value: own, transposed: true, zeros };
         let transposed = Transposed { from, element_bytes: own.bytes() as u64 };
         let shape = vec![outputs, groups];
-        conversion.add(format!("{path}.weight"), Dtype::U32, vec![outputs, words], (entry.file, part));
+        conversion.add(format!("{path}.weight"), Dtype::U32, vec![outputs, words], (entry.file, part))?;
         let part = (scales.file, Part::Transposed(transposed));
-        conversion.add(format!("{path}.scales"), own.dtype(), shape.clone(), part);
-        conversion.add(format!("{path}.biases"), own.dtype(), shape, (scales.file, Part::Biases(biases)));
+        conversion.add(format!("{path}.scales"), own.dtype(), shape.clone(), part)?;
+        conversion.add(format!("{path}.biases"), own.dtype(), shape, (scales.file, Part::Biases(biases)))?;
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
             continue;
         }
         let Some(path) = name.strip_suffix(".weight_packed") else {
-            conversion.keep(name, entry);
+            conversion.keep(name, entry)?;
             continue;
         };
         if source.contains(&format!("{path}.weight_g_idx")) {
@@ -51,10 +51,10 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
             }
         };
         let biases = Biases { scales: conversion.matrix(scales), value, transposed: false, zeros };
-        conversion.keep_as(format!("{path}.weight"), Dtype::U32, entry);
-        conversion.keep_as(format!("{path}.scales"), scales.dtype.clone(), scales);
+        conversion.keep_as(format!("{path}.weight"), Dtype::U32, entry)?;
+        conversion.keep_as(format!("{path}.scales"), scales.dtype.clone(), scales)?;
         let part = (scales.file, Part::Biases(biases));
-        conversion.add(format!("{path}.biases"), value.dtype(), vec![outputs, groups], part);
+        conversion.add(format!("{path}.biases"), value.dtype(), vec![outputs, groups], part)?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::{
 pub(super) struct Conversion<'a> {
     /// What the files have.
     pub source: &'a Headers,
-    tensors: Vec<(String, Entry)>,
+    converted: Headers,
     layout: Layout,
     /// Where in each file the next converted tensor lies: behind its end.
     ends: Vec<u64>,
@@ -30,7 +30,7 @@ impl<'a> Conversion<'a> {
             }
         }
         let layout = Layout { files: vec![Vec::new(); ends.len()] };
-        Self { source, tensors: Vec::new(), layout, ends }
+        Self { source, converted: source.without_tensors(), layout, ends }
     }
 
     /// A stored tensor that belongs to another one.
@@ -76,45 +76,51 @@ impl<'a> Conversion<'a> {
     }
 
     /// A tensor as it is stored, as another one.
-    pub fn keep_as(&mut self, name: String, dtype: Dtype, entry: &Entry) {
+    pub fn keep_as(&mut self, name: String, dtype: Dtype, entry: &Entry) -> Result<(), FileError> {
         let begin = self.matrix(entry).begin;
         let end = begin.saturating_add(entry.bytes());
-        self.tensors.push((name, Entry { dtype, shape: entry.shape.clone(), begin, end, file: entry.file }));
+        let shape = entry.shape.clone();
+        self.converted.insert(name, Entry { dtype, shape, begin, end, file: entry.file })
     }
 
     /// A tensor as it is stored.
-    pub fn keep(&mut self, name: &str, entry: &Entry) {
-        self.keep_as(name.to_owned(), entry.dtype.clone(), entry);
+    pub fn keep(&mut self, name: &str, entry: &Entry) -> Result<(), FileError> {
+        self.keep_as(name.to_owned(), entry.dtype.clone(), entry)
     }
 
     /// A tensor of plain numbers in this type; any other as it is stored.
-    pub fn keep_in(&mut self, value: ValueType, name: &str, entry: &Entry) {
+    pub fn keep_in(&mut self, value: ValueType, name: &str, entry: &Entry) -> Result<(), FileError> {
         match ValueType::of(&entry.dtype).filter(|stored| *stored != value) {
             None => self.keep(name, entry),
             Some(stored) => {
                 let part = Part::Cast(Cast { from: self.matrix(entry), stored, value });
-                self.add(name.to_owned(), value.dtype(), entry.shape.clone(), (entry.file, part));
+                self.add(name.to_owned(), value.dtype(), entry.shape.clone(), (entry.file, part))
             }
         }
     }
 
     /// A tensor that is made of others, the first of them in this file.
-    pub fn add(&mut self, name: String, dtype: Dtype, shape: Vec<u64>, (file, part): (usize, Part)) {
+    pub fn add(
+        &mut self,
+        name: String,
+        dtype: Dtype,
+        shape: Vec<u64>,
+        (file, part): (usize, Part),
+    ) -> Result<(), FileError> {
         let element_bytes = dtype.bytes().unwrap_or(1);
         let columns = shape.last().copied().unwrap_or(1);
         let bytes = shape.iter().fold(element_bytes, |bytes, &size| bytes.saturating_mul(size));
-        let (Some(end), Some(tensors)) = (self.ends.get_mut(file), self.layout.files.get_mut(file)) else {
-            return;
-        };
-        let begin = *end;
-        *end = begin.saturating_add(bytes);
-        let own = name.as_str().into();
-        tensors.push(ConvertedTensor { name: own, begin, end: *end, columns, element_bytes, part });
-        self.tensors.push((name, Entry { file, dtype, shape, begin, end: *end }));
+        let mut begin = 0;
+        if let (Some(end), Some(tensors)) = (self.ends.get_mut(file), self.layout.files.get_mut(file)) {
+            begin = std::mem::replace(end, end.saturating_add(bytes));
+            let own = name.as_str().into();
+            tensors.push(ConvertedTensor { name: own, begin, end: *end, columns, element_bytes, part });
+        }
+        self.converted.insert(name, Entry { file, dtype, shape, begin, end: begin.saturating_add(bytes) })
     }
 
-    pub fn finish(self) -> Result<(Headers, Layout), FileError> {
-        Ok((self.source.converted(self.tensors)?, self.layout))
+    pub fn finish(self) -> (Headers, Layout) {
+        (self.converted, self.layout)
     }
 }
 

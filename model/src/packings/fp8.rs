@@ -49,9 +49,9 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
             Some(scales) => {
                 let blocks = blocks(conversion, entry, (&scales_name, scales))?;
                 let part = (entry.file, Part::Blocks(blocks));
-                conversion.add(name.to_owned(), Dtype::BF16, entry.shape.clone(), part);
+                conversion.add(name.to_owned(), Dtype::BF16, entry.shape.clone(), part)?;
             }
-            None => conversion.keep(name, entry),
+            None => conversion.keep(name, entry)?,
         }
     }
     Ok(())
