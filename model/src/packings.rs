@@ -22,20 +22,20 @@ mod transposed;
 use crate::{config::Document, error::Error, safetensors::Headers};
 use conversion::Conversion;
 use layout::Layout;
-use settings::Settings;
+use settings::QuantizationSettings;
 
 /// A packing and how it is converted.
-struct Format {
+struct PackingFormat {
     /// `quant_method` of config.json.
     method: &'static str,
     /// What a person should know of it.
     note: Option<&'static str>,
     /// Adds every tensor of the files, as it is or converted.
-    convert: fn(&Settings<'_>, &mut Conversion<'_>) -> Result<(), Error>,
+    convert: fn(&QuantizationSettings<'_>, &mut Conversion<'_>) -> Result<(), Error>,
 }
 
 /// Every packing that is converted.
-const FORMATS: &[Format] = &[fp8::FORMAT, compressed_tensors::FORMAT, awq::FORMAT, gptq::FORMAT];
+const FORMATS: &[PackingFormat] = &[fp8::FORMAT, compressed_tensors::FORMAT, awq::FORMAT, gptq::FORMAT];
 
 /// The weights of a model as the engine has them in memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,7 @@ pub(crate) fn convert(document: &Document, headers: &Headers) -> Result<Option<C
     let Some((method, fields)) = document.other_quantisation() else { return Ok(None) };
     let Some(format) = FORMATS.iter().find(|format| format.method == method) else { return Ok(None) };
     let mut conversion = Conversion::new(headers);
-    (format.convert)(&Settings::new("quantization_config", fields), &mut conversion)?;
+    (format.convert)(&QuantizationSettings::new("quantization_config", fields), &mut conversion)?;
     let (headers, layout) = conversion.finish();
     Ok(Some(ConvertedWeights { headers, layout, note: format.note }))
 }

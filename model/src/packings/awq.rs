@@ -4,16 +4,16 @@
 use std::io;
 
 use super::{
-    Format,
-    column_groups::{ColumnGroups, Stored, Values, unpacked},
+    PackingFormat,
+    column_groups::{ColumnGroups, ConvertedValues, PackedMatrix, unpacked},
     conversion::Conversion,
     layout::{Part, Window},
-    matrix::{Matrix, ReadAt},
-    settings::Settings,
+    matrix::{ReadAt, StoredMatrix},
+    settings::QuantizationSettings,
 };
 use crate::error::Error;
 
-pub(super) const FORMAT: Format = Format { method: "awq", note: None, convert };
+pub(super) const FORMAT: PackingFormat = PackingFormat { method: "awq", note: None, convert };
 
 /// Bits of an integer.
 const BITS: u32 = 4;
@@ -22,7 +22,7 @@ const SHARE: u64 = 8;
 /// Where in a word each output is.
 const LANES: &[u32] = &[0, 4, 1, 5, 2, 6, 3, 7];
 
-fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
+fn convert(settings: &QuantizationSettings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
     if settings.value("bits").is_some() {
         settings.bits("bits", &[BITS])?;
     }
@@ -30,7 +30,11 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
     ColumnGroups { bits: BITS, lanes: LANES, zero_offset: 0, beside: &[], values }.convert(conversion)
 }
 
-fn values(conversion: &Conversion<'_>, _: &ColumnGroups, stored: &Stored<'_>) -> Result<Values, Error> {
+fn values(
+    conversion: &Conversion<'_>,
+    _: &ColumnGroups,
+    stored: &PackedMatrix<'_>,
+) -> Result<ConvertedValues, Error> {
     let (inputs, packed) = stored.size;
     if !inputs.is_multiple_of(SHARE) {
         let name = format!("{}.qweight", stored.path);
@@ -38,17 +42,17 @@ fn values(conversion: &Conversion<'_>, _: &ColumnGroups, stored: &Stored<'_>) ->
         return Err(conversion.wrong(&name, stored.entry, &expected).into());
     }
     let outputs = unpacked(conversion, stored, packed, SHARE)?;
-    let part = Part::Interleaved(Interleaved { from: conversion.matrix(stored.entry) });
-    Ok(Values { outputs, words: inputs / SHARE, part })
+    let part = Part::Interleaved(InterleavedWords { from: conversion.matrix(stored.entry) });
+    Ok(ConvertedValues { outputs, words: inputs / SHARE, part })
 }
 
 /// Integers whose words are of eight outputs; MLX has words of eight inputs.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Interleaved {
-    from: Matrix,
+pub(super) struct InterleavedWords {
+    from: StoredMatrix,
 }
 
-impl Interleaved {
+impl InterleavedWords {
     pub fn convert(&self, window: &Window, out: &mut [u8], read: &ReadAt<'_>) -> io::Result<()> {
         let first_packed = window.rows.start / SHARE;
         let bytes = first_packed * 4..window.rows.end.div_ceil(SHARE) * 4;

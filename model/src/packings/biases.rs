@@ -5,29 +5,29 @@ use std::{io, ops::Range};
 
 use super::{
     layout::Window,
-    matrix::{Matrix, ReadAt},
+    matrix::{ReadAt, StoredMatrix},
 };
 use crate::value_type::ValueType;
 
 /// A bias for each group.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Biases {
-    pub scales: Matrix,
+    pub scales: StoredMatrix,
     /// Type of the scales, and of the biases.
     pub value: ValueType,
     /// Whether the file has a row of scales for each group, not for each output.
     pub transposed: bool,
-    pub zeros: Zeros,
+    pub zeros: ZeroPoints,
 }
 
 /// Integers that stand for zero.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Zeros {
+pub(super) enum ZeroPoints {
     /// The same in each group.
     All(u32),
     /// One for each group; those of neighbouring outputs share a word.
     Packed {
-        from: Matrix,
+        from: StoredMatrix,
         bits: u32,
         /// Where in a word each of them is, as many as there are.
         lanes: &'static [u32],
@@ -75,8 +75,8 @@ impl Biases {
         read: &ReadAt<'_>,
     ) -> io::Result<Box<dyn Fn(u64, u64) -> u32>> {
         let (from, bits, lanes, offset) = match self.zeros {
-            Zeros::All(zero) => return Ok(Box::new(move |_, _| zero)),
-            Zeros::Packed { from, bits, lanes, offset } => (from, bits, lanes, offset),
+            ZeroPoints::All(zero) => return Ok(Box::new(move |_, _| zero)),
+            ZeroPoints::Packed { from, bits, lanes, offset } => (from, bits, lanes, offset),
         };
         let share = lanes.len() as u64;
         let words = rows.start / share..rows.end.div_ceil(share);

@@ -4,14 +4,14 @@ use std::io;
 
 use super::{
     layout::Window,
-    matrix::{Matrix, ReadAt},
+    matrix::{ReadAt, StoredMatrix},
 };
 use crate::value_type::ValueType;
 
 /// Plain numbers in another type than the file's.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Cast {
-    pub from: Matrix,
+    pub from: StoredMatrix,
     /// Type in the file.
     pub stored: ValueType,
     /// Type that they are converted to.

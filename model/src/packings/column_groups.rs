@@ -2,10 +2,10 @@
 //! MLX has it the other way round, so all of it is transposed.
 
 use super::{
-    biases::{Biases, Zeros},
+    biases::{Biases, ZeroPoints},
     conversion::Conversion,
     layout::Part,
-    transposed::Transposed,
+    transposed::TransposedMatrix,
 };
 use crate::{
     error::{Error, FileError},
@@ -32,11 +32,11 @@ pub(super) struct ColumnGroups {
     /// What a tensor's name ends with that is read with `qweight`, besides scales and zero points.
     pub beside: &'static [&'static str],
     /// The integers of a matrix.
-    pub values: fn(&Conversion<'_>, &Self, &Stored<'_>) -> Result<Values, Error>,
+    pub values: fn(&Conversion<'_>, &Self, &PackedMatrix<'_>) -> Result<ConvertedValues, Error>,
 }
 
 /// The packed integers of a matrix, as they are stored.
-pub(super) struct Stored<'a> {
+pub(super) struct PackedMatrix<'a> {
     /// The name of the matrix, without `.qweight`.
     pub path: &'a str,
     pub entry: &'a Entry,
@@ -47,7 +47,7 @@ pub(super) struct Stored<'a> {
 }
 
 /// The same as MLX has them.
-pub(super) struct Values {
+pub(super) struct ConvertedValues {
     pub outputs: u64,
     /// Words of an output.
     pub words: u64,
@@ -87,8 +87,8 @@ impl ColumnGroups {
         let (scales_name, zeros_name) = (format!("{path}.scales"), format!("{path}.qzeros"));
         let scales = conversion.find(&scales_name)?;
         let groups = scales.shape.first().copied().unwrap_or(0);
-        let stored = Stored { path, entry, size, groups };
-        let Values { outputs, words, part } = (self.values)(conversion, self, &stored)?;
+        let stored = PackedMatrix { path, entry, size, groups };
+        let ConvertedValues { outputs, words, part } = (self.values)(conversion, self, &stored)?;
         let own = conversion.value(&scales_name, scales, &[groups, outputs])?;
         if let Some(value) = value.filter(|value| *value != own) {
             return Err(conversion
@@ -97,11 +97,11 @@ impl ColumnGroups {
         }
         let zeros = match conversion.source.get(&zeros_name) {
             // In the middle of the range.
-            None => Zeros::All(1 << (self.bits - 1)),
+            None => ZeroPoints::All(1 << (self.bits - 1)),
             Some(zeros) => {
                 let share = self.lanes.len() as u64;
                 conversion.check_words(&zeros_name, zeros, &[groups, outputs.div_ceil(share)])?;
-                Zeros::Packed {
+                ZeroPoints::Packed {
                     from: conversion.matrix(zeros),
                     bits: self.bits,
                     lanes: self.lanes,
@@ -111,7 +111,7 @@ impl ColumnGroups {
         };
         let from = conversion.matrix(scales);
         let biases = Biases { scales: from, value: own, transposed: true, zeros };
-        let transposed = Transposed { from, element_bytes: own.bytes() as u64 };
+        let transposed = TransposedMatrix { from, element_bytes: own.bytes() as u64 };
         let shape = vec![outputs, groups];
         conversion.add(format!("{path}.weight"), Dtype::U32, vec![outputs, words], (entry.file, part))?;
         let part = (scales.file, Part::Transposed(transposed));
@@ -124,7 +124,7 @@ impl ColumnGroups {
 /// How many there are of what shares words, so many a word.
 pub(super) fn unpacked(
     conversion: &Conversion<'_>,
-    stored: &Stored<'_>,
+    stored: &PackedMatrix<'_>,
     words: u64,
     share: u64,
 ) -> Result<u64, FileError> {

@@ -2,12 +2,12 @@
 //! points in place of biases.
 
 use super::{
-    Format,
-    biases::{Biases, Zeros},
+    PackingFormat,
+    biases::{Biases, ZeroPoints},
     column_groups::lanes,
     conversion::Conversion,
     layout::Part,
-    settings::{REMEDY, Settings},
+    settings::{QuantizationSettings, REMEDY},
 };
 use crate::{
     error::{Error, Unsupported},
@@ -15,12 +15,12 @@ use crate::{
 };
 use serde_json::Value;
 
-pub(super) const FORMAT: Format = Format { method: "compressed-tensors", note: None, convert };
+pub(super) const FORMAT: PackingFormat = PackingFormat { method: "compressed-tensors", note: None, convert };
 
 /// What it has beside packed values.
 const FIELDS: &[&str] = &[".weight_scale", ".weight_zero_point", ".weight_shape"];
 
-fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
+fn convert(settings: &QuantizationSettings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
     settings.only("format", &["pack-quantized"])?;
     let bits = bits(settings)?;
     let (source, share) = (conversion.source, u64::from(32 / bits));
@@ -44,10 +44,10 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
         let value = conversion.value(&scales_name, scales, &[outputs, groups])?;
         let zeros_name = format!("{path}.weight_zero_point");
         let zeros = match source.get(&zeros_name) {
-            None => Zeros::All(1 << (bits - 1)),
+            None => ZeroPoints::All(1 << (bits - 1)),
             Some(zeros) => {
                 conversion.check_words(&zeros_name, zeros, &[outputs.div_ceil(share), groups])?;
-                Zeros::Packed { from: conversion.matrix(zeros), bits, lanes: lanes(bits), offset: 0 }
+                ZeroPoints::Packed { from: conversion.matrix(zeros), bits, lanes: lanes(bits), offset: 0 }
             }
         };
         let biases = Biases { scales: conversion.matrix(scales), value, transposed: false, zeros };
@@ -60,13 +60,14 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
 }
 
 /// Bits of an integer, the same in all groups of modules.
-fn bits(settings: &Settings<'_>) -> Result<u32, Unsupported> {
+fn bits(settings: &QuantizationSettings<'_>) -> Result<u32, Unsupported> {
     let groups = settings.value("config_groups").and_then(Value::as_object);
     let mut all = None;
     for (name, group) in groups.into_iter().flatten() {
         let Some(weights) = group.get("weights").and_then(Value::as_object) else { continue };
         let name: String = name.chars().take(60).collect();
-        let weights = Settings::new(&format!("{}.config_groups.{name}.weights", settings.path()), weights);
+        let weights =
+            QuantizationSettings::new(&format!("{}.config_groups.{name}.weights", settings.path()), weights);
         weights.only("type", &["int"])?;
         let bits = weights.bits("num_bits", &[4, 8])?;
         if let Some(other) = all.replace(bits).filter(|other| *other != bits) {

@@ -3,7 +3,7 @@
 use super::{
     cast::Cast,
     layout::{ConvertedTensor, Layout, Part},
-    matrix::Matrix,
+    matrix::StoredMatrix,
 };
 use crate::{
     error::FileError,
@@ -68,11 +68,11 @@ impl<'a> Conversion<'a> {
     }
 
     /// Where a stored tensor lies; its last dimension is the row.
-    pub fn matrix(&self, entry: &Entry) -> Matrix {
+    pub fn matrix(&self, entry: &Entry) -> StoredMatrix {
         let rows = entry.elements() / entry.shape.last().copied().unwrap_or(1).max(1);
         let data_start = self.source.files().get(entry.file).map_or(0, |file| file.data_start);
         let begin = data_start.saturating_add(entry.begin);
-        Matrix { file: entry.file, begin, row_bytes: entry.bytes() / rows.max(1) }
+        StoredMatrix { file: entry.file, begin, row_bytes: entry.bytes() / rows.max(1) }
     }
 
     /// A tensor as it is stored, as another one.

@@ -4,11 +4,11 @@
 use std::io;
 
 use super::{
-    Format,
+    PackingFormat,
     conversion::Conversion,
     layout::{Part, Window},
-    matrix::{Matrix, ReadAt},
-    settings::{Settings, short},
+    matrix::{ReadAt, StoredMatrix},
+    settings::{QuantizationSettings, short},
 };
 use crate::{
     error::{Error, FileError},
@@ -17,7 +17,7 @@ use crate::{
     value_type::ValueType,
 };
 
-pub(super) const FORMAT: Format = Format { method: "fp8", note: Some(NOTE), convert };
+pub(super) const FORMAT: PackingFormat = PackingFormat { method: "fp8", note: Some(NOTE), convert };
 
 /// What a person should know of it.
 const NOTE: &str = "the weights are fp8 and are converted to BF16 on loading: in memory they take twice the bytes of the files";
@@ -29,7 +29,7 @@ const FLOAT8: Dtype = Dtype::Other("F8_E4M3", 1);
 /// The largest number that 8 bits are read as.
 const MAX_NUMBER: f32 = 480.0;
 
-fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
+fn convert(settings: &QuantizationSettings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
     settings.only("fmt", &["e4m3"])?;
     if let Some(block) = settings.value("weight_block_size")
         && *block != serde_json::json!([BLOCK, BLOCK])
@@ -58,7 +58,11 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
 }
 
 /// The blocks of a tensor, by the shape of its scales.
-fn blocks(conversion: &Conversion<'_>, entry: &Entry, scales: (&str, &Entry)) -> Result<Blocks, FileError> {
+fn blocks(
+    conversion: &Conversion<'_>,
+    entry: &Entry,
+    scales: (&str, &Entry),
+) -> Result<ScaledBlocks, FileError> {
     let (name, scales) = scales;
     let columns = entry.shape.last().copied().unwrap_or(1);
     let size = match (&entry.shape[..], &scales.shape[..]) {
@@ -76,16 +80,16 @@ fn blocks(conversion: &Conversion<'_>, entry: &Entry, scales: (&str, &Entry)) ->
     };
     let value = conversion.value(name, scales, &scales.shape)?;
     let per_row = columns.div_ceil(size.1.max(1));
-    let scales = Matrix { row_bytes: per_row * value.bytes() as u64, ..conversion.matrix(scales) };
-    Ok(Blocks { numbers: conversion.matrix(entry), scales, value, rows: size.0, columns: size.1 })
+    let scales = StoredMatrix { row_bytes: per_row * value.bytes() as u64, ..conversion.matrix(scales) };
+    Ok(ScaledBlocks { numbers: conversion.matrix(entry), scales, value, rows: size.0, columns: size.1 })
 }
 
 /// Numbers of 8 bits, in blocks that share a scale.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Blocks {
-    numbers: Matrix,
+pub(super) struct ScaledBlocks {
+    numbers: StoredMatrix,
     /// A row of scales for each row of blocks.
-    scales: Matrix,
+    scales: StoredMatrix,
     /// Type of the scales.
     value: ValueType,
     /// Rows of a block.
@@ -94,7 +98,7 @@ pub(super) struct Blocks {
     columns: u64,
 }
 
-impl Blocks {
+impl ScaledBlocks {
     pub fn convert(
         &self,
         tensor: &str,

@@ -4,20 +4,20 @@
 use std::io;
 
 use super::{
-    Format,
-    column_groups::{ColumnGroups, Stored, Values, lanes, unpacked},
+    PackingFormat,
+    column_groups::{ColumnGroups, ConvertedValues, PackedMatrix, lanes, unpacked},
     conversion::Conversion,
     layout::{Part, Window},
-    matrix::{Matrix, ReadAt},
-    settings::{REMEDY, Settings, short},
-    transposed::Transposed,
+    matrix::{ReadAt, StoredMatrix},
+    settings::{QuantizationSettings, REMEDY, short},
+    transposed::TransposedMatrix,
 };
 use crate::error::{Error, Unsupported};
 use serde_json::Value;
 
-pub(super) const FORMAT: Format = Format { method: "gptq", note: None, convert };
+pub(super) const FORMAT: PackingFormat = PackingFormat { method: "gptq", note: None, convert };
 
-fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
+fn convert(settings: &QuantizationSettings<'_>, conversion: &mut Conversion<'_>) -> Result<(), Error> {
     let bits = settings.bits("bits", &[4, 8])?;
     if settings.value("desc_act").is_some_and(|value| *value != Value::Bool(false)) {
         let reason = "columns in the order of activations are not supported";
@@ -30,7 +30,11 @@ fn convert(settings: &Settings<'_>, conversion: &mut Conversion<'_>) -> Result<(
     ColumnGroups { bits, lanes: lanes(bits), zero_offset, beside: &[".g_idx"], values }.convert(conversion)
 }
 
-fn values(conversion: &Conversion<'_>, packing: &ColumnGroups, stored: &Stored<'_>) -> Result<Values, Error> {
+fn values(
+    conversion: &Conversion<'_>,
+    packing: &ColumnGroups,
+    stored: &PackedMatrix<'_>,
+) -> Result<ConvertedValues, Error> {
     let (words, outputs) = stored.size;
     let inputs = unpacked(conversion, stored, words, packing.lanes.len() as u64)?;
     let name = format!("{}.g_idx", stored.path);
@@ -42,31 +46,31 @@ fn values(conversion: &Conversion<'_>, packing: &ColumnGroups, stored: &Stored<'
                 let expected = format!("of inputs that {} groups share evenly", stored.groups);
                 return Err(conversion.wrong(&name, entry, &expected).into());
             }
-            let from = Matrix { row_bytes: 4, ..conversion.matrix(entry) };
-            Some(Order { from, inputs, group_size: inputs / stored.groups })
+            let from = StoredMatrix { row_bytes: 4, ..conversion.matrix(entry) };
+            Some(GroupOrder { from, inputs, group_size: inputs / stored.groups })
         }
     };
-    let values = Transposed { from: conversion.matrix(stored.entry), element_bytes: 4 };
-    Ok(Values { outputs, words, part: Part::Words(Words { values, order }) })
+    let values = TransposedMatrix { from: conversion.matrix(stored.entry), element_bytes: 4 };
+    Ok(ConvertedValues { outputs, words, part: Part::Words(GroupedWords { values, order }) })
 }
 
 /// Words that are as MLX has them, where neighbours are grouped.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Words {
-    values: Transposed,
-    order: Option<Order>,
+pub(super) struct GroupedWords {
+    values: TransposedMatrix,
+    order: Option<GroupOrder>,
 }
 
 /// The group of each input, as the file has it.
 #[derive(Clone, Debug, PartialEq)]
-struct Order {
-    from: Matrix,
+struct GroupOrder {
+    from: StoredMatrix,
     inputs: u64,
     /// Inputs of a group.
     group_size: u64,
 }
 
-impl Words {
+impl GroupedWords {
     pub fn convert(
         &self,
         tensor: &str,
@@ -81,7 +85,7 @@ impl Words {
     }
 }
 
-impl Order {
+impl GroupOrder {
     /// That every group is of neighbours.
     fn check(&self, tensor: &str, read: &ReadAt<'_>) -> io::Result<()> {
         for inputs in self.from.parts(0..self.inputs, &(0..4), 1) {

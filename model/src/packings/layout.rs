@@ -4,8 +4,8 @@
 use std::{io, ops::Range};
 
 use super::{
-    awq::Interleaved, biases::Biases, cast::Cast, fp8::Blocks, gptq::Words, matrix::ReadAt,
-    transposed::Transposed,
+    awq::InterleavedWords, biases::Biases, cast::Cast, fp8::ScaledBlocks, gptq::GroupedWords, matrix::ReadAt,
+    transposed::TransposedMatrix,
 };
 
 /// Bytes of a tensor: `count` runs of `length` bytes, one every `stride` bytes from `begin` on.
@@ -79,11 +79,11 @@ pub struct ConvertedTensor {
 /// What a converted tensor is of a packing.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Part {
-    Blocks(Blocks),
+    Blocks(ScaledBlocks),
     Biases(Biases),
-    Transposed(Transposed),
-    Interleaved(Interleaved),
-    Words(Words),
+    Transposed(TransposedMatrix),
+    Interleaved(InterleavedWords),
+    Words(GroupedWords),
     Cast(Cast),
 }
 

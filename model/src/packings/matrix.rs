@@ -12,7 +12,7 @@ const MAX_GAP_BYTES: u64 = 16 << 10;
 
 /// A matrix in a file, its rows one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Matrix {
+pub(super) struct StoredMatrix {
     /// The file, by its number.
     pub file: usize,
     /// Its first byte.
@@ -29,7 +29,7 @@ pub(super) struct Tile {
     length: usize,
 }
 
-impl Matrix {
+impl StoredMatrix {
     /// From one row of a window of these bytes to the next, as they are read.
     fn stride(&self, bytes: &Range<u64>) -> u64 {
         let length = bytes.end - bytes.start;

@@ -8,13 +8,13 @@ use crate::{config::whole, error::Unsupported};
 pub(super) const REMEDY: &str = "use the model in 16 bits, or quantised by mlx-lm";
 
 /// The fields of `quantization_config`, or of an object in it.
-pub(super) struct Settings<'a> {
+pub(super) struct QuantizationSettings<'a> {
     /// Where in config.json they are.
     path: String,
     fields: &'a Map<String, Value>,
 }
 
-impl<'a> Settings<'a> {
+impl<'a> QuantizationSettings<'a> {
     pub fn new(path: &str, fields: &'a Map<String, Value>) -> Self {
         Self { path: path.to_owned(), fields }
     }

@@ -14,10 +14,10 @@ use crate::{
 };
 
 /// Name, dtype, shape and bytes.
-type Stored = (&'static str, &'static str, Vec<u64>, Vec<u8>);
+type PlayedTensor = (&'static str, &'static str, Vec<u64>, Vec<u8>);
 
 /// A file of these tensors, and what it is converted to.
-struct Played {
+struct PlayedFile {
     bytes: Vec<u8>,
     converted: ConvertedWeights,
 }
@@ -28,13 +28,13 @@ fn document(settings: &Value) -> Document {
     Document::parse(config.to_string().as_bytes()).unwrap()
 }
 
-fn conversion(settings: &Value, tensors: &[Stored]) -> Result<Option<ConvertedWeights>, Error> {
+fn conversion(settings: &Value, tensors: &[PlayedTensor]) -> Result<Option<ConvertedWeights>, Error> {
     let described: Vec<_> =
         tensors.iter().map(|(name, dtype, shape, _)| ((*name).to_owned(), *dtype, shape.clone())).collect();
     convert(&document(settings), &headers(&described))
 }
 
-fn play(settings: &Value, tensors: &[Stored]) -> Played {
+fn play(settings: &Value, tensors: &[PlayedTensor]) -> PlayedFile {
     let converted = conversion(settings, tensors).unwrap().unwrap();
     let described: Vec<_> =
         tensors.iter().map(|(name, dtype, shape, _)| ((*name).to_owned(), *dtype, shape.clone())).collect();
@@ -42,10 +42,10 @@ fn play(settings: &Value, tensors: &[Stored]) -> Played {
     let mut bytes = vec![0xee; 8 + header.len()];
     tensors.iter().for_each(|tensor| bytes.extend(&tensor.3));
     assert_eq!(bytes.len() as u64, size);
-    Played { bytes, converted }
+    PlayedFile { bytes, converted }
 }
 
-impl Played {
+impl PlayedFile {
     fn entry(&self, name: &str) -> &Entry {
         self.converted.headers.get(name).unwrap_or_else(|| panic!("no {name}"))
     }
@@ -198,7 +198,7 @@ fn expected(
 }
 
 /// That a matrix stands for these numbers, and has them in all its parts.
-fn check(settings: &Value, tensors: &[Stored], bits: usize, expected: &[f32]) {
+fn check(settings: &Value, tensors: &[PlayedTensor], bits: usize, expected: &[f32]) {
     let played = play(settings, tensors);
     assert_eq!(played.unpacked("a", bits), expected, "{settings}");
     played.check_parts();
@@ -249,7 +249,7 @@ fn packed_integers_of_compressed_tensors_keep_their_numbers() {
         let integers: Vec<u32> =
             pairs(outputs, inputs).map(|(output, input)| integer(input, output, bits)).collect();
         let own_scales = pairs(outputs, groups).map(|(output, group)| scale(group, output));
-        let matrix = || -> Vec<Stored> {
+        let matrix = || -> Vec<PlayedTensor> {
             vec![
                 ("a.weight_packed", "I32", vec![outputs, inputs / share], pack(&integers, bits, &lanes)),
                 (

@@ -4,18 +4,18 @@ use std::io;
 
 use super::{
     layout::Window,
-    matrix::{Matrix, ReadAt},
+    matrix::{ReadAt, StoredMatrix},
 };
 
 /// A matrix whose rows are the columns of one of the file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Transposed {
-    pub from: Matrix,
+pub(super) struct TransposedMatrix {
+    pub from: StoredMatrix,
     /// Bytes of an element.
     pub element_bytes: u64,
 }
 
-impl Transposed {
+impl TransposedMatrix {
     pub fn convert(&self, window: &Window, out: &mut [u8], read: &ReadAt<'_>) -> io::Result<()> {
         let element = self.element_bytes as usize;
         let bytes = window.rows.start * self.element_bytes..window.rows.end * self.element_bytes;

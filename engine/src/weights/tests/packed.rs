@@ -5,9 +5,9 @@ use mlx_rs::ops::concatenate;
 use super::*;
 
 /// Name, dtype, shape and bytes.
-type Filled = (String, &'static str, Vec<u64>, Vec<u8>);
+type FilledTensor = (String, &'static str, Vec<u64>, Vec<u8>);
 
-fn file(tensors: &[Filled]) -> Vec<u8> {
+fn file(tensors: &[FilledTensor]) -> Vec<u8> {
     let shapes =
         tensors.iter().map(|(name, dtype, shape, _)| (name.clone(), *dtype, shape.clone())).collect();
     let mut file = safetensors(&shapes);
@@ -17,7 +17,7 @@ fn file(tensors: &[Filled]) -> Vec<u8> {
     file
 }
 
-fn filled((name, dtype, shape): (String, &'static str, Vec<u64>), salt: u64) -> Filled {
+fn filled((name, dtype, shape): (String, &'static str, Vec<u64>), salt: u64) -> FilledTensor {
     let bytes = shape.iter().product::<u64>() * width(dtype);
     // Small halves and floats, whatever their type: the exponent's bits are in the last byte.
     let byte = |at: u64| match (dtype, at % width(dtype)) {
@@ -42,7 +42,8 @@ fn files(part: impl Fn(&str, [u64; 2]) -> Tensors) -> Vec<(&'static str, Vec<u8>
         }
     }
     all.push(("model.layers.0.mlp.down_proj.weight".into(), "F32", vec![64, 192]));
-    let filled: Vec<Filled> = all.into_iter().zip(1..).map(|(tensor, salt)| filled(tensor, salt)).collect();
+    let filled: Vec<FilledTensor> =
+        all.into_iter().zip(1..).map(|(tensor, salt)| filled(tensor, salt)).collect();
     // In turn, so that what belongs together is in both.
     let half = |own: usize| {
         filled

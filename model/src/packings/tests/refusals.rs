@@ -18,7 +18,7 @@ fn what_no_exporter_writes_is_refused_with_its_numbers() {
         settings
     };
     let gptq = || json!({"quant_method": "gptq", "bits": 4});
-    let tensor = |name: &'static str, dtype: &'static str, shape: &[u64]| -> Stored {
+    let tensor = |name: &'static str, dtype: &'static str, shape: &[u64]| -> PlayedTensor {
         (name, dtype, shape.to_vec(), Vec::new())
     };
     let float8 = |scales: &[u64], dtype| {
@@ -34,11 +34,11 @@ fn what_no_exporter_writes_is_refused_with_its_numbers() {
             tensor("a.qzeros", "I32", zeros),
         ]
     };
-    let with = |mut tensors: Vec<Stored>, more: Stored| {
+    let with = |mut tensors: Vec<PlayedTensor>, more: PlayedTensor| {
         tensors.push(more);
         tensors
     };
-    let none: Vec<Stored> = Vec::new();
+    let none: Vec<PlayedTensor> = Vec::new();
     for (settings, tensors, said) in [
         (
             json!({"quant_method": "fp8", "weight_block_size": [32, 32]}),
