@@ -5,6 +5,7 @@
 mod gguf;
 mod shard_read;
 mod weight;
+mod weight_file;
 
 use std::{
     collections::HashMap,
@@ -32,9 +33,10 @@ use russet_model::{
 use thiserror::Error;
 
 use crate::partition::{TpShard, rank_holds};
-use gguf::{GgufCheckpoint, WeightFile};
+use gguf::GgufCheckpoint;
 use shard_read::{RowRange, ShardRead};
 pub use weight::{Weight, exception};
+use weight_file::{PackedFiles, WeightFile};
 
 /// Why weights cannot be loaded. Each error names the file or tensor, the numbers and the remedy.
 #[derive(Debug, Error)]
@@ -168,10 +170,14 @@ impl Checkpoint {
     }
 
     fn new(dir: &Path, config: &[u8], headers: Headers, files: Vec<OpenFile>) -> Result<Self, WeightsError> {
-        let model = russet_model::read(config, &headers).map_err(|error| match error {
+        let mut model = russet_model::read(config, &headers).map_err(|error| match error {
             Error::File(source) => WeightsError::File { folder: dir.to_owned(), source },
             Error::Unsupported(why) => why.into(),
         })?;
+        let (headers, files) = match model.converted.take() {
+            None => (headers, files),
+            Some(converted) => (converted.headers, PackedFiles::open(files, converted.layout)),
+        };
         let names = model.tensors.iter().enumerate();
         let places = names.map(|(place, (tensor, _))| (tensor.name.clone(), place)).collect();
         Ok(Self { model, headers, files, places })
@@ -450,12 +456,8 @@ impl<'a> Weights<'a> {
             return Err(WeightsError::NoTensor(tensor.to_owned()));
         };
         let mut bytes = vec![0; read.bytes() as usize];
-        read.read(
-            &|bytes, offset| file.read_exact_at(bytes, offset),
-            header.data_start + entry.begin,
-            &mut bytes,
-        )
-        .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
+        read.read(&|bytes, runs| file.read(bytes, runs), header.data_start + entry.begin, &mut bytes)
+            .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
         (self.on_bytes)(bytes.len() as u64);
         let shape = read
             .shape

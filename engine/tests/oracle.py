@@ -12,7 +12,8 @@ here knows the engine.
 Variants with "kv" keep their caches quantised from the first token on. (generate_step's own `kv_bits` quantises a cache
 after the first piece of a prompt has read it as computed, so an answer would depend on where prompts are cut.)
 
-Variants with "original" are in the layout of Hugging Face's exports, which mlx-lm turns into its own on loading.
+Variants with "original" are in the layout of Hugging Face's exports, which mlx-lm turns into its own on loading; those
+with "packing" have the weights of their layers packed as others pack them (packings.py).
 
 With MEMBERS a variant that is there already is answered again by mlx-lm sharded over as many processes of MLX's ring on
 loopback (`model.shard`), into FOLDER/tensor-<members>/: sums of slices round in another order than whole products, so
@@ -34,6 +35,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import switch_layers
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 from mlx_lm.utils import _get_classes, load_model, quantize_model, save_config, save_model
+from packings import pack_folder, read_by_mlx_lm
 
 SEED = 11
 VOCABULARY = 320
@@ -102,6 +104,8 @@ def make(spec, folder):
     save_config(dict(config), folder / "config.json")
     if spec.get("original"):
         as_original(folder, config)
+    if spec.get("packing"):
+        pack_folder(folder, config, **spec["packing"])
     if spec.get("index") is False:
         (folder / "model.safetensors.index.json").unlink()
     if spec.get("shards"):
@@ -220,7 +224,7 @@ def widened(model):
 
 
 def answer(folder, spec):
-    model, _ = load_model(folder)
+    model, _ = load_model(read_by_mlx_lm(folder))
     model = with_windows(model, spec["config"])
     if spec.get("widen"):
         model = widened(model)
@@ -324,7 +328,7 @@ def answer_sharded(model, members):
 def be_a_shard(folder):
     group = mx.distributed.init(strict=True, backend="ring")
     spec = read(folder)
-    model, _ = load_model(folder, lazy=True)
+    model, _ = load_model(read_by_mlx_lm(folder), lazy=True)
     model = with_windows(model, spec["config"])
     model.shard(group)
     mx.eval(model.parameters())

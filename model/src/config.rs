@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::{Error, FileError, Unsupported},
-    json,
+    json, packings,
 };
 use fields::Fields;
 pub use rope::RopeFields;
@@ -180,19 +180,31 @@ impl Document {
         FileError::Field { field, found: self.fields.get(field).map_or("absent".to_owned(), short) }
     }
 
+    /// The method of a quantisation that is not mlx-lm's own, and its settings.
+    pub(crate) fn other_quantisation(&self) -> Option<(&str, &Map<String, Value>)> {
+        if self.value("quantization").is_some_and(Value::is_object) {
+            return None;
+        }
+        let settings = self.value("quantization_config")?.as_object()?;
+        Some((settings.get("quant_method")?.as_str()?, settings))
+    }
+
     /// Packing is read off the tensors; what the engine does not unpack is named here rather than misread there.
     pub fn check_quantisation(&self) -> Result<(), Unsupported> {
         let remedy = "use the model in 16 bits, or quantised by mlx-lm";
-        let own = self.value("quantization").and_then(Value::as_object);
-        let other = self.value("quantization_config").and_then(Value::as_object);
-        let method = other.and_then(|other| other.get("quant_method")).and_then(Value::as_str);
-        if let Some(method) = method.filter(|method| own.is_none() && *method != "mxfp4") {
-            let reason = format!("quantization method {:?} is not supported", short_text(method));
+        if let Some((method, _)) = self.other_quantisation()
+            && method != "mxfp4"
+            && !packings::is_converted(method)
+        {
+            let reason = format!(
+                "quantization method {:?} is not supported; supported are mxfp4, {}",
+                short_text(method),
+                packings::list()
+            );
             return Err(Unsupported::field("quantization_config.quant_method", reason, remedy));
         }
-        let Some((field, fields)) =
-            own.map(|own| ("quantization", own)).or(other.map(|other| ("quantization_config", other)))
-        else {
+        let fields = |field| self.value(field).and_then(Value::as_object).map(|fields| (field, fields));
+        let Some((field, fields)) = fields("quantization").or_else(|| fields("quantization_config")) else {
             return Ok(());
         };
         let mode = |fields: &Map<String, Value>| {

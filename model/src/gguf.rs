@@ -12,7 +12,6 @@ pub mod block_type;
 pub mod blocks;
 mod configuration;
 pub mod files;
-pub mod float16;
 pub mod header;
 mod iq;
 mod iq_grids;
@@ -31,8 +30,9 @@ use crate::{
     error::{Error, FileError, Unsupported},
     safetensors::Headers,
     shape::{ModelShape, READER},
+    value_type::ValueType,
 };
-use affine::{ValueType, is_packed_anew};
+use affine::is_packed_anew;
 use block_type::BlockType;
 use header::{GgufHeader, GgufTensor};
 use layout::Layout;

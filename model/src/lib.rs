@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! config.json ─▶ config ─▶ families ─▶ Description ─▶ tensors ─┐
-//! *.safetensors ─▶ index ─▶ safetensors ─▶ Headers ────────────┴▶ Model ─▶ cost, divisibility ─▶ ModelShape
+//! *.safetensors ─▶ index ─▶ safetensors ─▶ packings ─▶ Headers ─┴▶ Model ─▶ cost, divisibility ─▶ ModelShape
 //! *.gguf ─▶ gguf ─▶ config.json, tokenizer.json and Headers, as if it were an MLX repository
 //! ```
 
@@ -14,18 +14,21 @@ pub mod description;
 pub mod divisibility;
 pub mod error;
 pub mod families;
+pub mod float16;
 pub mod gguf;
 pub mod index;
 pub mod json;
 pub mod kv_quantization;
 pub mod lfs;
 mod object;
+pub mod packings;
 pub mod partition;
 pub mod safetensors;
 pub mod shape;
 pub mod state;
 pub mod tensors;
 pub mod tokenizer_files;
+pub mod value_type;
 
 use std::collections::BTreeSet;
 
@@ -33,6 +36,7 @@ use crate::{
     config::{Config, Document},
     description::Description,
     error::{Error, FileError, Unsupported},
+    packings::ConvertedWeights,
     safetensors::{Headers, shorten},
     tensors::{Layout, Role, Stored, Tensor, beside, tensor_role},
 };
@@ -44,6 +48,8 @@ pub struct Model {
     pub description: Description,
     /// Its tensors, and what the files have of each.
     pub tensors: Vec<(Tensor, Stored)>,
+    /// Its weights as the engine has them in memory, where that is not as the files have them.
+    pub converted: Option<ConvertedWeights>,
 }
 
 impl Model {
@@ -62,12 +68,16 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
     document.check_fields(family.fields)?;
     document.set_defaults(family.defaults);
     let config = Config::read(&document)?;
-    let description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
+    let converted = packings::convert(&document, headers)?;
+    let headers = converted.as_ref().map_or(headers, |converted| &converted.headers);
+    let mut description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
+    let note = converted.as_ref().and_then(|converted| converted.note);
+    description.notes.extend(note.map(str::to_owned));
     let tensors = tensors::table(&description, headers);
     check_unused(&description, &tensors, headers)?;
     let stored = |tensor: Tensor| tensor.stored(headers).map(|stored| (tensor, stored));
     let tensors = tensors.into_iter().map(stored).collect::<Result<_, _>>()?;
-    Ok(Model { description, tensors })
+    Ok(Model { description, tensors, converted })
 }
 
 /// Tensors that nothing calls for and that change what a layer computes: biases, norms, and whole layers.

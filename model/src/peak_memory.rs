@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::{
     config::{Document, MAX_CONFIG_BYTES},
     gguf::{Gguf, header::HeaderRead},
-    index,
+    index, packings,
     safetensors::Headers,
     tokenizer_files::{TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TokenizerFiles},
 };
@@ -55,6 +55,15 @@ fn read_gguf(bytes: &[u8]) {
     }
 }
 
+/// Reads a header of tensors in fp8 with their scales, which have five bytes each, and what they are converted to.
+fn read_packed(bytes: &[u8]) {
+    let data = 5 * bytes.windows(3).filter(|text| text == b"F32").count() as u64;
+    let config = br#"{"model_type":"llama","quantization_config":{"quant_method":"fp8"}}"#;
+    let mut headers = Headers::default();
+    headers.add("x", bytes, 8 + bytes.len() as u64 + data).unwrap();
+    drop(packings::convert(&Document::parse(config).unwrap(), &headers).unwrap().unwrap());
+}
+
 /// A text of GGUF.
 fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
@@ -93,6 +102,15 @@ fn case(name: &str) -> (Vec<u8>, fn(&[u8])) {
         "header: tensors without bytes" => (file("{", "}", HEADER_BYTES, |at| entry(at, "0")), header),
         "header: eight dimensions" => {
             (file("{", "}", HEADER_BYTES, |at| entry(at, "0,1,1,1,1,1,1,1")), header)
+        }
+        "header: packed tensors" => {
+            let part = |at: usize| {
+                let (begin, middle, end) = (5 * at, 5 * at + 1, 5 * at + 5);
+                format!(
+                    r#""{at}":{{"dtype":"F8_E4M3","shape":[1],"data_offsets":[{begin},{middle}]}},"{at}_scale_inv":{{"dtype":"F32","shape":[1],"data_offsets":[{middle},{end}]}}"#
+                )
+            };
+            (file("{", "}", HEADER_BYTES, part), read_packed)
         }
         "header: metadata" => (file(r#"{"__metadata__":["#, "]}", HEADER_BYTES, |_| "0".to_owned()), header),
         "config: one list" => {
@@ -168,6 +186,7 @@ fn peak_of_memory_per_byte_of_a_hostile_file_is_bounded() {
     for (name, most) in [
         ("header: tensors without bytes", 6.0),
         ("header: eight dimensions", 6.0),
+        ("header: packed tensors", 8.0),
         ("header: metadata", 1.0),
         ("config: one list", 2.0),
         ("config: many lists", 20.0),

@@ -214,19 +214,31 @@ impl Headers {
         file: &str,
         entries: impl IntoIterator<Item = (String, Entry)>,
     ) -> Result<(), FileError> {
+        self.files.push(File { name: file.to_owned(), data_start: 0 });
         for (tensor, entry) in entries {
             let limit = MAX_TENSORS;
             if self.tensors.len() >= limit {
                 return Err(FileError::TooMany { file: file.to_owned(), limit });
             }
-            let entry = Entry { file: self.files.len(), ..entry };
-            if self.tensors.insert(tensor.clone(), entry).is_some() {
-                let problem =
-                    format!("tensor {} is there twice, the second time in {file}", shorten(&tensor));
-                return Err(FileError::Disagree { problem });
-            }
+            self.insert(tensor, Entry { file: self.files.len() - 1, ..entry })?;
         }
-        self.files.push(File { name: file.to_owned(), data_start: 0 });
+        Ok(())
+    }
+
+    /// The same files without tensors. Offsets of those that are added count from the start of a file.
+    pub(crate) fn without_tensors(&self) -> Self {
+        let files = self.files.iter().map(|file| File { data_start: 0, ..file.clone() }).collect();
+        Self { files, tensors: BTreeMap::new(), bytes: self.bytes }
+    }
+
+    /// Adds a tensor of one of the files.
+    pub(crate) fn insert(&mut self, tensor: String, entry: Entry) -> Result<(), FileError> {
+        if self.tensors.contains_key(&tensor) {
+            let (tensor, file) = (shorten(&tensor), self.file_of(&entry));
+            let problem = format!("tensor {tensor} is there twice, the second time in {file}");
+            return Err(FileError::Disagree { problem });
+        }
+        self.tensors.insert(tensor, entry);
         Ok(())
     }
 

@@ -146,7 +146,7 @@ impl ModelShape {
 
     /// The shape of a model that the engine runs.
     pub fn of(model: &Model) -> Self {
-        let Model { description, tensors } = model;
+        let Model { description, tensors, converted: _ } = model;
         let value_bytes = model.value_bytes();
         let mut shape = Self {
             architecture: description.model_type.clone(),

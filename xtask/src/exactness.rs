@@ -28,6 +28,8 @@ use crate::{
 };
 
 const SCRIPT: &str = "engine/tests/oracle.py";
+/// What the script imports besides mlx-lm.
+const IMPORTED: &str = "engine/tests/packings.py";
 const VARIANTS: &str = "engine/tests/exactness/variants.json";
 /// In a folder of answers, written last.
 const MARK: &str = "oracle.json";
@@ -136,8 +138,11 @@ impl<'a> Answers<'a> {
     fn open(matrix: &'a Matrix) -> Result<Self> {
         let home = cache_dir()?.join(format!("oracle-{MLX_VERSION}"));
         fs::create_dir_all(&home).with_context(|| format!("create {}", home.display()))?;
-        let script = cargo::root().join(SCRIPT);
-        let script = fs::read(&script).with_context(|| format!("read {}", script.display()))?;
+        let mut script = Vec::new();
+        for name in [SCRIPT, IMPORTED] {
+            let path = cargo::root().join(name);
+            script.extend(fs::read(&path).with_context(|| format!("read {}", path.display()))?);
+        }
         Ok(Self { home, script, matrix })
     }
 

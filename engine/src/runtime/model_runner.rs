@@ -147,7 +147,7 @@ impl ModelRunner {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
         let checkpoint = Checkpoint::open_as(&config.model_dir, config.dtype)?;
-        let russet_model::Model { description, tensors } = checkpoint.model();
+        let russet_model::Model { description, tensors, converted: _ } = checkpoint.model();
         let part = rank_part(config, description.layers.len() as u32)?;
         let units = shard_units(description, tensors);
         if let Some(reason) = why_indivisible(&units, part.tensor_size) {

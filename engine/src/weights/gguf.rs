@@ -1,57 +1,12 @@
 //! Weights in GGUF, read as if they were those of an MLX repository: `model` says where each byte of the converted
 //! tensors would lie and what blocks it is made of.
 
-use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
+use std::path::Path;
 
-use russet_model::{
-    error::Error,
-    gguf::{affine::ValueType, layout::Layout},
-    safetensors::Headers,
-};
+use russet_model::{error::Error, safetensors::Headers, value_type::ValueType};
 
-use super::{LoadDtype, OpenFile, WeightsError};
+use super::{LoadDtype, OpenFile, WeightsError, weight_file::WeightFile};
 use crate::gguf_folder::{GgufFolder, GgufFolderError};
-
-/// Bytes of a tensor that are worth a thread: some milliseconds of conversion.
-const MIN_PIECE_BYTES: usize = 1 << 20;
-
-/// A file of weights.
-#[derive(Debug)]
-pub(super) enum WeightFile {
-    /// As the engine has them in memory.
-    Plain(File),
-    /// Converted as they are read.
-    Gguf(File, Layout),
-}
-
-impl WeightFile {
-    /// Fills `bytes` from an offset on, of converted weights where they are converted.
-    pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        match self {
-            Self::Plain(file) => file.read_exact_at(bytes, offset),
-            Self::Gguf(file, layout) => {
-                let read = |offset: u64, bytes: &mut [u8]| file.read_exact_at(bytes, offset);
-                let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                let piece = bytes.len().div_ceil(cores).max(MIN_PIECE_BYTES);
-                if bytes.len() <= piece {
-                    return layout.read(offset, bytes, &read);
-                }
-                std::thread::scope(|scope| {
-                    let pieces = (offset..).step_by(piece).zip(bytes.chunks_mut(piece));
-                    let threads: Vec<_> = pieces
-                        .map(|(offset, piece)| scope.spawn(move || layout.read(offset, piece, &read)))
-                        .collect();
-                    let ended = threads.into_iter().map(|thread| {
-                        thread.join().unwrap_or_else(|_| {
-                            Err(io::Error::other("a thread that converts weights panicked"))
-                        })
-                    });
-                    ended.collect()
-                })
-            }
-        }
-    }
-}
 
 /// A model in GGUF that is open.
 pub(super) struct GgufCheckpoint {

@@ -4,6 +4,7 @@
 use std::io;
 
 use russet_model::{
+    packings::layout::Runs,
     safetensors::{Dtype, Entry},
     tensors::ShardAxis,
 };
@@ -95,10 +96,14 @@ impl ShardRead {
     /// Reads the shard of the tensor that begins at `start` of what `read_at` reads.
     pub fn read(
         &self,
-        read_at: &dyn Fn(&mut [u8], u64) -> io::Result<()>,
+        read_at: &dyn Fn(&mut [u8], Runs) -> io::Result<()>,
         start: u64,
         mut bytes: &mut [u8],
     ) -> io::Result<()> {
+        if let [(from, length)] = self.runs[..] {
+            let runs = Runs { begin: start + from, length, stride: self.stride, count: self.blocks };
+            return read_at(bytes, runs);
+        }
         // Short runs that lie close are read in one go and taken apart: a call for each would take longer.
         let mut block = Vec::new();
         let span = self.runs.last().map_or(0, |run| run.0 + run.1) - self.runs.first().map_or(0, |run| run.0);
@@ -109,7 +114,7 @@ impl ShardRead {
             let begin = start + number * self.stride;
             if scattered {
                 block.resize(span as usize, 0);
-                read_at(&mut block, begin + first)?;
+                read_at(&mut block, Runs::one(begin + first, span))?;
             }
             for (from, length) in self.runs.iter().filter(|run| run.1 > 0) {
                 let (run, rest) = bytes.split_at_mut(*length as usize);
@@ -117,7 +122,7 @@ impl ShardRead {
                     let from = (from - first) as usize;
                     run.copy_from_slice(&block[from..from + *length as usize]);
                 } else {
-                    read_at(run, begin + from)?;
+                    read_at(run, Runs::one(begin + from, *length))?;
                 }
                 bytes = rest;
             }
@@ -211,7 +216,11 @@ mod tests {
             .map(|index| {
                 let read = ShardRead::new(&entry, rows, axis, TpShard { index, count: of })?;
                 let mut bytes = vec![0; read.bytes() as usize];
-                read.read(&|bytes, offset| file.read_exact_at(bytes, offset), 10, &mut bytes).unwrap();
+                let each = |bytes: &mut [u8], runs: Runs| {
+                    let outs = bytes.chunks_mut(runs.length.max(1) as usize);
+                    runs.starts().zip(outs).try_for_each(|(start, out)| file.read_exact_at(out, start))
+                };
+                read.read(&each, 10, &mut bytes).unwrap();
                 Ok((read.shape, bytes))
             })
             .collect()

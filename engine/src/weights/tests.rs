@@ -1,6 +1,7 @@
 //! Model folders that are whole, damaged or mismatched: every fault is an error that names its object.
 
 mod agreement;
+mod packed;
 
 use russet_model::{index::SINGLE, partition::Partition};
 use serde_json::{Value, json};
@@ -40,13 +41,17 @@ fn tensors() -> Tensors {
     ]
 }
 
+/// Bytes of an element.
+fn width(dtype: &str) -> u64 {
+    safetensors::Dtype::named(dtype).bytes().unwrap()
+}
+
 /// A safetensors file of the given tensors, each filled with zeros.
 fn safetensors(tensors: &Tensors) -> Vec<u8> {
     let mut offset = 0;
     let mut header = serde_json::Map::new();
     for (name, dtype, shape) in tensors {
-        let width = if matches!(*dtype, "F16" | "BF16") { 2 } else { 4 };
-        let bytes = shape.iter().product::<u64>() * width;
+        let bytes = shape.iter().product::<u64>() * width(dtype);
         header.insert(
             name.clone(),
             json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}),

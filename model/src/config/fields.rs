@@ -270,6 +270,9 @@ fn levels(field: &str, levels: u8) -> u8 {
     match field {
         // Its fields are those of config.json.
         "text_config" => 2,
+        // Bits of the weights of each group of modules, and sizes of blocks.
+        "config_groups" => 3,
+        "weight_block_size" => levels.max(1),
         // By kind of layer, and lists of factors.
         "rope_scaling" | "rope_parameters" if levels > 0 => 3,
         _ => levels,

@@ -50,12 +50,12 @@ fn what_the_engine_lacks_is_refused_with_place_and_remedy() {
         ),
         (with(llama(2), json!({"model_type": "mixtral"})), "the nearest name is mistral"),
         (
-            with(llama(2), json!({"quantization_config": {"quant_method": "gptq"}})),
-            "quantization method \"gptq\"",
+            with(llama(2), json!({"quantization_config": {"quant_method": "bitnet"}})),
+            "quantization method \"bitnet\" is not supported; supported are mxfp4, fp8, compressed-tensors, awq, gptq",
         ),
         (
-            with(llama(2), json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
-            "quantization method \"awq\"",
+            with(llama(2), json!({"quantization_config": {"quant_method": "awq", "bits": 3}})),
+            "quantization_config.bits: it is 3, which is not supported; supported is 4",
         ),
         (
             with(mistral(), json!({"layer_types": ["sliding_attention", "full_attention"]})),

@@ -4,78 +4,14 @@
 use super::{
     block_type::BlockType,
     blocks::{self, Integers, decode},
-    float16::{from_bf16, from_f16, to_bf16, to_f16},
     k_quants,
 };
-use crate::safetensors::Dtype;
+use crate::value_type::ValueType;
 
 /// Bits of weights that are packed anew: with these an answer rarely differs from that of the file's own numbers.
 const ANEW_BITS: u32 = 8;
 /// Smallest scale of a group that is packed anew, of which F16 has a value: a group of equal numbers divides by it.
 const MIN_SCALE: f32 = 1e-7;
-
-/// What the engine computes in, and so what scales, biases and plain tensors are converted to: a single tensor of
-/// another type would make MLX compute all that follows in 32 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ValueType {
-    /// 16 bits.
-    F16,
-    /// 16 bits, the exponent of 32.
-    Bf16,
-    /// 32 bits.
-    F32,
-}
-
-impl ValueType {
-    /// As headers name it.
-    pub fn dtype(self) -> Dtype {
-        match self {
-            Self::F16 => Dtype::F16,
-            Self::Bf16 => Dtype::BF16,
-            Self::F32 => Dtype::F32,
-        }
-    }
-
-    /// Bytes of a value.
-    pub fn bytes(self) -> usize {
-        if self == Self::F32 { 4 } else { 2 }
-    }
-
-    /// The nearest value there is.
-    fn round(self, value: f32) -> f32 {
-        match self {
-            Self::F16 => from_f16(to_f16(value)),
-            Self::Bf16 => from_bf16(to_bf16(value)),
-            Self::F32 => value,
-        }
-    }
-
-    /// A value that is not less, and hardly more.
-    fn at_least(self, value: f32) -> f32 {
-        let precision = match self {
-            Self::F16 => 1.0 / 2048.0,
-            Self::Bf16 => 1.0 / 256.0,
-            Self::F32 => return value,
-        };
-        let nearest = self.round(value);
-        if nearest < value { self.round(value + value.abs() * precision) } else { nearest }
-    }
-
-    /// Writes values as bytes; an error is the first of which this type has no finite one.
-    pub(super) fn write(self, values: &[f32], out: &mut Vec<u8>) -> Result<(), f32> {
-        for &value in values {
-            if !self.round(value).is_finite() {
-                return Err(value);
-            }
-            match self {
-                Self::F16 => out.extend(to_f16(value).to_le_bytes()),
-                Self::Bf16 => out.extend(to_bf16(value).to_le_bytes()),
-                Self::F32 => out.extend(value.to_le_bytes()),
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Integers of `bits` bits, of which `group_size` neighbours share a scale and a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,8 +230,5 @@ mod tests {
         let mut packed = Packed::default();
         packed.quantise(&[0.0; 32], 8, ValueType::Bf16);
         assert_eq!(unpacked(&packed, 8, 32), [0.0; 32]);
-        let mut out = Vec::new();
-        assert_eq!(ValueType::F16.write(&[1.0, 1e6], &mut out), Err(1e6));
-        assert_eq!(ValueType::Bf16.write(&[1.0, 1e6], &mut out), Ok(()));
     }
 }

@@ -1,10 +1,7 @@
 //! Blocks of packed numbers, decoded to 32 bits: what a file's bytes stand for, whatever the engine makes of them.
 
-use super::{
-    block_type::BlockType,
-    float16::{from_bf16, from_f16},
-    iq, k_quants,
-};
+use super::{block_type::BlockType, iq, k_quants};
+use crate::float16::{from_bf16, from_f16};
 
 /// The values of IQ4_NL, IQ4_XS: closer together near zero, where most weights are.
 const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

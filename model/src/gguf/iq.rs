@@ -4,9 +4,9 @@
 use super::{
     block_type::BlockType,
     blocks::{half_at, u16_at, u32_at},
-    float16::from_f16,
     iq_grids,
 };
+use crate::float16::from_f16;
 
 /// What the digits of rows of two bits stand for.
 const TWO_BITS: [f32; 3] = [8.0, 25.0, 43.0];

@@ -4,7 +4,7 @@
 use std::io;
 
 use super::{
-    affine::{GroupPacking, Packed, ValueType, packing},
+    affine::{GroupPacking, Packed, packing},
     block_type::BlockType,
     blocks::decode,
     header::GgufTensor,
@@ -14,6 +14,7 @@ use crate::{
     error::Unsupported,
     safetensors::{Dtype, Entry, shorten},
     tensors::beside,
+    value_type::ValueType,
 };
 
 /// Bytes that are read of the file at once: what is kept beside the converted tensor.
@@ -186,14 +187,7 @@ impl Region {
 
     /// Adds what whole blocks become.
     fn convert(&self, value: ValueType, raw: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
-        let beyond = |found: f32| {
-            let problem = format!(
-                "tensor {} has a number or a scale, {found:e}, that {} has no value for; fetch or quantise the model again",
-                self.tensor,
-                value.dtype()
-            );
-            io::Error::new(io::ErrorKind::InvalidData, problem)
-        };
+        let beyond = |found: f32| value.beyond(&self.tensor, found);
         let packed = |own: GroupPacking| {
             let mut packed = Packed::default();
             packed.add(self.kind, raw, own, value);

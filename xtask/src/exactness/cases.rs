@@ -45,7 +45,8 @@ const TOPICS: &[(&str, &str)] = &[
 /// Where such a path lies.
 const ENGINE: &[&str] = &["engine/src/", "engine/mlx/", "model/"];
 /// What every group depends on: how mlx-lm is asked, how answers are compared, and MLX itself.
-const EVERYTHING: &[&str] = &["engine/tests/oracle.py", "engine/tests/exactness/", "xtask/src/mlx.rs"];
+const EVERYTHING: &[&str] =
+    &["engine/tests/oracle.py", "engine/tests/packings.py", "engine/tests/exactness/", "xtask/src/mlx.rs"];
 
 /// Variants of small models, each with the groups it is tried on.
 #[derive(Default)]

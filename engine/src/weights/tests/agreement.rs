@@ -148,9 +148,9 @@ fn cases() -> Vec<Case> {
         ),
         unsupported(
             "another packing",
-            with(&[("quantization_config", json!({"quant_method": "gptq"}))]),
+            with(&[("quantization_config", json!({"quant_method": "bitnet"}))]),
             single(),
-            "gptq",
+            "bitnet",
         ),
         unsupported(
             "a family",
