@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 /// Shares into which the groups are dealt; each run takes one.
-const SHARES: usize = 36;
+const SHARES: usize = 42;
 
 /// Most groups that a change has compared whole: many families at once are for the proof.
 const MAX_WHOLE: usize = 24;
