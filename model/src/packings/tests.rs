@@ -325,7 +325,7 @@ fn gptq_is_transposed_and_its_zeros_raised() {
         });
         let zeros: Vec<u32> =
             pairs(groups, outputs).map(|(group, output)| zero(group, output, bits) - raised).collect();
-        let order = |flip: u32| words((0..inputs as u32).map(move |input| input / 32 ^ flip));
+        let order = |flip: u32| words((0..inputs as u32).map(move |input| (input / 32) ^ flip));
         let settings = json!({"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": false,
             "checkpoint_format": format});
         let mut tensors = vec![
