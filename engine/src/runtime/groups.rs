@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chips_are_told_apart_by_their_names() {
+    fn chips_are_distinguished_by_their_names() {
         assert_eq!(chip_number("Apple M3 Ultra"), chip_number("Apple M3 Ultra"));
         assert_ne!(chip_number("Apple M3 Ultra"), chip_number("Apple M4 Max"));
     }
