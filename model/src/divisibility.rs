@@ -38,6 +38,10 @@ pub enum Sharing {
     Repeated,
     /// Each gets one at least, and some get one more than others.
     Uneven,
+    /// A value from a newer release; its engine knows more ways than this planner uses.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl Sharing {
@@ -72,7 +76,7 @@ impl ShardUnit {
         size > 0
             && count > 0
             && match self.sharing {
-                Sharing::Equal => count.is_multiple_of(size),
+                Sharing::Equal | Sharing::Unknown => count.is_multiple_of(size),
                 Sharing::Repeated => count.is_multiple_of(size) || size.is_multiple_of(count),
                 Sharing::Uneven => count >= size,
             }

@@ -114,7 +114,7 @@ fn divides(shape: &ModelShape, size: usize) -> bool {
         return counts.into_iter().all(equal);
     }
     shape.shard_units.iter().all(|unit| match unit.sharing {
-        Sharing::Equal => equal(unit.count),
+        Sharing::Equal | Sharing::Unknown => equal(unit.count),
         Sharing::Repeated => {
             equal(unit.count) || (unit.count > 0 && size.is_multiple_of(unit.count as usize))
         }
