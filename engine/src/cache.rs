@@ -105,6 +105,17 @@ impl LayerCache {
         }
     }
 
+    /// The view that the last append of `count` positions returned, for a layer that reads the cache of another.
+    pub fn last_view(&self, count: i32) -> Result<KvView, Exception> {
+        match self {
+            Self::Kv(cache) => cache.view(),
+            Self::Rotating(cache) => cache.view(count),
+            Self::Latent(_) | Self::Recurrent(_) => {
+                Err(Exception::custom("attention was given the cache of another kind of layer"))
+            }
+        }
+    }
+
     /// The state of a layer that keeps one of fixed size.
     pub fn recurrent(&mut self) -> Result<&mut RecurrentCache, Exception> {
         match self {

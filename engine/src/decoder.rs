@@ -3,9 +3,13 @@
 
 use std::rc::Rc;
 
-use mlx_rs::{Array, error::Exception, ops::tanh};
+use mlx_rs::{
+    Array,
+    error::Exception,
+    ops::{concatenate, tanh},
+};
 use russet_model::{
-    description::{self, Description, Mixer, Mlp},
+    description::{self, Description, Mixer, Mlp, PerLayerInputs},
     partition::RankPart,
     state::StateKind,
 };
@@ -25,6 +29,7 @@ use crate::{
         mlp::FeedForward,
         norm::RmsNorm,
         packed_batch::PackedBatch,
+        per_layer_input::{InputsAhead, PerLayerEmbedding, PerLayerGate},
         rope::{Rope, RopeError},
         short_conv::ShortConv,
         tensor_parallel::TpGroup,
@@ -55,6 +60,10 @@ pub struct Decoder {
     embedding: Option<Embedding>,
     /// What embeddings are multiplied by.
     embedding_scale: Option<f32>,
+    /// What makes the per-layer inputs; only on ranks that embed.
+    per_layer: Option<PerLayerEmbedding>,
+    /// Width of the hidden state and of each layer's input, where layers have inputs of their own.
+    input_widths: Option<(i32, u32)>,
     layers: Vec<DecoderLayer>,
     head: Option<Head>,
 }
@@ -71,17 +80,20 @@ struct Head {
     cap: Option<f32>,
 }
 
-/// A layer: mixer and MLP, of those it has, each added to the hidden state.
+/// A layer: mixer and MLP, of those it has, each added to the hidden state, and then its own input, where it has one.
 #[derive(Debug)]
 struct DecoderLayer {
     mixer: Option<MixerLayer>,
     mlp: Option<MlpLayer>,
+    per_layer: Option<PerLayerGate>,
     norms: Norms,
     residual_scale: Option<f32>,
     /// What the hidden state is multiplied by after it.
     output_scale: Option<Array>,
-    /// What its mixer remembers of a sequence.
+    /// What its mixer remembers of a sequence; `None` where it reads what another layer's does.
     state: Option<StateKind>,
+    /// Where among the caches of this rank the one lies that its mixer reads.
+    cache: usize,
 }
 
 #[derive(Debug)]
@@ -121,11 +133,26 @@ impl Decoder {
         } else {
             None
         };
+        let inputs = description.per_layer_inputs;
+        let per_layer =
+            inputs.filter(|_| part.embedding).map(|inputs| PerLayerEmbedding::load(weights, inputs));
         let mut ropes = Ropes::default();
-        let mut layers = Vec::with_capacity(part.layers.len());
+        let mut layers: Vec<DecoderLayer> = Vec::with_capacity(part.layers.len());
+        let mut caches = 0;
         for index in part.layers.clone() {
             let Some(layer) = description.layers.get(index as usize) else { break };
-            layers.push(DecoderLayer::load(weights, index, layer, &mut ropes)?);
+            let mut loaded = DecoderLayer::load(weights, index, layer, inputs.as_ref(), &mut ropes)?;
+            loaded.cache = match description.shares_cache_of(index) {
+                None => caches,
+                Some(owner) => {
+                    let held =
+                        owner.checked_sub(part.layers.start).and_then(|held| layers.get(held as usize));
+                    held.ok_or(DecoderError::NotOnThisRank("layer whose keys and values another one reads"))?
+                        .cache
+                }
+            };
+            caches += usize::from(loaded.state.is_some());
+            layers.push(loaded);
         }
         let head = if part.head {
             let name = format!("model.{}", description.norm);
@@ -136,38 +163,57 @@ impl Decoder {
         } else {
             None
         };
-        Ok(Self { embedding, embedding_scale: description.embedding_scale, layers, head })
+        Ok(Self {
+            embedding,
+            embedding_scale: description.embedding_scale,
+            per_layer: per_layer.transpose()?,
+            input_widths: inputs.map(|inputs| (description.hidden_size as i32, inputs.width)),
+            layers,
+            head,
+        })
     }
 
-    /// An empty cache for each layer held that remembers anything.
+    /// An empty cache for each layer held that has one of its own.
     pub fn new_cache(&self, format: KvFormat) -> Vec<LayerCache> {
         let kinds = self.layers.iter().filter_map(|layer| layer.state);
         kinds.map(|kind| LayerCache::new(kind, format)).collect()
     }
 
-    /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
+    /// Hidden states of `tokens` (`[batch, length]`), with the inputs of all layers where they have their own; only on
+    /// the rank with the embedding.
     pub fn embed(&self, tokens: &Array) -> Result<Array, DecoderError> {
         let embedding = self.embedding.as_ref().ok_or(DecoderError::NotOnThisRank("embedding"))?;
         let embedded = embedding.forward(tokens)?;
-        match self.embedding_scale {
+        let embedded = match self.embedding_scale {
+            None => embedded,
+            Some(scale) => embedded.multiply(scalar(scale, &embedded)?)?,
+        };
+        match &self.per_layer {
             None => Ok(embedded),
-            Some(scale) => Ok(embedded.multiply(scalar(scale, &embedded)?)?),
+            Some(per_layer) => {
+                let inputs = per_layer.forward(tokens, &embedded)?;
+                Ok(concatenate(&[embedded, inputs], -1)?)
+            }
         }
     }
 
-    /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
+    /// Runs the layers held over the positions of `batch`, together with the other members of `stage`. What it is given
+    /// and what it returns is `Description::stage_width` wide.
     pub fn forward(
         &self,
         hidden: Array,
         batch: &mut PackedBatch<'_>,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
-        let mut cache = 0;
-        self.layers.iter().try_fold(hidden, |hidden, layer| {
-            let passed = layer.forward(&hidden, batch, cache, stage)?;
-            cache += usize::from(layer.mixer.is_some());
-            Ok(passed)
-        })
+        let Some((hidden_size, width)) = self.input_widths else {
+            let mut layers = self.layers.iter();
+            return layers.try_fold(hidden, |hidden, layer| layer.forward(&hidden, None, batch, stage));
+        };
+        let (mut hidden, inputs) = InputsAhead::split(&hidden, hidden_size, width)?;
+        for (layer, index) in self.layers.iter().zip(0..) {
+            hidden = layer.forward(&hidden, Some(&inputs.of(index)?), batch, stage)?;
+        }
+        inputs.join(hidden, self.layers.len() as i32)
     }
 
     /// Logits of hidden states; only on the rank with the head.
@@ -195,6 +241,7 @@ impl DecoderLayer {
         weights: &mut Weights<'_>,
         index: u32,
         layer: &description::Layer,
+        inputs: Option<&PerLayerInputs>,
         ropes: &mut Ropes,
     ) -> Result<Self, DecoderError> {
         let path = format!("model.layers.{index}");
@@ -211,25 +258,28 @@ impl DecoderLayer {
             before_mlp: norm(before_mlp)?,
             after_mlp: norm(after_mlp)?,
         };
+        let per_layer = inputs.map(|inputs| PerLayerGate::load(weights, &path, inputs, epsilon));
         let output_scale = layer.output_scale.map(|field| weights.tensor(&format!("{path}.{field}")));
         Ok(Self {
             mixer,
             mlp,
+            per_layer: per_layer.transpose()?,
             norms,
             residual_scale: layer.residual_scale,
             output_scale: output_scale.transpose()?,
-            state: layer.mixer.as_ref().map(StateKind::of),
+            state: layer.mixer.as_ref().filter(|mixer| mixer.shares_cache_of().is_none()).map(StateKind::of),
+            cache: 0,
         })
     }
 
     fn forward(
         &self,
         x: &Array,
+        input: Option<&Array>,
         batch: &mut PackedBatch<'_>,
-        cache: usize,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
-        let norms = &self.norms;
+        let (norms, cache) = (&self.norms, self.cache);
         let mut x = x.clone();
         if let Some(mixer) = &self.mixer {
             let read = normed(&x, norms.before_mixer.as_ref())?;
@@ -249,6 +299,9 @@ impl DecoderLayer {
                 MlpLayer::Experts(experts) => experts.forward(&read, stage)?,
             };
             x = self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)?;
+        }
+        if let (Some(gate), Some(input)) = (&self.per_layer, input) {
+            x = x.add(gate.forward(&x, input)?)?;
         }
         match &self.output_scale {
             None => Ok(x),

@@ -14,6 +14,7 @@ pub mod mamba2;
 pub mod mlp;
 pub mod norm;
 pub mod packed_batch;
+pub mod per_layer_input;
 mod query_scale;
 pub mod rope;
 pub mod router;

@@ -8,6 +8,7 @@ use russet_model::{partition::RankPart, tensors::Role};
 pub fn rank_holds(part: &RankPart, tied: bool, role: Role) -> bool {
     match role {
         Role::Embedding => part.embedding || (tied && part.head),
+        Role::PerLayerInputs => part.embedding,
         Role::Head => part.head,
         Role::Layer(index) => part.layers.contains(&index),
     }
@@ -71,6 +72,7 @@ mod tests {
         };
         assert_eq!(holders(false, Role::Embedding), [2]);
         assert_eq!(holders(true, Role::Embedding), [0, 2]);
+        assert_eq!(holders(true, Role::PerLayerInputs), [2]);
         assert_eq!(holders(true, Role::Head), [0]);
         assert_eq!(holders(false, Role::Layer(0)), [2]);
         assert_eq!(holders(false, Role::Layer(2)), [1]);

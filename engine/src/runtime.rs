@@ -310,9 +310,14 @@ impl Executor for Runtime {
 }
 
 /// The part of the model for `config.rank`, once the number of layers is known.
-fn rank_part(config: &RuntimeConfig, layers: u32) -> Result<RankPart, RuntimeError> {
+fn rank_part(
+    config: &RuntimeConfig,
+    layers: u32,
+    kept_together: &[Range<u32>],
+) -> Result<RankPart, RuntimeError> {
     let split = config.layers_per_rank.clone().unwrap_or_else(|| vec![layers]);
     let partition = Partition::with_tensor(split, config.tensor_size, layers)?;
+    partition.keeps_together(kept_together)?;
     partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
 }
 
@@ -349,9 +354,13 @@ mod tests {
 
     #[test]
     fn ranks_and_splits_that_cannot_be_are_errors() {
-        assert_eq!(rank_part(&config(None, 0), 5).unwrap().layers, 0..5);
-        assert!(matches!(rank_part(&config(None, 1), 5), Err(RuntimeError::Rank { rank: 1, size: 1 })));
-        assert!(matches!(rank_part(&config(Some(vec![2, 2]), 1), 5), Err(RuntimeError::Partition(_))));
+        assert_eq!(rank_part(&config(None, 0), 5, &[]).unwrap().layers, 0..5);
+        assert!(matches!(rank_part(&config(None, 1), 5, &[]), Err(RuntimeError::Rank { rank: 1, size: 1 })));
+        assert!(matches!(rank_part(&config(Some(vec![2, 2]), 1), 5, &[]), Err(RuntimeError::Partition(_))));
+        // Layers that read the keys and values of others are on their stage.
+        assert_eq!(rank_part(&config(Some(vec![3, 2]), 0), 5, &[2..5]).unwrap().layers, 2..5);
+        let cut = rank_part(&config(Some(vec![2, 3]), 0), 5, &[2..5]);
+        assert!(matches!(cut, Err(RuntimeError::Partition(_))), "{cut:?}");
     }
 
     #[test]
@@ -372,7 +381,7 @@ mod tests {
     #[test]
     fn blocks_of_another_shard_or_format_have_another_fingerprint() {
         let alone = config(None, 0);
-        let first = cache_fingerprint(&alone, &rank_part(&alone, 4).unwrap());
+        let first = cache_fingerprint(&alone, &rank_part(&alone, 4, &[]).unwrap());
         let upper = config(Some(vec![2, 2]), 0);
         for other in [
             RuntimeConfig { kv_cache: KvCacheType::Int8, ..alone.clone() },
@@ -380,9 +389,9 @@ mod tests {
             RuntimeConfig { dtype: LoadDtype::Float32, ..alone.clone() },
             upper,
         ] {
-            assert_ne!(cache_fingerprint(&other, &rank_part(&other, 4).unwrap()), first, "{other:?}");
+            assert_ne!(cache_fingerprint(&other, &rank_part(&other, 4, &[]).unwrap()), first, "{other:?}");
         }
-        assert_eq!(cache_fingerprint(&alone, &rank_part(&alone, 4).unwrap()), first);
+        assert_eq!(cache_fingerprint(&alone, &rank_part(&alone, 4, &[]).unwrap()), first);
     }
 
     #[test]

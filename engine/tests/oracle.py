@@ -163,8 +163,13 @@ def as_original(folder, config):
             name.replace("language_model.model.", "model.language_model.").replace("language_model.lm_head", "lm_head"): value
             for name, value in made.items()
         }
-        made["model.visual.patch_embed.weight"] = mx.ones((4, 4))
-        made["mtp.fc.weight"] = mx.ones((4, 4))
+        seeing = ["model.visual.patch_embed.weight", "mtp.fc.weight"]
+        for name in ["model.vision_tower.patch_embed.weight"] if kind == "gemma4_text" else seeing:
+            made[name] = mx.ones((4, 4))
+    # Exports have them of layers that read the keys and values of others, too, and nothing reads them.
+    for layer in range(text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0), text["num_hidden_layers"]):
+        module = f"model.language_model.layers.{layer}.self_attn"
+        made |= {f"{module}.{name}.weight": mx.ones((4, 4)) for name in ("k_proj", "v_proj", "k_norm")}
     if kind == "nemotron_h":
         made["mtp.layers.0.norm.weight"] = mx.ones((4,))
     if text.get("num_nextn_predict_layers"):

@@ -32,6 +32,9 @@ const ROUTED_STATES: u64 = 4;
 const QUERY_STATES: u64 = 7;
 /// Values as wide as all key heads: keys and values, projected and on their way into the cache.
 const KEY_STATES: u64 = 4;
+/// Values as wide as the per-layer inputs of all layers: looked up, projected and their sum, each of which becomes the
+/// next in place, and the whole with the hidden state as it came, and as it goes to another rank.
+const PER_LAYER_STATES: u64 = 5;
 /// Positions of a delta net or a state space that are computed together, each scored against all.
 pub const RECURRENT_CHUNK: u64 = 64;
 /// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
@@ -60,6 +63,9 @@ pub struct Widths {
     /// Keys and values that a layer makes of the latent of one position, of all heads; 0 where it caches them.
     #[serde(default)]
     pub expanded: u64,
+    /// Per-layer inputs of all layers together; 0 without them.
+    #[serde(default)]
+    pub per_layer_inputs: u64,
     /// Tokens of the vocabulary.
     pub vocabulary: u64,
     /// Bytes of a value as the model computes it.
@@ -90,7 +96,18 @@ pub struct Load {
 /// Bytes that are alive beside weights and caches while a step is computed: activations of a piece of prompt,
 /// attention scores, the last steps of caches, caches that grow, and logits.
 pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
-    let Widths { hidden, heads, queries, keys, mlp, routed, expanded, vocabulary, value_bytes } = *widths;
+    let Widths {
+        hidden,
+        heads,
+        queries,
+        keys,
+        mlp,
+        routed,
+        expanded,
+        per_layer_inputs,
+        vocabulary,
+        value_bytes,
+    } = *widths;
     let Load { context, sequences, tokens, layers, head, tensor_size, kv_ranks, cached_bytes } = *load;
     let [size, kv_size] = [tensor_size, kv_ranks].map(|ranks| ranks.max(1));
     let piece = context.min(u64::from(PREFILL_TOKENS));
@@ -100,9 +117,11 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
         .fold(0, u64::saturating_add);
     // Every rank has them whole: each computes a share of every expert.
     let routed = routed.saturating_mul(ROUTED_STATES).saturating_mul(value_bytes);
+    let inputs = per_layer_inputs.saturating_mul(PER_LAYER_STATES).saturating_mul(value_bytes);
     let states = hidden
         .saturating_mul(HIDDEN_STATES * 4)
         .saturating_add(routed)
+        .saturating_add(inputs)
         .saturating_add(shared)
         .saturating_mul(piece);
     // Keys and values of the whole context, and what a chunk of queries sees of them.
@@ -155,6 +174,7 @@ impl Description {
         let mut widths = Widths {
             hidden: u64::from(self.hidden_size),
             vocabulary: u64::from(self.vocab_size),
+            per_layer_inputs: u64::from(self.stage_width(0) - self.hidden_size),
             value_bytes,
             ..Widths::default()
         };

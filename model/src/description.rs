@@ -5,13 +5,19 @@ mod attention;
 mod delta_net;
 mod mamba2;
 mod mlp;
+mod per_layer;
 mod rope;
 mod short_conv;
+
+use std::ops::Range;
+
+use crate::partition::kept_together;
 
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
 pub use mamba2::Mamba2;
 pub use mlp::{Activation, Dense, ExpertNorms, Experts, Mlp, Router, RouterNorm, Scoring, SharedExpert};
+pub use per_layer::PerLayerInputs;
 pub(crate) use rope::yarn_scale;
 pub use rope::{Rope, RopeScaling, Yarn};
 pub use short_conv::ShortConv;
@@ -21,7 +27,7 @@ pub use short_conv::ShortConv;
 pub struct Description {
     /// `model_type` of config.json.
     pub model_type: String,
-    /// Width of the hidden state, which is what travels between stages.
+    /// Width of the hidden state. Between stages per-layer inputs travel with it ([`Self::stage_width`]).
     pub hidden_size: u32,
     /// Tokens of the vocabulary.
     pub vocab_size: u32,
@@ -41,6 +47,8 @@ pub struct Description {
     pub logit_divisor: Option<f32>,
     /// Logits are squeezed between minus this and this, by a hyperbolic tangent.
     pub logit_cap: Option<f32>,
+    /// What every layer reads of its own, if they do.
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// Layers, in order.
     pub layers: Vec<Layer>,
     /// Layers that the weights have behind the last one, which predict further tokens and are not loaded.
@@ -154,6 +162,14 @@ impl Layer {
 }
 
 impl Mixer {
+    /// The earlier layer whose keys and values it reads; `None` where it keeps a state of its own.
+    pub fn shares_cache_of(&self) -> Option<u32> {
+        match self {
+            Self::Attention(attention) => attention.shares_cache_of,
+            Self::Latent(_) | Self::DeltaNet(_) | Self::ShortConv(_) | Self::Mamba2(_) => None,
+        }
+    }
+
     /// The module of a layer that holds its weights.
     pub fn module(&self) -> &'static str {
         match self {
@@ -182,6 +198,25 @@ impl Description {
     /// What positions pass by themselves in each layer that has it.
     pub fn mlps(&self) -> impl Iterator<Item = &Mlp> {
         self.layers.iter().filter_map(|layer| layer.mlp.as_ref())
+    }
+
+    /// Width of what a stage that begins with this layer receives: the hidden state, and the inputs of the layers from
+    /// there on.
+    pub fn stage_width(&self, first_layer: u32) -> u32 {
+        let layers = (self.layers.len() as u32).saturating_sub(first_layer);
+        let inputs = self.per_layer_inputs.map_or(0, |inputs| inputs.width.saturating_mul(layers));
+        self.hidden_size.saturating_add(inputs)
+    }
+
+    /// Runs of layers that one stage holds, since some read the keys and values of others.
+    pub fn kept_together(&self) -> Vec<Range<u32>> {
+        let layers = 0..self.layers.len() as u32;
+        kept_together(layers.filter_map(|layer| Some((layer, self.shares_cache_of(layer)?))))
+    }
+
+    /// The earlier layer whose keys and values a layer reads, where it does.
+    pub fn shares_cache_of(&self, layer: u32) -> Option<u32> {
+        self.layers.get(layer as usize)?.mixer.as_ref()?.shares_cache_of()
     }
 
     /// Every attention, to change what is a family's own.

@@ -99,7 +99,11 @@ fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers
             let problem = format!("{} is of layer {index}, but num_hidden_layers is {layers}", shorten(name));
             return Err(FileError::Disagree { problem }.into());
         }
-        if (name.ends_with(".bias") || name.ends_with("norm.weight")) && !used.contains(name) {
+        // Exports have a norm of keys even where a layer reads those of another.
+        let is_dropped =
+            description.shares_cache_of(index).is_some() && name.ends_with("self_attn.k_norm.weight");
+        let matters = name.ends_with(".bias") || name.ends_with("norm.weight");
+        if matters && !is_dropped && !used.contains(name) {
             let reason = format!(
                 "{} models have no such tensor by this config.json, and it would change the answers",
                 description.model_type

@@ -83,6 +83,34 @@ pub enum PartitionError {
         /// Those of the first member of its stage.
         first: u32,
     },
+    /// Layers that read the keys and values of others are on another stage than these.
+    #[error(
+        "layers {first} to {last} share keys and values, so one stage must hold them all, but the split begins a stage with layer {cut}; give layers {first} to {last} to one stage"
+    )]
+    SharedCache {
+        /// The first layer of those that stay together.
+        first: u32,
+        /// The last one.
+        last: u32,
+        /// The layer that a stage begins with.
+        cut: u32,
+    },
+}
+
+/// Runs of layers that one stage has to hold, given each layer that reads the cache of an earlier one, and that one:
+/// disjoint and in order.
+pub fn kept_together(shared: impl IntoIterator<Item = (u32, u32)>) -> Vec<Range<u32>> {
+    let runs = shared.into_iter().map(|(layer, owner)| owner..layer.saturating_add(1));
+    let mut runs: Vec<Range<u32>> = runs.filter(|run| run.len() > 1).collect();
+    runs.sort_by_key(|run| run.start);
+    let mut merged: Vec<Range<u32>> = Vec::new();
+    for run in runs {
+        match merged.last_mut().filter(|last| run.start < last.end) {
+            Some(last) => last.end = last.end.max(run.end),
+            None => merged.push(run),
+        }
+    }
+    merged
 }
 
 impl Partition {
@@ -121,6 +149,19 @@ impl Partition {
             return Err(PartitionError::WrongSum { split, model: layers });
         }
         Ok(Self { layers_per_rank, tensor_size })
+    }
+
+    /// That no stage begins within one of these runs of layers, as [`kept_together`] makes them.
+    pub fn keeps_together(&self, runs: &[Range<u32>]) -> Result<(), PartitionError> {
+        let stages = self.layers_per_rank.iter().step_by(self.tensor_size as usize).rev();
+        let mut cut = 0_u32;
+        for count in stages {
+            if let Some(run) = runs.iter().find(|run| run.start < cut && cut < run.end) {
+                return Err(PartitionError::SharedCache { first: run.start, last: run.end - 1, cut });
+            }
+            cut = cut.saturating_add(*count);
+        }
+        Ok(())
     }
 
     /// Ranks in the group.
@@ -188,6 +229,29 @@ mod tests {
             (1, 1, 0, 2, true, false),
         ];
         assert_eq!(parts(&[3, 3, 2, 2], 2, 5), expected);
+    }
+
+    #[test]
+    fn layers_that_share_a_cache_stay_on_one_stage() {
+        // Two kinds that overlap, a run of its own, and owners that no model has.
+        let shared = [(4, 2), (5, 3), (6, 2), (9, 8), (1, 1), (0, 7)];
+        let runs = kept_together(shared);
+        assert_eq!(runs, [2..7, 8..10]);
+        let error = |cut, first, last| Err(PartitionError::SharedCache { first, last, cut });
+        for (layers_per_rank, tensor_size, expected) in [
+            (vec![10], 1, Ok(())),
+            (vec![8, 2], 1, Ok(())),
+            (vec![2, 1, 5, 1, 1], 1, Ok(())),
+            (vec![8, 8, 2, 2], 2, Ok(())),
+            (vec![7, 3], 1, error(3, 2, 6)),
+            (vec![4, 4, 6, 6], 2, error(6, 2, 6)),
+            (vec![1, 7, 2], 1, error(9, 8, 9)),
+        ] {
+            let partition = Partition::with_tensor(layers_per_rank, tensor_size, 10).unwrap();
+            assert_eq!(partition.keeps_together(&runs), expected, "{partition:?}");
+        }
+        let said = error(3, 2, 6).unwrap_err().to_string();
+        assert!(said.starts_with("layers 2 to 6 share keys and values"), "{said}");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What a model weighs and how it is split, as agents report it and the planner adds it up: the form of a description
 //! in `ModelCopy.status.shape` and `Model.status.shape`. A status may hold any number, since every identity with the right to write it may write any.
 
+use std::ops::Range;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +14,14 @@ use crate::{
     divisibility::{self, ShardUnit, Sharing, shard_units},
     error::{Error, FileError},
     families,
+    partition::kept_together,
     safetensors::{Dtype, Entry, Headers},
     state::LayerState,
     tensors::{Layout, Role, ShardAxis, beside, tensor_role},
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 5;
+pub const READER: u32 = 6;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -49,6 +52,10 @@ pub struct ModelShape {
     pub embedding_bytes: u64,
     /// Bytes of final norm and head; a tied head costs the embedding again on the rank that samples.
     pub head_bytes: u64,
+    /// Bytes of the table and the projection of per-layer inputs, which the stage with the embedding holds; 0 without
+    /// them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub per_layer_input_bytes: u64,
     /// Whether the head is the embedding.
     pub tied: bool,
     /// Bytes of each layer, in order.
@@ -117,6 +124,9 @@ pub struct LayerGroup {
     /// Its experts; absent where every token passes all weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertGroup>,
+    /// The earlier layer whose keys and values each reads, and on whose stage it is; absent where each has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares_cache_of: Option<u32>,
 }
 
 /// Experts of a layer.
@@ -177,6 +187,7 @@ impl ModelShape {
             .map(|index| LayerGroup {
                 count: 1,
                 state: description.state(index, value_bytes),
+                shares_cache_of: description.shares_cache_of(index as u32),
                 experts: description.experts(index).map(|ExpertCounts { count, used }| ExpertGroup {
                     count,
                     used,
@@ -189,6 +200,9 @@ impl ModelShape {
             shape.parameters = shape.parameters.saturating_add(tensor.parameters());
             match tensor.role {
                 Role::Embedding => shape.embedding_bytes = shape.embedding_bytes.saturating_add(stored.bytes),
+                Role::PerLayerInputs => {
+                    shape.per_layer_input_bytes = shape.per_layer_input_bytes.saturating_add(stored.bytes);
+                }
                 Role::Head => shape.head_bytes = shape.head_bytes.saturating_add(stored.bytes),
                 Role::Layer(index) => {
                     let Some(group) = groups.get_mut(index as usize) else { continue };
@@ -273,6 +287,7 @@ impl ModelShape {
                     }
                 },
                 Some(Role::Embedding) => &mut shape.embedding_bytes,
+                Some(Role::PerLayerInputs) => &mut shape.per_layer_input_bytes,
                 Some(Role::Head) => &mut shape.head_bytes,
                 None if known => continue,
                 None => &mut shape.head_bytes,
@@ -297,7 +312,8 @@ impl ModelShape {
 
     /// Bytes of all weights on disk.
     pub fn total_bytes(&self) -> u64 {
-        let ends = self.embedding_bytes.saturating_add(self.head_bytes);
+        let ends = [self.embedding_bytes, self.per_layer_input_bytes, self.head_bytes];
+        let ends = ends.into_iter().fold(0, u64::saturating_add);
         self.layer_bytes.iter().fold(ends, |sum, bytes| sum.saturating_add(*bytes))
     }
 
@@ -326,9 +342,25 @@ impl ModelShape {
             LayerState { per_token_bytes: self.kv_bytes_per_token_per_layer, ..LayerState::default() };
         let group = |&weight_bytes: &u64| {
             let replicated_bytes = self.replicated_layer_bytes.min(weight_bytes);
-            LayerGroup { count: 1, weight_bytes, replicated_bytes, kv_bytes: 0, state, experts: None }
+            LayerGroup { count: 1, weight_bytes, replicated_bytes, state, ..LayerGroup::default() }
         };
         runs(self.layer_bytes.iter().map(group))
+    }
+
+    /// Runs of layers that one stage holds, since some read the keys and values of others: disjoint and in order.
+    pub fn kept_together(&self) -> Vec<Range<u32>> {
+        let mut first = 0_u32;
+        kept_together(self.groups().iter().filter_map(|group| {
+            first = first.saturating_add(group.count);
+            // Of a run that reads one layer, the last is the furthest from it.
+            Some((first.saturating_sub(1), group.shares_cache_of?))
+        }))
+    }
+
+    /// Most stages of a pipeline: one for each layer, less those that stay with others.
+    pub fn max_stages(&self) -> u32 {
+        let kept = self.kept_together();
+        kept.iter().fold(self.layers, |stages, run| stages.saturating_sub(run.len() as u32 - 1))
     }
 
     /// Every number of ranks that can share a layer, in order; 1 always can.
@@ -403,6 +435,10 @@ impl ModelShape {
         let keys = u64::from(self.key_value_heads).saturating_mul(u64::from(self.head_dim));
         self.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4)
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Parameters that a stored tensor stands for. Of a packed matrix the scales tell, one for each group.

@@ -62,7 +62,7 @@ pub enum StateKind {
 }
 
 impl StateKind {
-    /// The kind a mixer has.
+    /// The kind a mixer has, or the one that it reads of another layer.
     pub fn of(mixer: &Mixer) -> Self {
         match mixer {
             Mixer::Attention(Attention { window: Some(window), .. }) => Self::Rotating { window: *window },
@@ -134,6 +134,7 @@ impl LayerState {
             Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
         };
         match mixer {
+            Mixer::Attention(Attention { shares_cache_of: Some(_), .. }) => Self::default(),
             Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => Self {
                 per_token_bytes: product(&[*kv_heads, key_dim.saturating_add(*value_dim)]),
                 window_tokens: window.map(|window| window.saturating_add(ROTATING_SLACK + CACHE_STEP)),
@@ -216,6 +217,8 @@ mod tests {
         let latent = Mixer::Latent(latent(128, 512, 64, 128));
         let delta = Mixer::DeltaNet(delta_net(16, 32, 128));
         let conv = short_conv(3);
+        let shared =
+            Mixer::Attention(Attention { shares_cache_of: Some(0), ..Attention::new(8, 2, 64, None) });
         let delta_bytes = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2;
         // As Nemotron 3 Nano has them.
         let mamba = Mixer::Mamba2(mamba2(64, 64, 8, 128));
@@ -226,6 +229,7 @@ mod tests {
             // A window, what is kept before it and a step, twice, and a piece of a prompt.
             (attention(Some(128)), 100_000, 4, 1, (2 * 4 * (128 + 64 + 256) + 2048) * 2 * (64 + 32) * 2),
             (attention(Some(128)), 100, 4, 1, 2 * 100 * 2 * (64 + 32) * 2),
+            (shared.clone(), 1000, 4, 1, 0),
             (latent.clone(), 1000, 4, 1, 1000 * 576 * 2),
             // Every rank has the whole latent.
             (latent, 1000, 4, 8, 1000 * 576 * 2),

@@ -15,6 +15,8 @@ use crate::{
 pub enum Role {
     /// Token embedding, held by the highest stage (and by rank 0 when tied).
     Embedding,
+    /// Table and projection of per-layer inputs, held by the highest stage.
+    PerLayerInputs,
     /// Final norm and head, held by rank 0.
     Head,
     /// One layer.
@@ -344,6 +346,12 @@ pub fn tensor_role(name: &str) -> Option<Role> {
     }
     if ["embed_tokens.", "embeddings."].iter().any(|own| name.starts_with(own)) {
         return Some(Role::Embedding);
+    }
+    if ["embed_tokens_per_layer.", "per_layer_model_projection.", "per_layer_projection_norm."]
+        .iter()
+        .any(|own| name.starts_with(own))
+    {
+        return Some(Role::PerLayerInputs);
     }
     if ["norm.", "embedding_norm.", "norm_f.", "lm_head."].iter().any(|own| name.starts_with(own)) {
         return Some(Role::Head);

@@ -39,6 +39,7 @@ pub fn description(layers: Vec<Layer>) -> Description {
         embedding_scale: None,
         logit_divisor: None,
         logit_cap: None,
+        per_layer_inputs: None,
         layers,
         unused_layers: 0,
         notes: Vec::new(),

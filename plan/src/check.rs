@@ -25,6 +25,16 @@ pub enum Violation {
         /// Layers of the model.
         model: u32,
     },
+    /// A layer is on another stage than the one whose keys and values it reads.
+    #[error("group {group}: layer {layer} reads the keys and values of layer {owner} on another stage")]
+    SharedCache {
+        /// The group.
+        group: String,
+        /// The layer.
+        layer: u32,
+        /// The layer that keeps them.
+        owner: u32,
+    },
     /// The split is not the requested one.
     #[error("group {group}: layers {layers:?} are not the split {split:?}")]
     Split {

@@ -2,7 +2,8 @@
 //! front, so that full sequences never take memory that was not granted.
 //!
 //! ```text
-//! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
+//! rank = weights of its layers (+ embedding and what makes per-layer inputs, + head, + embedding again for a tied head
+//!        elsewhere)
 //!      + KV per token per layer in its format × its layers × capacity: context × sequences, or as set
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, the engine itself + work)
@@ -115,6 +116,8 @@ pub struct MemoryModel<'a> {
     capacity: ServingCapacity,
     /// `cumulative[i]` is the sum of the first `i` layers.
     cumulative: Vec<LayerCosts>,
+    /// Runs of layers that one stage holds.
+    kept_together: Vec<Range<u32>>,
     draft: Option<DraftOverhead>,
     search: SearchBudget,
 }
@@ -143,7 +146,17 @@ impl<'a> MemoryModel<'a> {
     pub fn new(shape: &'a ModelShape, capacity: ServingCapacity) -> Self {
         let mut cumulative = vec![LayerCosts::default()];
         let mut last = LayerCosts::default();
-        for LayerGroup { count, weight_bytes, replicated_bytes, kv_bytes, state, experts } in shape.groups() {
+        for group in shape.groups() {
+            let LayerGroup {
+                count,
+                weight_bytes,
+                replicated_bytes,
+                kv_bytes,
+                state,
+                experts,
+                // A layer that reads the cache of another keeps no state.
+                shares_cache_of: _,
+            } = group;
             let per_token_bytes = cached_bytes(shape, &capacity, state.per_token_bytes, state.replicated);
             let state_bytes = LayerState { per_token_bytes, ..state }.bytes(
                 capacity.reserved_tokens(),
@@ -168,7 +181,8 @@ impl<'a> MemoryModel<'a> {
                 cumulative.push(last);
             }
         }
-        Self { shape, capacity, cumulative, draft: None, search: SearchBudget::default() }
+        let kept_together = shape.kept_together();
+        Self { shape, capacity, cumulative, kept_together, draft: None, search: SearchBudget::default() }
     }
 
     /// The same with a draft model, which rank 0 holds too.
@@ -199,6 +213,16 @@ impl<'a> MemoryModel<'a> {
     /// Layers of the model.
     pub fn layers(&self) -> u32 {
         self.cumulative.len() as u32 - 1
+    }
+
+    /// Whether a stage may begin with this layer.
+    pub fn may_cut_before(&self, layer: u32) -> bool {
+        !self.kept_together.iter().any(|run| run.start < layer && layer < run.end)
+    }
+
+    /// Most stages of a pipeline.
+    pub fn max_stages(&self) -> u32 {
+        self.shape.max_stages()
     }
 
     /// The capacity this was prepared for.
@@ -246,6 +270,9 @@ impl<'a> MemoryModel<'a> {
         let mut weights = own.share_of(own.weights, ranks);
         if embedding || (head && self.shape.tied) {
             weights = weights.saturating_add(self.shape.embedding_bytes);
+        }
+        if embedding {
+            weights = weights.saturating_add(self.shape.per_layer_input_bytes);
         }
         if head {
             weights = weights.saturating_add(self.shape.head_bytes);
@@ -335,6 +362,7 @@ impl<'a> MemoryModel<'a> {
             },
             routed: 0,
             expanded: 0,
+            per_layer_inputs: 0,
             vocabulary: u64::from(vocabulary),
             value_bytes: self.shape.value_bytes(),
         };
@@ -395,7 +423,8 @@ fn cached_bytes(shape: &ModelShape, capacity: &ServingCapacity, computed: u64, i
     };
     let keys = u64::from(shape.key_value_heads).saturating_mul(u64::from(shape.head_dim));
     let value_bytes = shape.value_bytes();
-    let numbers = match computed == shape.kv_bytes_per_token_per_layer {
+    // Without widths, the size of a value follows from the keys.
+    let numbers = match computed == shape.kv_bytes_per_token_per_layer && shape.widths.is_none() {
         true => keys.saturating_mul(2),
         false => computed.checked_div(value_bytes).unwrap_or(0),
     };
@@ -483,7 +512,7 @@ mod tests {
             replicated_bytes: 10,
             kv_bytes: 30,
             state,
-            experts: None,
+            ..LayerGroup::default()
         };
         let shape = ModelShape {
             layer_bytes: vec![100; 4],
@@ -503,6 +532,25 @@ mod tests {
         let uneven = ModelShape { shard_units: vec![ShardUnit::kv_heads(2), parts], ..shape };
         assert_eq!(of(&uneven, 2), (40 + 120 + 60, 120));
         assert_eq!(of(&uneven, 4), (40 + 240 / 3 + 60, 120));
+    }
+
+    #[test]
+    fn the_stage_with_the_embedding_makes_inputs_by_layer() {
+        let room = ServingCapacity { context_tokens: 10, max_sequences: 1, ..ServingCapacity::default() };
+        let shape = ModelShape { per_layer_input_bytes: 5000, ..shape(true) };
+        let fit = MemoryModel::new(&shape, room);
+        // Every rank of a tensor group has them whole, and a tied head has none.
+        for (layers, embedding, head, size, weights) in [
+            (0..4, true, true, 1, 1000 + 1000 + 5000 + 10),
+            (0..4, true, false, 2, 500 + 1000 + 5000),
+            (2..4, false, true, 1, 700 + 1000 + 10),
+            (0..2, true, false, 1, 300 + 1000 + 5000),
+            (1..2, false, false, 1, 200),
+        ] {
+            let need = fit.sharded_estimate(layers.clone(), embedding, head, size);
+            assert_eq!(need.weights, weights, "{layers:?} on {size}");
+        }
+        assert_eq!(shape.total_bytes(), 1000 + 1000 + 5000 + 10);
     }
 
     #[test]

@@ -245,14 +245,22 @@ impl Estimator<'_> {
     /// Seconds of messages for `tokens` computed together in `passes`.
     fn message_seconds(&self, tokens: u32, passes: u32) -> f64 {
         let (tokens, passes) = (f64::from(tokens), f64::from(passes));
-        let state = f64::from(self.model.hidden) * HIDDEN_VALUE_BYTES * tokens / passes;
+        let bytes = |values: u32| f64::from(values) * HIDDEN_VALUE_BYTES * tokens / passes;
+        let state = bytes(self.model.hidden);
         let fence = self.engine.fence(self.group.fence);
         let reduces = self.group.stages.iter().filter(|stage| stage.gpus.len() > 1).map(|stage| {
             let ranks = stage.gpus.len() as u32;
             2.0 * f64::from(stage.layers) * (self.group.member_link.all_reduce(ranks, state) + fence)
         });
-        let hop = self.group.stage_link.hop(state) + self.coefficients.hop;
-        passes * (reduces.sum::<f64>() + hop * (self.group.stages.len() as f64 - 1.0))
+        // Every stage but the last receives, with the inputs of the layers from its own on.
+        let receivers = self.group.stages.iter().take(self.group.stages.len().saturating_sub(1));
+        let mut ahead = 0_u32;
+        let hops = receivers.map(|stage| {
+            ahead = ahead.saturating_add(stage.layers);
+            let received = self.model.hidden.saturating_add(self.model.per_layer_input.saturating_mul(ahead));
+            self.group.stage_link.hop(bytes(received)) + self.coefficients.hop
+        });
+        passes * (reduces.sum::<f64>() + hops.sum::<f64>())
     }
 }
 

@@ -361,6 +361,7 @@ fn invalid(field: String, why: String) -> Note {
 #[cfg(test)]
 mod tests {
     use russet_crds::ShardingMode;
+    use russet_model::shape::LayerGroup;
 
     use super::*;
 
@@ -381,6 +382,13 @@ mod tests {
             |name: &str, shape: ModelShape| view.models.insert(("ns".to_owned(), name.to_owned()), shape);
         model("alien", ModelShape { architecture: "mamba".to_owned(), ..llama.clone() });
         model("torn", ModelShape { layer_bytes: vec![1; 3], ..llama.clone() });
+        let shared = |layer| LayerGroup {
+            count: 1,
+            weight_bytes: 1,
+            shares_cache_of: (layer > 1).then_some(1),
+            ..LayerGroup::default()
+        };
+        model("shared", ModelShape { layer_groups: (0..4).map(shared).collect(), ..llama.clone() });
         model("llama", llama);
         view
     }
@@ -418,6 +426,17 @@ mod tests {
             ("llama", Auto, Some(3), Some(vec![2, 2]), Err("names 2 ranks, ranks says 3")),
             ("llama", Auto, None, Some(vec![2, 1]), Err("adds up to 3 layers, but the model has 4")),
             ("llama", Auto, None, Some(vec![4, 0]), Err("rank 1 would hold no layers")),
+            ("shared", Pipeline, Some(2), None, Ok(Split::Ranks(2))),
+            ("shared", Auto, None, Some(vec![3, 1]), Ok(Split::Layers(vec![3, 1]))),
+            (
+                "shared",
+                Pipeline,
+                Some(3),
+                None,
+                Err("layers 1 to 3 share keys and values and stay together, so ask for at most 2"),
+            ),
+            ("shared", Auto, None, Some(vec![2, 2]), Err("the split begins a stage with layer 2")),
+            ("shared", Hybrid, Some(6), None, Err("6 ranks do not make two or more stages")),
             ("llama", Tensor, Some(2), None, Ok(Split::Tensor(Some(2)))),
             ("llama", Tensor, None, Some(vec![4]), Ok(Split::Tensor(None))),
             ("llama", Tensor, Some(3), None, Err("8 KV heads cannot be cut into 3; use 1, 2, 4 or 8")),

@@ -18,11 +18,6 @@ const SPLIT_COUNTS: [u64; 3] = [2, 4, 8];
 const OVERHEAD_DIVISOR: u64 = 10;
 /// Minimum overhead, bytes.
 const MIN_OVERHEAD_BYTES: u64 = 1 << 30;
-/// Models whose configuration is refused though their architecture is known: how their names begin, and why.
-const REFUSED: &[(&str, &str)] = &[(
-    "gemma-4-e",
-    "its layers have embeddings of their own and share keys and values, which this release does not run",
-)];
 /// Search word that leaves out models that this release does not run.
 const RUNS_FILTER: &str = "runs";
 /// Maximum number of suggestions when a name is not found.
@@ -109,10 +104,7 @@ impl CatalogEntry {
                 families::list()
             ));
         }
-        match REFUSED.iter().find(|(prefix, _)| self.name.starts_with(prefix)) {
-            Some((_, why)) => Err((*why).to_owned()),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The fewest and smallest machines whose default serving limits hold the model: their number, and the
@@ -322,9 +314,7 @@ mod tests {
     #[test]
     fn entry_runs_if_the_engine_has_its_architecture() {
         let entries = all().unwrap();
-        let refused = |entry: &&CatalogEntry| entry.name.starts_with("gemma-4-e");
-        assert!(entries.iter().filter(refused).all(|entry| entry.runs().is_err()));
-        for entry in entries.iter().filter(|entry| !refused(entry)) {
+        for entry in &entries {
             assert_eq!(entry.runs().is_ok(), families::is_known(&entry.architecture), "{}", entry.name);
         }
         for name in [
@@ -337,6 +327,7 @@ mod tests {
             "glm-4-7-flash-4bit",
             "gemma-3-27b-4bit",
             "gemma-4-26b-a4b-4bit",
+            "gemma-4-e2b-4bit",
             "devstral-small-2-24b-4bit",
         ] {
             assert_eq!(require(&entries, name).unwrap().runs(), Ok(()), "{name}");

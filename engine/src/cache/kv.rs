@@ -31,6 +31,11 @@ impl KvCache {
     /// cache.
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
         self.positions.append(self.format.encode(keys, values)?)?;
+        self.view()
+    }
+
+    /// A view of everything in the cache.
+    pub fn view(&self) -> Result<KvView, Exception> {
         self.format.view(&self.positions.tensors()?)
     }
 }

@@ -49,8 +49,13 @@ impl RotatingCache {
     /// before them and of them all. The caller masks what lies before a position's own window.
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
         self.append_raw(self.format.encode(keys, values)?)?;
+        self.view(keys.dim(2))
+    }
+
+    /// A view of the last `count` positions and of `window - 1` before them.
+    pub fn view(&self, count: i32) -> Result<KvView, Exception> {
         let held = self.positions.offset();
-        let visible = held.min(keys.dim(2) + self.window - 1);
+        let visible = held.min(count + self.window - 1);
         self.format.view(&self.positions.tensors()?)?.range(held - visible..held)
     }
 

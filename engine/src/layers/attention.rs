@@ -1,5 +1,5 @@
-//! Multi-head attention with grouped key/value heads, rotary positions and a KV cache; with tensor
-//! parallelism, each rank computes some of the heads.
+//! Multi-head attention with grouped key/value heads, rotary positions and a KV cache, its own or an earlier layer's; with
+//! tensor parallelism, each rank computes some of the heads.
 
 use std::rc::Rc;
 
@@ -38,13 +38,12 @@ pub struct Attention {
     /// What scores are multiplied by.
     scale: f32,
     query: Linear,
-    key: Linear,
-    /// `None` where values are keys.
-    value: Option<Linear>,
-    /// Epsilon of the norm of values.
-    value_norm: Option<f32>,
+    query_norm: Option<RmsNorm>,
+    /// `None` where the keys and values of an earlier layer are read.
+    key_value: Option<KeyValue>,
+    /// Whether queries and keys are normalised over all heads of all ranks together, not each head by itself.
+    full_norm: bool,
     output: Linear,
-    norms: Option<Norms>,
     rope: Option<Rc<Rope>>,
     window: Option<i32>,
     sinks: Option<Array>,
@@ -52,13 +51,15 @@ pub struct Attention {
     query_scale: Option<QueryScale>,
 }
 
-/// Norms of queries and keys before they are rotated.
+/// What makes keys and values.
 #[derive(Debug)]
-struct Norms {
-    query: RmsNorm,
-    key: RmsNorm,
-    /// Whether all heads are normalised together, over all ranks, not each by itself.
-    full: bool,
+struct KeyValue {
+    key: Linear,
+    /// `None` where values are keys.
+    value: Option<Linear>,
+    key_norm: Option<RmsNorm>,
+    /// Epsilon of the norm of values.
+    value_norm: Option<f32>,
 }
 
 impl Attention {
@@ -69,19 +70,29 @@ impl Attention {
         description: &description::Attention,
         rope: Option<Rc<Rope>>,
     ) -> Result<Self, WeightsError> {
-        let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
-        let [query, key] = [linear("q_proj")?, linear("k_proj")?];
-        let value = if description.values_are_keys { None } else { Some(linear("v_proj")?) };
-        let output = linear(description.output)?;
-        let norms = match description.qk_norm {
-            None => None,
+        let linear = |weights: &mut _, name| Linear::load(weights, &format!("{path}.{name}"));
+        let norm = |weights: &mut _, name| match description.qk_norm {
+            None => Ok(None),
             Some(QkNorm::Head { epsilon } | QkNorm::Full { epsilon }) => {
-                let mut norm = |name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon);
-                let full = matches!(description.qk_norm, Some(QkNorm::Full { .. }));
-                let [query, key] = description.qk_norm_names;
-                Some(Norms { query: norm(query)?, key: norm(key)?, full })
+                RmsNorm::load(weights, &format!("{path}.{name}"), epsilon).map(Some)
             }
         };
+        let [query_norm, key_norm] = description.qk_norm_names;
+        let key_value = match description.shares_cache_of {
+            Some(_) => None,
+            None => Some(KeyValue {
+                key: linear(weights, "k_proj")?,
+                value: match description.values_are_keys {
+                    true => None,
+                    false => Some(linear(weights, "v_proj")?),
+                },
+                key_norm: norm(weights, key_norm)?,
+                value_norm: description.value_norm,
+            }),
+        };
+        let query = linear(weights, "q_proj")?;
+        let query_norm = norm(weights, query_norm)?;
+        let output = linear(weights, description.output)?;
         let sinks = description.sinks.then(|| weights.tensor(&format!("{path}.sinks"))).transpose()?;
         let shard = weights.shard();
         Ok(Self {
@@ -91,11 +102,10 @@ impl Attention {
             value_dim: description.value_dim as i32,
             scale: description.scale,
             query,
-            key,
-            value,
-            value_norm: description.value_norm,
+            query_norm,
+            key_value,
+            full_norm: matches!(description.qk_norm, Some(QkNorm::Full { .. })),
             output,
-            norms,
             rope,
             window: description.window.map(|window| window as i32),
             sinks,
@@ -105,7 +115,8 @@ impl Attention {
     }
 
     /// Causal attention of every position of `x`, `[1, positions, width]`, within its sequence; `layer`
-    /// selects this layer's cache among the caches of `batch`.
+    /// selects this layer's cache among the caches of `batch`, or that of the layer whose keys and values it reads, which
+    /// has appended those of these positions before.
     pub fn forward(
         &self,
         x: &Array,
@@ -118,8 +129,10 @@ impl Attention {
         let projected = match offsets {
             Some(offsets) => QkvProjection {
                 queries: self.scaled_by(&self.rotate_each(&projected.queries, offsets)?, offsets)?,
-                keys: self.rotate_each(&projected.keys, offsets)?,
-                values: projected.values,
+                key_values: match projected.key_values {
+                    None => None,
+                    Some((keys, values)) => Some((self.rotate_each(&keys, offsets)?, values)),
+                },
             },
             None => projected,
         };
@@ -146,12 +159,13 @@ impl Attention {
         self.output.forward_summed(&gated, stage)
     }
 
-    /// Queries, keys and values, `[1, positions, heads, width]` each, and the gate of the output where there is one.
+    /// Queries, and keys and values where it makes them, `[1, positions, heads, width]` each, and the gate of the output
+    /// where there is one.
     fn project(&self, x: &Array, stage: &TpGroup) -> Result<(QkvProjection, Option<Array>), Exception> {
         let positions = x.dim(1);
-        let [mut queries, mut keys] = [self.query.forward(x)?, self.key.forward(x)?];
-        if let Some(Norms { query, key, full: true }) = &self.norms {
-            (queries, keys) = (query.forward_shared(&queries, stage)?, key.forward_shared(&keys, stage)?);
+        let mut queries = self.query.forward(x)?;
+        if let Some(norm) = self.query_norm.as_ref().filter(|_| self.full_norm) {
+            queries = norm.forward_shared(&queries, stage)?;
         }
         let mut gate = None;
         queries = queries.reshape(&[1, positions, self.heads, -1])?;
@@ -163,18 +177,37 @@ impl Attention {
             gate = Some(beside.reshape(&[1, positions, -1])?);
             queries = own.clone();
         }
+        if let Some(norm) = self.query_norm.as_ref().filter(|_| !self.full_norm) {
+            queries = norm.forward(&queries)?;
+        }
+        let key_values = self.key_value.as_ref().map(|key_value| self.key_values(key_value, x, stage));
+        Ok((QkvProjection { queries, key_values: key_values.transpose()? }, gate))
+    }
+
+    /// Keys and values, `[1, positions, heads, width]` each.
+    fn key_values(
+        &self,
+        KeyValue { key, value, key_norm, value_norm }: &KeyValue,
+        x: &Array,
+        stage: &TpGroup,
+    ) -> Result<(Array, Array), Exception> {
+        let positions = x.dim(1);
+        let mut keys = key.forward(x)?;
+        if let Some(norm) = key_norm.as_ref().filter(|_| self.full_norm) {
+            keys = norm.forward_shared(&keys, stage)?;
+        }
         keys = keys.reshape(&[1, positions, self.kv_heads, self.head_dim])?;
-        let mut values = match &self.value {
+        let mut values = match value {
             Some(value) => value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?,
             None => keys.clone(),
         };
-        if let Some(epsilon) = self.value_norm {
-            values = fast::rms_norm(&values, None, epsilon)?;
+        if let Some(epsilon) = value_norm {
+            values = fast::rms_norm(&values, None, *epsilon)?;
         }
-        if let Some(Norms { query, key, full: false }) = &self.norms {
-            (queries, keys) = (query.forward(&queries)?, key.forward(&keys)?);
+        if let Some(norm) = key_norm.as_ref().filter(|_| !self.full_norm) {
+            keys = norm.forward(&keys)?;
         }
-        Ok((QkvProjection { queries, keys, values }, gate))
+        Ok((keys, values))
     }
 
     fn scores(&self) -> Scores<'_> {
@@ -184,7 +217,7 @@ impl Attention {
     /// Decode rows, one position each, already rotated: each attends to its own sequence.
     fn attend_decode_rows<'a>(
         &self,
-        QkvProjection { queries, keys, values }: &QkvProjection,
+        QkvProjection { queries, key_values }: &QkvProjection,
         caches: impl Iterator<Item = &'a mut LayerCache>,
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
@@ -192,10 +225,17 @@ impl Attention {
         // One operation for all rows: with many sequences, launching operations costs more than computing
         // them.
         let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, all.dim(3)])?.split_equal(rows, 0);
-        let each = each(queries)?.into_iter().zip(each(keys)?).zip(each(values)?);
+        let mut key_values = match key_values {
+            None => Vec::new(),
+            Some((keys, values)) => each(keys)?.into_iter().zip(each(values)?).collect(),
+        }
+        .into_iter();
         let mut attended = Vec::with_capacity(rows as usize);
-        for (((queries, keys), values), cache) in each.zip(caches) {
-            let held = cache.append(&keys, &values)?;
+        for (queries, cache) in each(queries)?.into_iter().zip(caches) {
+            let held = match key_values.next() {
+                Some((keys, values)) => cache.append(&keys, &values)?,
+                None => cache.last_view(1)?,
+            };
             attended.push(chunked_sdpa(&queries, &held, self.scores(), scores)?);
         }
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.value_dim])
@@ -204,7 +244,7 @@ impl Attention {
     /// One sequence's positions; where they are not rotated yet, the offset of the first.
     fn attend_sequence(
         &self,
-        QkvProjection { queries, keys, values }: &QkvProjection,
+        QkvProjection { queries, key_values }: &QkvProjection,
         rotate_at: Option<i32>,
         cache: &mut LayerCache,
         scores: &mut ScoreBudget,
@@ -215,7 +255,10 @@ impl Attention {
             (Some(offset), Some(rope)) => rope.forward(&by_head(all)?, offset),
             _ => by_head(all),
         };
-        let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
+        let held = match key_values {
+            Some((keys, values)) => cache.append(&rotated(keys)?, &by_head(values)?)?,
+            None => cache.last_view(length)?,
+        };
         let mut queries = rotated(queries)?;
         if let (Some(offset), Some(scale)) = (rotate_at, self.query_scale) {
             queries = queries.multiply(sequence_scales(scale, offset, &queries)?)?;
@@ -240,11 +283,10 @@ impl Attention {
     }
 }
 
-/// Queries, keys and values, `[1, positions, heads, width]` each.
+/// Queries, and keys and values where the layer makes them, `[1, positions, heads, width]` each.
 struct QkvProjection {
     queries: Array,
-    keys: Array,
-    values: Array,
+    key_values: Option<(Array, Array)>,
 }
 
 impl QkvProjection {
@@ -257,6 +299,10 @@ impl QkvProjection {
                 all.try_index((.., from..from + length, .., ..))
             }
         };
-        Ok(Self { queries: span(&self.queries)?, keys: span(&self.keys)?, values: span(&self.values)? })
+        let key_values = match &self.key_values {
+            None => None,
+            Some((keys, values)) => Some((span(keys)?, span(values)?)),
+        };
+        Ok(Self { queries: span(&self.queries)?, key_values })
     }
 }

@@ -51,6 +51,7 @@ pub(super) struct ModelRunner {
     model: Decoder,
     part: RankPart,
     vocabulary: u32,
+    /// Width of what this stage receives.
     width: i32,
     /// Element type of the hidden states between ranks, equal on all of them.
     hidden: Dtype,
@@ -148,7 +149,7 @@ impl ModelRunner {
     ) -> Result<Self, RuntimeError> {
         let checkpoint = Checkpoint::open_as(&config.model_dir, config.dtype)?;
         let russet_model::Model { description, tensors, converted: _ } = checkpoint.model();
-        let part = rank_part(config, description.layers.len() as u32)?;
+        let part = rank_part(config, description.layers.len() as u32, &description.kept_together())?;
         let units = shard_units(description, tensors);
         if let Some(reason) = why_indivisible(&units, part.tensor_size) {
             let (size, sizes) = (part.tensor_size, tensor_sizes(&units));
@@ -176,9 +177,9 @@ impl ModelRunner {
         let disk_cache = disk_cache(&part);
         Ok(Self {
             model,
-            part,
             vocabulary: description.vocab_size,
-            width: description.hidden_size as i32,
+            width: description.stage_width(part.layers.start) as i32,
+            part,
             hidden,
             format,
             cache_support: CacheSupport::of(description),

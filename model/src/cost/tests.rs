@@ -16,6 +16,7 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
         mlp: 14336,
         routed: 0,
         expanded: 0,
+        per_layer_inputs: 0,
         vocabulary: 128_256,
         value_bytes: 2,
     };
@@ -53,6 +54,10 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
     ] {
         assert_eq!(work(context, head, size), bytes, "{context} tokens, {size} ranks");
     }
+    // Inputs of the layers' own, which every rank has whole.
+    let load = Load { context: 8192, tensor_size: 2, ..Load::default() };
+    let with = activation_bytes(&Widths { per_layer_inputs: 35 * 256, ..widths }, &load);
+    assert_eq!(with - activation_bytes(&widths, &load), 2048 * 2 * 5 * 35 * 256);
 }
 
 #[test]
@@ -150,6 +155,7 @@ fn hostile_loads_saturate() {
         mlp: most,
         routed: most,
         expanded: most,
+        per_layer_inputs: most,
         vocabulary: most,
         value_bytes: most,
     };

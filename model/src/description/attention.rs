@@ -39,6 +39,9 @@ pub struct Attention {
     pub output_gate: bool,
     /// What queries are multiplied by, by their position.
     pub query_scale: Option<QueryScale>,
+    /// The earlier layer whose keys and values it reads, of its own shape and window. It then has no projections and no
+    /// norm of keys and values.
+    pub shares_cache_of: Option<u32>,
 }
 
 /// Norms of queries and keys.
@@ -87,6 +90,7 @@ impl Attention {
             output_bias: false,
             output_gate: false,
             query_scale: None,
+            shares_cache_of: None,
         }
     }
 

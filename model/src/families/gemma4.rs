@@ -1,6 +1,6 @@
-//! Gemma 4 of one input: Gemma 3's norms and windows, heads of another width where a layer sees the whole context, values
-//! that are keys there, and, in the sparse one, experts beside the dense block. Not here: embeddings by layer and layers
-//! that share keys and values, as the E models have.
+//! Gemma 4: Gemma 3's norms and windows, heads of another width where a layer sees the whole context, and values that are
+//! keys there; in the sparse one experts beside the dense block; in the E models per-layer inputs, and last layers that
+//! read the keys and values of earlier ones and have an MLP twice as wide. Not here: pictures and sound.
 
 use super::{
     Family,
@@ -12,10 +12,10 @@ use super::{
 use crate::{
     config::{Config, MAX_HEADS, MAX_LAYERS, MAX_SIZE, RopeFields},
     description::{
-        Activation, Attention, Dense, Description, ExpertNorms, Experts, Layer, Mixer, Mlp, Norms, QkNorm,
-        Rope, Router, RouterNorm, Scoring,
+        Activation, Attention, Dense, Description, ExpertNorms, Experts, Layer, Mixer, Mlp, Norms,
+        PerLayerInputs, QkNorm, Rope, Router, RouterNorm, Scoring,
     },
-    error::{Error, Unsupported},
+    error::{Error, FileError},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -40,6 +40,7 @@ pub(super) const FAMILY: Family = Family {
     // As mlx-lm has them: the smallest model.
     defaults: &[
         ("vocab_size", 262_144.0),
+        ("vocab_size_per_layer_input", 262_144.0),
         ("num_attention_heads", 8.0),
         ("num_key_value_heads", 1.0),
         ("head_dim", 256.0),
@@ -60,14 +61,6 @@ const ROTATED: f32 = 0.25;
 
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let document = &config.document;
-    for field in ["num_kv_shared_layers", "hidden_size_per_layer_input"] {
-        if document.count(field, MAX_SIZE)? > 0 {
-            let reason =
-                format!("{field} is not supported: embeddings by layer, and layers that share their keys");
-            let remedy = "use a Gemma 4 without them: 12B, 26B-A4B or 31B";
-            return Err(Unsupported::field(field, reason, remedy).into());
-        }
-    }
     // Pictures alone are seen ahead in: their tokens are none of a text.
     let sees_ahead = document.value("use_bidirectional_attention");
     let sees_ahead = sees_ahead.is_some_and(|value| *value != false && *value != "vision");
@@ -79,25 +72,72 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let activation = activation_or(config, Activation::GeluTanh)?;
     let epsilon = config.rms_norm_eps;
     let sparse = document.flag("enable_moe_block")?.then(|| beside(config, activation)).transpose()?;
-    let layers = windowed.iter().map(|windowed| {
+    let owners = cache_owners(config, &windowed)?;
+    let doubles = document.choice("use_double_wide_mlp")?.unwrap_or(true);
+    let layers = windowed.iter().zip(owners).map(|(windowed, shares_cache_of)| {
         let attention = if *windowed { &local } else { &full };
+        let attention = Attention { shares_cache_of, ..attention.clone() };
+        let wide = if doubles && shares_cache_of.is_some() { 2 } else { 1 };
         let mut norms = Norms::around(epsilon);
         let mlp = match &sparse {
             Some(experts) => {
                 norms.before_mlp = None;
                 Mlp::Experts(Box::new(experts.clone()))
             }
-            None => Mlp::Dense(Dense { activation, ..Dense::new(config.intermediate_size) }),
+            None => Mlp::Dense(Dense { activation, ..Dense::new(config.intermediate_size * wide) }),
         };
-        let layer = Layer::new(Mixer::Attention(attention.clone()), mlp, epsilon);
+        let layer = Layer::new(Mixer::Attention(attention), mlp, epsilon);
         Layer { norms, output_scale: Some("layer_scalar"), ..layer }
     });
     let mut description = described(config, has_head, layers.collect());
     description.tied = !has_head;
     description.logit_cap = document.float("final_logit_softcapping")?;
     description.embedding_scale = Some((config.hidden_size as f32).sqrt());
+    description.per_layer_inputs = per_layer_inputs(config, activation)?;
     give_windows(config, &mut description, &windowed)?;
     Ok(description)
+}
+
+/// The layer whose keys and values each layer reads: the last ones those of the last of their kind before them.
+fn cache_owners(config: &Config, windowed: &[bool]) -> Result<Vec<Option<u32>>, Error> {
+    const FIELD: &str = "num_kv_shared_layers";
+    let shared = config.document.count(FIELD, MAX_LAYERS)? as usize;
+    let own = windowed.len().saturating_sub(shared);
+    let owner = |layer: usize| windowed[..own].iter().rposition(|kind| *kind == windowed[layer]);
+    let owners: Vec<Option<u32>> =
+        (0..windowed.len()).map(|layer| owner(layer).filter(|_| layer >= own).map(|at| at as u32)).collect();
+    if owners.iter().skip(own).any(Option::is_none) {
+        let found = format!(
+            "{shared} of {} layers, before which there is none of the same kind whose keys and values they read",
+            windowed.len()
+        );
+        return Err(FileError::Field { field: FIELD, found }.into());
+    }
+    Ok(owners)
+}
+
+/// Per-layer inputs; none where their width is 0.
+fn per_layer_inputs(config: &Config, activation: Activation) -> Result<Option<PerLayerInputs>, Error> {
+    const TOKENS: &str = "vocab_size_per_layer_input";
+    let document = &config.document;
+    let width = document.count("hidden_size_per_layer_input", MAX_SIZE / MAX_LAYERS)?;
+    if width == 0 {
+        return Ok(None);
+    }
+    let vocab_size = document.number(TOKENS, MAX_SIZE)?;
+    if vocab_size < config.vocab_size {
+        let found = format!("{vocab_size}, fewer than the {} tokens of vocab_size", config.vocab_size);
+        return Err(FileError::Field { field: TOKENS, found }.into());
+    }
+    Ok(Some(PerLayerInputs {
+        width,
+        vocab_size,
+        embedding_scale: (width as f32).sqrt(),
+        projection_scale: f64::from(config.hidden_size).powf(-0.5) as f32,
+        scale: std::f32::consts::FRAC_1_SQRT_2,
+        epsilon: config.rms_norm_eps,
+        activation,
+    }))
 }
 
 /// Attention to the whole context, and with a window.

@@ -52,6 +52,7 @@ pub(super) fn described(config: &Config, has_head: bool, layers: Vec<Layer>) -> 
         embedding_scale: None,
         logit_divisor: None,
         logit_cap: None,
+        per_layer_inputs: None,
         layers,
         unused_layers: 0,
         notes: Vec::new(),

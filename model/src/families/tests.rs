@@ -336,6 +336,79 @@ fn a_gemma_4_has_heads_of_two_widths_and_a_state_for_each() {
     assert!(!model.tensors.iter().any(|(tensor, _)| tensor.name == "model.layers.1.self_attn.v_proj.weight"));
 }
 
+/// A Gemma 4 E: six layers, of which the last three read the keys and values of others.
+fn gemma4_e(fields: Value) -> Value {
+    let kinds =
+        ["sliding", "full", "sliding", "sliding", "full", "sliding"].map(|kind| format!("{kind}_attention"));
+    with(
+        of(
+            "gemma4_text",
+            json!({"num_hidden_layers": 6, "num_kv_shared_layers": 3, "hidden_size_per_layer_input": 16,
+                   "vocab_size_per_layer_input": 100, "global_head_dim": 64, "sliding_window": 8, "layer_types": kinds}),
+        ),
+        fields,
+    )
+}
+
+#[test]
+fn a_gemma_4_e_shares_caches_and_has_inputs_by_layer() {
+    let model = describe(&gemma4_e(json!({}))).unwrap();
+    let description = &model.description;
+    let owners: Vec<_> = (0..6).map(|layer| description.shares_cache_of(layer)).collect();
+    assert_eq!(owners, [None, None, None, Some(2), Some(1), Some(2)]);
+    assert_eq!(description.kept_together(), [1..6]);
+    let mlps: Vec<u32> = description.mlps().map(Mlp::width).collect();
+    assert_eq!(mlps, [128, 128, 128, 256, 256, 256]);
+    let inputs = description.per_layer_inputs.unwrap();
+    assert_eq!((inputs.width, inputs.vocab_size, inputs.activation), (16, 100, Activation::GeluTanh));
+    assert_eq!((inputs.embedding_scale, inputs.projection_scale), (4.0, 0.125));
+    assert_eq!([0, 1, 6].map(|first| description.stage_width(first)), [64 + 96, 64 + 80, 64]);
+    let names =
+        |wanted: &str| model.tensors.iter().filter(|(tensor, _)| tensor.name.contains(wanted)).count();
+    assert_eq!([names("q_proj"), names("k_proj"), names("v_proj")], [6, 3, 3]);
+    assert_eq!([names("q_norm"), names("k_norm"), names("per_layer_input_gate")], [6, 3, 6]);
+    let narrow = describe(&gemma4_e(json!({"use_double_wide_mlp": false}))).unwrap();
+    assert!(narrow.description.mlps().all(|mlp| mlp.width() == 128));
+}
+
+#[test]
+fn a_gemma_4_e_is_the_same_in_either_layout() {
+    let config = gemma4_e(json!({}));
+    let described = |prefix: &str, rest: &[String]| {
+        let mut all = tensors(&config, "BF16", None, false);
+        for (name, ..) in &mut all {
+            *name = name.replacen("model.", prefix, 1);
+        }
+        // What the original export has, and nothing reads: projections of layers that read those of others, and a tower.
+        all.extend(rest.iter().map(|name| (format!("{prefix}{name}"), "BF16", vec![64, 64])));
+        all.push(("model.vision_tower.x.weight".to_owned(), "BF16", vec![64, 64]));
+        crate::read(config.to_string().as_bytes(), &headers(&all)).unwrap()
+    };
+    let dropped =
+        ["k_proj.weight", "v_proj.weight", "k_norm.weight"].map(|name| format!("layers.5.self_attn.{name}"));
+    let converted = described("language_model.model.", &[]);
+    let original = described("model.language_model.", &dropped);
+    assert_eq!(converted.description, original.description);
+    let stored = |model: &crate::Model| model.tensors.iter().map(|(_, stored)| *stored).collect::<Vec<_>>();
+    assert_eq!(stored(&converted), stored(&original));
+}
+
+#[test]
+fn a_gemma_4_e_without_an_owner_of_each_kind_is_refused() {
+    for (fields, said) in [
+        (json!({"num_kv_shared_layers": 6}), "num_kv_shared_layers"),
+        (json!({"num_kv_shared_layers": 5}), "5 of 6 layers, before which there is none of the same kind"),
+        (json!({"vocab_size_per_layer_input": 99}), "99, fewer than the 100 tokens"),
+        (json!({"vocab_size_per_layer_input": 0}), "vocab_size_per_layer_input"),
+        (json!({"hidden_size_per_layer_input": 1 << 20}), "hidden_size_per_layer_input"),
+    ] {
+        let all = headers(&tensors(&gemma4_e(json!({})), "BF16", None, false));
+        let config = gemma4_e(fields);
+        let found = crate::read(config.to_string().as_bytes(), &all).unwrap_err().to_string();
+        assert!(found.contains(said), "{config}: {found}");
+    }
+}
+
 /// A Nemotron-H of all four kinds of layers.
 fn nemotron_h(fields: Value) -> Value {
     with(

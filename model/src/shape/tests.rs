@@ -69,6 +69,50 @@ fn supported_shapes_round_trip_and_older_ones_are_read() {
     assert_eq!((older.tensor_sizes(), shape.tensor_sizes()), (vec![1, 2], vec![1, 2, 4]));
 }
 
+#[test]
+fn shared_caches_and_inputs_by_layer_are_counted_once() {
+    let mut config = llama(6);
+    let kinds =
+        ["sliding", "full", "sliding", "sliding", "full", "sliding"].map(|kind| format!("{kind}_attention"));
+    let own = json!({"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32, "layer_types": kinds,
+                     "num_kv_shared_layers": 3, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 100,
+                     "sliding_window": 8});
+    config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+    let shape = read(&config, &tensors(&config, "BF16", None, false)).unwrap();
+    assert_eq!(shape.unsupported, None);
+    // A table of 16 for each of six layers, as much of a projection of 64, and a norm; the tied head has none of it.
+    assert_eq!(shape.per_layer_input_bytes, (100 * 96 + 64 * 96 + 16) * 2);
+    assert_eq!((shape.embedding_bytes, shape.head_bytes), (100 * 64 * 2, 64 * 2));
+    assert_eq!(shape.widths.unwrap().per_layer_inputs, 96);
+    // Two heads of 16 and twice, and one layer with two of 32.
+    assert_eq!(shape.kv_bytes_per_token(), (2 * 2 * 2 * 16 + 2 * 2 * 32) * 2);
+    // Gate, its way back and norms are whole on every rank.
+    let replicated = |heads: u64, norms: u64| (2 * 64 * 16 + 64 + 4 * 64 + 1 + norms * heads) * 2;
+    let groups = shape.groups();
+    assert_eq!(
+        groups.iter().map(|group| group.replicated_bytes).collect::<Vec<_>>(),
+        [
+            replicated(16, 2),
+            replicated(32, 2),
+            replicated(16, 2),
+            replicated(16, 1),
+            replicated(32, 1),
+            replicated(16, 1)
+        ]
+    );
+    assert!(groups[3..].iter().all(|group| group.kv_bytes == 0 && group.state == LayerState::default()));
+    assert_eq!(shape.kept_together(), [1..6]);
+    assert_eq!((shape.max_stages(), shape.tensor_sizes()), (2, vec![1, 2, 4]));
+    let json = serde_json::to_value(&shape).unwrap();
+    assert_eq!(json["layerGroups"][4]["sharesCacheOf"], json!(1));
+    assert_eq!(serde_json::from_value::<ModelShape>(json).unwrap(), shape);
+    // A status may hold any number.
+    let mut hostile = shape;
+    hostile.layer_groups[0].shares_cache_of = Some(u32::MAX);
+    hostile.layer_groups[5].shares_cache_of = Some(5);
+    assert_eq!((hostile.kept_together(), hostile.max_stages()), (vec![1..5], 3));
+}
+
 /// As the sizes of layers alone say it.
 fn without_keys(groups: Vec<LayerGroup>) -> Vec<LayerGroup> {
     groups.into_iter().map(|group| LayerGroup { kv_bytes: 0, ..group }).collect()

@@ -4,7 +4,7 @@ use super::{Layout, Recipe, Role, Rows, ShardAxis, Tensor};
 use crate::{
     description::{
         Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mamba2, Mixer, Mlp,
-        NormOffset, QkNorm, Scoring, ShortConv,
+        NormOffset, PerLayerInputs, QkNorm, Scoring, ShortConv,
     },
     safetensors::Headers,
 };
@@ -27,10 +27,17 @@ pub fn table(description: &Description, headers: &Headers) -> Vec<Tensor> {
         tensors: Vec::new(),
     };
     module.push("embed_tokens.weight", &[vocabulary, hidden], None, true);
+    if let Some(inputs) = description.per_layer_inputs {
+        module.role = Role::PerLayerInputs;
+        module.per_layer_inputs(inputs, hidden, description.layers.len() as u64);
+    }
     for (index, layer) in description.layers.iter().enumerate() {
         module.path = format!("model.layers.{index}");
         module.role = Role::Layer(index as u32);
         module.layer(layer, hidden);
+        if let Some(inputs) = description.per_layer_inputs {
+            module.per_layer_gate(inputs, hidden);
+        }
     }
     (module.path, module.role) = ("model".to_owned(), Role::Head);
     module.norm(description.norm, hidden);
@@ -159,6 +166,22 @@ impl Module<'_> {
         }
     }
 
+    /// What makes the inputs of all layers, one behind the other.
+    fn per_layer_inputs(&mut self, inputs: PerLayerInputs, hidden: u64, layers: u64) {
+        let (width, tokens) = (u64::from(inputs.width), u64::from(inputs.vocab_size));
+        self.push("embed_tokens_per_layer.weight", &[tokens, layers * width], None, true);
+        self.replicated("per_layer_model_projection", layers * width, hidden, false);
+        self.norm("per_layer_projection_norm", width);
+    }
+
+    /// What a layer does with its input. It is narrow, so every rank of a tensor group computes all of it.
+    fn per_layer_gate(&mut self, inputs: PerLayerInputs, hidden: u64) {
+        let width = u64::from(inputs.width);
+        self.replicated("per_layer_input_gate", width, hidden, false);
+        self.replicated("per_layer_projection", hidden, width, false);
+        self.norm("post_per_layer_input_norm", hidden);
+    }
+
     fn attention(&mut self, attention: &Attention, hidden: u64) {
         let [heads, kv_heads, key_dim, value_dim] =
             [attention.heads, attention.kv_heads, attention.key_dim, attention.value_dim].map(u64::from);
@@ -170,7 +193,8 @@ impl Module<'_> {
         let projections =
             [("q_proj", queries, 0), ("k_proj", keys, queries), ("v_proj", values, queries + keys)];
         for (field, width, from) in projections {
-            if field == "v_proj" && attention.values_are_keys {
+            let is_shared = attention.shares_cache_of.is_some() && field != "q_proj";
+            if is_shared || (field == "v_proj" && attention.values_are_keys) {
                 continue;
             }
             self.column_parallel(field, width, hidden, bias);
@@ -186,6 +210,9 @@ impl Module<'_> {
         for (name, width, shared) in
             [(query_norm, heads * key_dim, attention.heads), (key_norm, keys, attention.kv_heads)]
         {
+            if attention.shares_cache_of.is_some() && name == key_norm {
+                continue;
+            }
             match attention.qk_norm {
                 None => {}
                 Some(QkNorm::Head { .. }) => self.norm(name, key_dim),

@@ -56,6 +56,23 @@ pub fn check(
         wrong.push(Violation::Split { group: group(), layers: layers.clone(), split: desired.split.clone() });
     }
     let shape = &desired.shape;
+    // The last layers are on the first stage.
+    let of_shape = layers_of(shape);
+    let stage_of = |layer: usize| {
+        let mut begins = stages.iter().scan(of_shape.len(), |begin, count| {
+            *begin = begin.saturating_sub(*count as usize);
+            Some(*begin)
+        });
+        begins.position(|begin| begin <= layer)
+    };
+    for (layer, shared) in of_shape.iter().enumerate() {
+        if let Some(owner) = shared.shares_cache_of
+            && (owner as usize) < layer
+            && stage_of(layer) != stage_of(owner as usize)
+        {
+            wrong.push(Violation::SharedCache { group: group(), layer: layer as u32, owner });
+        }
+    }
     if size > 1 && !divides(shape, size) {
         wrong.push(Violation::Indivisible { group: group(), size: plan.tensor_size });
     }
@@ -187,6 +204,9 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
             if embeds || (head && shape.tied) {
                 takes += u128::from(shape.embedding_bytes);
             }
+            if embeds {
+                takes += u128::from(shape.per_layer_input_bytes);
+            }
             if let Some(draft) = desired.draft.as_ref().filter(|_| head) {
                 takes += u128::from(draft.shape.total_bytes());
                 takes += u128::from(draft.shape.kv_bytes_per_token()) * tokens;
@@ -214,9 +234,8 @@ fn layers_of(shape: &ModelShape) -> Vec<LayerGroup> {
         count: 1,
         weight_bytes,
         replicated_bytes: shape.replicated_layer_bytes,
-        kv_bytes: 0,
         state,
-        experts: None,
+        ..LayerGroup::default()
     };
     shape.layer_bytes.iter().map(layer).collect()
 }

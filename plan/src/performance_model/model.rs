@@ -10,6 +10,8 @@ pub struct ModelProfile {
     pub layers: u32,
     /// Width of the hidden state.
     pub hidden: u32,
+    /// Width of a layer's own input; those of the layers ahead travel with the hidden state. 0 without them.
+    pub per_layer_input: u32,
     /// Active parameters per token: including the head, without the embedding, which is a look-up.
     pub active: f64,
     /// Parameters of the head among them.
@@ -138,15 +140,22 @@ impl ModelProfile {
     /// A model with known headers: a sum over its layers, whatever their kinds.
     pub fn from_shape(shape: &ModelShape) -> Self {
         let embedding = f64::from(shape.vocabulary) * f64::from(shape.hidden_size);
+        let inputs = shape.widths.map_or(0, |widths| widths.per_layer_inputs);
+        // The table of per-layer inputs is a look-up, too.
+        let looked_up = f64::from(shape.vocabulary) * inputs as f64;
         let (parameters, head_bytes) = if shape.tied {
-            (shape.parameters as f64, shape.head_bytes.saturating_add(shape.embedding_bytes) as f64)
+            (
+                shape.parameters as f64 - looked_up,
+                shape.head_bytes.saturating_add(shape.embedding_bytes) as f64,
+            )
         } else {
-            (shape.parameters as f64 - embedding, shape.head_bytes as f64)
+            (shape.parameters as f64 - looked_up - embedding, shape.head_bytes as f64)
         };
         let heads = f64::from(shape.attention_heads) * f64::from(shape.head_dim);
         let mut model = Self {
             layers: shape.layers,
             hidden: shape.hidden_size,
+            per_layer_input: inputs.checked_div(u64::from(shape.layers)).unwrap_or(0) as u32,
             active: parameters.max(0.0),
             head: embedding.min(parameters.max(0.0)),
             cache_layers: shape.layers,
@@ -161,9 +170,35 @@ impl ModelProfile {
             bfloat16: true,
         };
         let mut idle = 0.0;
-        for LayerGroup { count, weight_bytes, replicated_bytes: _, kv_bytes: _, state, experts } in
-            shape.groups()
-        {
+        let groups = shape.groups();
+        let state_of = |owner: u32| {
+            let mut end = 0;
+            let held = groups.iter().find(|group| {
+                end += u64::from(group.count);
+                u64::from(owner) < end
+            });
+            held.map(|group| group.state).unwrap_or_default()
+        };
+        let mut passed = 0_u32;
+        for group in &groups {
+            let LayerGroup {
+                count,
+                weight_bytes,
+                replicated_bytes: _,
+                kv_bytes: _,
+                state,
+                experts,
+                shares_cache_of,
+            } = *group;
+            passed = passed.saturating_add(count);
+            // What it reads of another layer's cache, it reads again.
+            let state = match shares_cache_of {
+                Some(owner) => state_of(owner),
+                None => {
+                    model.cache_layers = passed;
+                    state
+                }
+            };
             let layers = f64::from(count);
             model.bytes += layers * weight_bytes as f64;
             if let Some(ExpertGroup { count, used, weight_bytes }) = experts {
@@ -217,6 +252,7 @@ impl ModelProfile {
         Self {
             layers: layers as u32,
             hidden: hidden as u32,
+            per_layer_input: 0,
             active,
             head: head.min(active / 2.0),
             cache_layers: layers as u32,
@@ -247,6 +283,9 @@ impl ModelProfile {
 
 #[cfg(test)]
 mod tests {
+    use russet_model::cost::Widths;
+    use russet_model::state::LayerState;
+
     use super::*;
 
     #[test]
@@ -299,5 +338,41 @@ mod tests {
         assert_eq!((own.active, own.bytes, own.head_bytes), (2000.0, 4016.0, 1616.0));
         assert_eq!(own.attention, 32.0);
         assert_eq!((own.head, own.cache_layers), (800.0, 2));
+    }
+
+    #[test]
+    fn shared_caches_are_read_again_and_tables_are_not() {
+        let full = LayerState { per_token_bytes: 32, ..LayerState::default() };
+        let window = LayerState { window_tokens: Some(8), ..full };
+        let group = |count, state, shares_cache_of| LayerGroup {
+            count,
+            weight_bytes: 100,
+            state,
+            shares_cache_of,
+            ..LayerGroup::default()
+        };
+        let none = LayerState::default();
+        let shape = ModelShape {
+            layers: 6,
+            hidden_size: 8,
+            vocabulary: 100,
+            parameters: 3000,
+            embedding_bytes: 1600,
+            per_layer_input_bytes: 2400,
+            tied: true,
+            layer_bytes: vec![100; 6],
+            layer_groups: vec![
+                group(2, window, None),
+                group(1, full, None),
+                group(2, none, Some(1)),
+                group(1, none, Some(2)),
+            ],
+            widths: Some(Widths { per_layer_inputs: 12, value_bytes: 2, ..Widths::default() }),
+            ..ModelShape::default()
+        };
+        let model = ModelProfile::from_shape(&shape);
+        assert_eq!((model.active, model.bytes, model.per_layer_input), (1800.0, 2200.0, 2));
+        assert_eq!((model.kv_bytes, model.window), (64.0, Some(Window { tokens: 8, kv_bytes: 128 })));
+        assert_eq!(model.cache_layers, 3);
     }
 }

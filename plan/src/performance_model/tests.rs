@@ -19,6 +19,7 @@ fn qwen3_235b() -> ModelProfile {
     ModelProfile {
         layers: 94,
         hidden: 4096,
+        per_layer_input: 0,
         active: 21.6e9,
         head: 0.62e9,
         cache_layers: 94,
@@ -39,6 +40,7 @@ fn llama(layers: u32, hidden: u32, billions: f64, weights: WeightFormat) -> Mode
     ModelProfile {
         layers,
         hidden,
+        per_layer_input: 0,
         active: billions * 1e9 - head,
         head,
         cache_layers: layers,
@@ -170,6 +172,23 @@ fn layers_and_the_head_are_all_a_step_is() {
     let sum =
         f64::from(layers) * layer(slow) + f64::from(94 - layers) * layer(fast) + head + link.hop(8192.0);
     assert!((step / sum - 1.0).abs() < 1e-9, "{step} {sum}");
+}
+
+#[test]
+fn inputs_by_layer_make_hops_wider() {
+    let plain = llama(35, 1536, 2.3, FOUR);
+    let model = ModelProfile { per_layer_input: 256, ..plain };
+    let link = LinkProfile::THUNDERBOLT;
+    let stages = [(ultra(), 22), (ultra(), 8), (ultra(), 5)];
+    let group = GroupTopology::pipeline(&stages, link, FenceMode::Fast);
+    let step = |model: &ModelProfile| 1.0 / mlx(model, &group, one()).decode;
+    // Rank 0 receives the inputs of its 22 layers, and rank 1 those of 30.
+    let hop = |layers: f64| link.hop(2.0 * (1536.0 + 256.0 * layers)) - link.hop(2.0 * 1536.0);
+    let wider = step(&model) - step(&plain);
+    assert!((wider / (hop(22.0) + hop(30.0)) - 1.0).abs() < 1e-6, "{wider}");
+    assert!(mlx(&model, &group, one()).ttft > mlx(&plain, &group, one()).ttft);
+    let alone = GroupTopology::single(ultra(), 35);
+    assert_eq!(mlx(&model, &alone, one()), mlx(&plain, &alone, one()));
 }
 
 #[test]

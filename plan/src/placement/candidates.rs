@@ -592,7 +592,7 @@ fn stage_sizes(desired: &ValidDeployment, most: u32) -> Vec<(u32, u32)> {
         Split::Single => Vec::new(),
         // Trying all sizes up to the number of nodes is cheap: a size that does not fit fails fast.
         Split::Auto | Split::Pipeline => {
-            (2..=most.min(desired.shape.layers).clamp(2, MAX_RANKS)).map(|stages| (stages, 1)).collect()
+            (2..=most.min(desired.shape.max_stages()).clamp(2, MAX_RANKS)).map(|stages| (stages, 1)).collect()
         }
         Split::Ranks(ranks) => vec![(*ranks, 1)],
         Split::Layers(layers) => vec![(layers.len() as u32, 1)],

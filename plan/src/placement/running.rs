@@ -110,6 +110,9 @@ fn matches_spec(desired: &ValidDeployment, fit: &MemoryModel<'_>, group: &GroupI
             BackendChoice::Ring => plan.backend == Backend::Ring,
         };
     let Ok(partition) = Partition::with_tensor(layers, size, desired.shape.layers) else { return false };
+    if partition.keeps_together(&desired.shape.kept_together()).is_err() {
+        return false;
+    }
     let sizes = plan.members.iter().all(|member| {
         partition.part(member.rank).is_some_and(|part| {
             let need = fit.rank_estimate(&part);

@@ -7,7 +7,8 @@ use russet_crds::{
     BackendChoice, ENGINE_OPTIONS, EngineOptions, FabricKind, GroupMember, KvCacheType, KvCapacity, Link,
     LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
 };
-use russet_model::shape::ModelShape;
+use russet_model::shape::{LayerGroup, ModelShape};
+use russet_model::state::LayerState;
 
 mod draft_model;
 mod failure_domains;
@@ -392,6 +393,8 @@ fn random_view(test_rng: &mut TestRng) -> Snapshot {
             replicated_layer_bytes: test_rng.below(1 << 20),
             ..ModelShape::default()
         };
+        let mut sharing = TestRng(test_rng.0 ^ 3);
+        let shape = if sharing.below(4) == 0 { with_shared_caches(shape, &mut sharing) } else { shape };
         view.models.insert(("ns".to_owned(), model.to_owned()), shape);
     }
     view.disks = random_disks(test_rng, &view);
@@ -401,6 +404,24 @@ fn random_view(test_rng: &mut TestRng) -> Snapshot {
         disks.mark_present("ns", "d", &nodes);
     }
     view
+}
+
+/// The same where the last layers read the keys and values of one or two before them, and have inputs of their own.
+fn with_shared_caches(shape: ModelShape, rng: &mut TestRng) -> ModelShape {
+    let own = 1 + rng.below(u64::from(shape.layers)) as u32;
+    let groups = shape.layer_bytes.iter().zip(0..).map(|(&weight_bytes, layer)| {
+        let shares_cache_of = (layer >= own).then(|| own.saturating_sub(1 + layer % 2));
+        let per_token_bytes = shares_cache_of.map_or(shape.kv_bytes_per_token_per_layer, |_| 0);
+        LayerGroup {
+            count: 1,
+            weight_bytes,
+            replicated_bytes: shape.replicated_layer_bytes.min(weight_bytes),
+            state: LayerState { per_token_bytes, ..LayerState::default() },
+            shares_cache_of,
+            ..LayerGroup::default()
+        }
+    });
+    ModelShape { layer_groups: groups.collect(), per_layer_input_bytes: rng.below(GIB), ..shape }
 }
 
 /// In one of three clusters the disks are unknown.
@@ -478,7 +499,7 @@ fn random_links(test_rng: &mut TestRng, view: &mut Snapshot) {
 fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
     let model = if test_rng.below(4) == 0 { "n" } else { "m" };
     let shape = &view.models[&("ns".to_owned(), model.to_owned())];
-    let layers = shape.layers;
+    let (layers, most) = (shape.layers, shape.max_stages());
     let cuts: Vec<u32> = shape.tensor_sizes().into_iter().filter(|&size| size > 1).collect();
     let mut mode = match test_rng.below(9) {
         0 => ShardingMode::Single,
@@ -499,7 +520,7 @@ fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
     match mode {
         ShardingMode::Tensor | ShardingMode::Hybrid => {
             let size = cuts[test_rng.below(cuts.len() as u64) as usize];
-            let stages = if mode == ShardingMode::Tensor { 1 } else { 2.min(layers) };
+            let stages = if mode == ShardingMode::Tensor { 1 } else { 2.min(most) };
             if stages == 1 {
                 mode = ShardingMode::Tensor;
             }
@@ -509,12 +530,14 @@ fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
         }
         ShardingMode::Single | ShardingMode::Unknown => {}
         ShardingMode::Auto | ShardingMode::Pipeline => {
-            ranks = (test_rng.below(2) == 0).then(|| 1 + test_rng.below(u64::from(layers).min(5)) as u32);
+            ranks = (test_rng.below(2) == 0).then(|| 1 + test_rng.below(u64::from(most).min(5)) as u32);
             if let Some(ranks) = ranks.filter(|_| test_rng.below(3) == 0) {
                 layers_per_rank = Some(split_into(test_rng, ranks));
             }
         }
     }
+    // Which splits keep layers together is the planner's to find.
+    let layers_per_rank = layers_per_rank.filter(|_| shape.kept_together().is_empty());
     let backend = match (mode, test_rng.below(8)) {
         (ShardingMode::Tensor | ShardingMode::Hybrid, 0) => BackendChoice::Jaccl,
         (ShardingMode::Tensor | ShardingMode::Hybrid, 1) => BackendChoice::JacclRing,
@@ -694,7 +717,7 @@ fn brute_force(fit: &MemoryModel<'_>, free: &[u64], end: u32, head: bool) -> boo
     (0..free.len()).any(|pick| {
         let mut others = free.to_vec();
         let room = others.remove(pick);
-        (0..end).any(|start| {
+        (0..end).filter(|start| fit.may_cut_before(*start)).any(|start| {
             fit.estimate(start..end, start == 0, head).total() <= room
                 && brute_force(fit, &others, start, false)
         })

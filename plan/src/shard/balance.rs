@@ -45,7 +45,7 @@ impl<'a> Balancer<'a> {
 
     /// Layers per stage for teams in this order, rank 0's first, within each node's memory, with the least sum of
     /// squared times; `None` if none fits. Squares make the slowest stage as fast as possible and keep the others
-    /// even. Of equally good splits the last stages get the fewest layers.
+    /// even. Of equally good splits the last stages get the fewest layers. No stage begins within layers that stay together.
     pub(super) fn split(&mut self, order: &[usize]) -> Option<(u128, Vec<u32>)> {
         let (fit, teams) = (self.fit, self.teams);
         let (layers, size) = (fit.layers() as usize, order.len());
@@ -65,7 +65,10 @@ impl<'a> Balancer<'a> {
             next.search(ends, 0..reached.len());
             let Stage { found, steps, .. } = next;
             fit.search_budget().add(steps);
-            let ends = found.iter().map(|(&end, &(cost, _))| (end, cost)).collect();
+            // The next stage begins where this one ends.
+            let may_end = |end: usize| fit.may_cut_before(end as u32);
+            let ends = found.iter().filter(|(end, _)| may_end(**end));
+            let ends = ends.map(|(&end, &(cost, _))| (end, cost)).collect();
             stages.push((std::mem::replace(&mut reached, ends), found));
         }
         let &(mut end, cost) = reached.last()?;
@@ -141,7 +144,7 @@ impl Stage<'_> {
 
 #[cfg(test)]
 mod tests {
-    use russet_model::shape::ModelShape;
+    use russet_model::shape::{LayerGroup, ModelShape};
 
     use super::*;
     use crate::memory_model::ServingCapacity;
@@ -169,6 +172,9 @@ mod tests {
                     continue;
                 }
                 for start in (stage..end).rev() {
+                    if !fit.may_cut_before(start as u32) {
+                        continue;
+                    }
                     let range = start as u32..end as u32;
                     if !team.fits(fit, range.clone(), embedding, head) {
                         break;
@@ -215,6 +221,17 @@ mod tests {
         TpTeam { slots: (0..members).map(|_| slot(rng)).collect() }
     }
 
+    /// The same where some layers read the keys and values of others.
+    fn with_shared_caches(shape: ModelShape, rng: &mut TestRng) -> ModelShape {
+        let layers = shape.layer_bytes.iter().zip(0_u64..).map(|(&weight_bytes, layer)| LayerGroup {
+            count: 1,
+            weight_bytes,
+            shares_cache_of: (rng.below(8) == 0).then(|| rng.below(layer + 1) as u32),
+            ..LayerGroup::default()
+        });
+        ModelShape { layer_groups: layers.collect(), ..shape }
+    }
+
     #[test]
     fn fast_balance_equals_that_of_every_start() {
         let (mut split, mut refused) = (0, 0);
@@ -240,6 +257,7 @@ mod tests {
                 kv_bytes_per_token_per_layer: rng.below(1 << 14),
                 ..ModelShape::default()
             };
+            let shape = if rng.below(3) == 0 { with_shared_caches(shape, &mut rng) } else { shape };
             let capacity =
                 ServingCapacity { context_tokens: 64, max_sequences: 1, ..ServingCapacity::default() };
             let fit = MemoryModel::new(&shape, capacity);

@@ -47,7 +47,7 @@ pub fn candidate(
 ) -> Result<SplitCandidate, Note> {
     let ranks = cut.stages * cut.size;
     let mut refusal = cut.too_few_nodes(slots);
-    if slots.len() < ranks as usize || ranks == 0 || cut.stages > fit.layers() {
+    if slots.len() < ranks as usize || ranks == 0 || cut.stages > fit.max_stages() {
         return Err(refusal);
     }
     let mut passed_over = None;

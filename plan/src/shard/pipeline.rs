@@ -10,7 +10,7 @@ use crate::note::Note;
 /// The most balanced split over `ranks` of the nodes, or the numbers of the failure. All nodes have equal
 /// engines.
 pub fn balanced(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], ranks: u32) -> Result<SplitCandidate, Note> {
-    if ranks == 0 || ranks > fit.layers() {
+    if ranks == 0 || ranks > fit.max_stages() {
         return Err(Note::TooFewNodes { ranks, nodes: slots.len() });
     }
     choose(slots, ranks, |teams| stages::balanced(fit, teams))

@@ -31,7 +31,9 @@ pub fn split(asked: &RequestedSplit, shape: &ModelShape, notes: &mut Vec<Note>) 
             let problem = format!("{} ranks are too many; name at most {MAX_RANKS}", layers.len());
             notes.push(invalid(asked.field(LAYERS), problem));
         }
-        if let Err(error) = Partition::new(layers.clone(), shape.layers) {
+        let together = shape.kept_together();
+        let partition = Partition::new(layers.clone(), shape.layers);
+        if let Err(error) = partition.and_then(|partition| partition.keeps_together(&together)) {
             notes.push(invalid(asked.field(LAYERS), error.to_string()));
         }
     }
@@ -77,10 +79,12 @@ fn pipeline(
     notes: &mut Vec<Note>,
 ) -> Split {
     let ranks = asked.sharding.ranks;
-    if let Some(ranks) = ranks.filter(|&ranks| ranks > shape.layers) {
+    let most = shape.max_stages();
+    if let Some(ranks) = ranks.filter(|&ranks| ranks > most) {
         let problem = format!(
-            "{ranks} ranks cannot share {} layers; every rank needs one, so ask for at most {}",
-            shape.layers, shape.layers
+            "{ranks} ranks cannot share {} layers; every rank needs one{}, so ask for at most {most}",
+            shape.layers,
+            together(shape)
         );
         notes.push(invalid(asked.field(RANKS), problem));
     }
@@ -180,8 +184,9 @@ fn tensor(
                 stages.saturating_mul(size)
             ),
             (_, Some(size)) => format!(
-                "{ranks} ranks do not make two or more stages of {size}, with a layer for each of {} at most; use a multiple of {size}",
-                shape.layers
+                "{ranks} ranks do not make two or more stages of {size}, with a layer for each of {} at most{}; use a multiple of {size}",
+                shape.max_stages(),
+                together(shape)
             ),
             _ => format!(
                 "{ranks} ranks do not make two or more stages of equal size, each of {list} ranks; use another number of ranks"
@@ -195,8 +200,8 @@ fn tensor(
 /// Every `(stages, size)` that satisfies the constraints, the fewest ranks first.
 pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)> {
     let sizes = shape.tensor_sizes().into_iter().filter(|&size| size > 1);
-    let pairs =
-        sizes.flat_map(|size| (2..=shape.layers.min(MAX_RANKS / size)).map(move |stages| (stages, size)));
+    let pairs = sizes
+        .flat_map(|size| (2..=shape.max_stages().min(MAX_RANKS / size)).map(move |stages| (stages, size)));
     let mut allowed: Vec<(u32, u32)> = pairs
         .filter(|&(stages, size)| {
             hybrid.stages.is_none_or(|required| required == stages)
@@ -206,6 +211,16 @@ pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)>
         .collect();
     allowed.sort_by_key(|&(stages, size)| (stages * size, size));
     allowed
+}
+
+/// Which layers one rank holds together, for a sentence about the others; empty where none are.
+fn together(shape: &ModelShape) -> String {
+    let runs = shape.kept_together();
+    let runs = runs.iter().map(|run| format!("{} to {}", run.start, run.end - 1)).collect::<Vec<_>>();
+    match runs.is_empty() {
+        true => String::new(),
+        false => format!(", and layers {} share keys and values and stay together", runs.join(" and ")),
+    }
 }
 
 /// Why the model cannot be sharded at all.

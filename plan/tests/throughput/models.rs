@@ -42,6 +42,7 @@ impl Facts {
         ModelProfile {
             layers: self.layers,
             hidden: self.hidden,
+            per_layer_input: 0,
             active: self.read * 1e9,
             head: f64::from(self.vocabulary) * f64::from(self.hidden),
             cache_layers: self.layers - self.sharing,

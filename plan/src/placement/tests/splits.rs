@@ -1,6 +1,7 @@
 //! Placements of tensor and hybrid groups that a person can follow.
 
 use super::*;
+use crate::check::Violation;
 
 /// Nodes `a`, `b`, … of this many GiB; the named pairs have a cable with RDMA at both ends.
 fn cabled(nodes: &[(&str, u64)], layers: u32, pairs: &[(&str, &str)]) -> Snapshot {
@@ -239,6 +240,47 @@ fn a_port_carries_one_group_and_a_successor_waits_for_it() {
     held.nodes.get_mut("a").unwrap().unreleased = GIB;
     let (waits, notes) = checked(&held, &longer);
     assert!(waits.is_empty() && notes.contains("waits until agents release memory"), "{notes}");
+}
+
+/// The model of a view with a seventh layer that reads the keys and values of the fourth, and with per-layer inputs.
+fn with_shared_cache(mut view: Snapshot) -> Snapshot {
+    let shape = view.models.get_mut(&("ns".to_owned(), "m".to_owned())).unwrap();
+    let layer = |index| LayerGroup {
+        count: 1,
+        weight_bytes: GIB,
+        shares_cache_of: (index == 6).then_some(3),
+        ..LayerGroup::default()
+    };
+    shape.layer_groups = (0..shape.layers).map(layer).collect();
+    shape.per_layer_input_bytes = GIB;
+    view
+}
+
+#[test]
+fn layers_that_share_a_cache_are_placed_on_one_stage() {
+    let view = with_shared_cache(view(&[("a", 16), ("b", 16), ("c", 16)], 8));
+    for (ranks, expected) in [(1, "a8"), (2, "a5 b3"), (3, "a1 b4 c3")] {
+        let desired = desired(&view, &spec(ShardingMode::Pipeline, Some(ranks), 1));
+        let (mut placement, notes) = checked(&view, &desired);
+        assert_eq!(shown(&placement), expected, "{notes}");
+        // The rank with the embedding has what makes the inputs.
+        let last = placement.create[0].plan.members.last().unwrap();
+        assert_eq!(last.weight_bytes, u64::from(last.layers + 1) * GIB);
+        if ranks == 2 {
+            let members = &mut placement.create[0].plan.members;
+            (members[0].layers, members[1].layers) = (3, 5);
+            let shared =
+                Violation::SharedCache { group: placement.create[0].name.clone(), layer: 6, owner: 3 };
+            let wrong = check(&view, &desired, &placement);
+            assert!(wrong.contains(&shared), "{wrong:?}");
+        }
+    }
+    let six = validate(&view, "ns", "chat", &spec(ShardingMode::Pipeline, Some(6), 1)).unwrap_err();
+    let said = crate::note::join(&six);
+    assert!(
+        said.contains("layers 3 to 6 share keys and values and stay together, so ask for at most 5"),
+        "{said}"
+    );
 }
 
 /// The deepest model that is planned, its layers all different, on machines of which no two are alike.
