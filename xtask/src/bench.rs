@@ -22,7 +22,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::proof_table::PROOF_TABLES;
-use crate::{cargo, exactness, mlx, scenarios, setup, suites};
+use crate::{cargo, exactness, fuzz, mlx, scenarios, setup, suites};
 
 /// Everything that can be measured.
 const AREAS: &[Area] = &[
@@ -171,6 +171,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     // Their tables have no rounds.
     match arguments.split_first() {
         Some((area, rest)) if area == "exactness" => return exactness::proof(rest),
+        Some((area, rest)) if area == "fuzz" => return fuzz::proof(rest),
         Some((area, rest)) if area == "scenarios" => return scenarios::proof(rest),
         Some((area, rest)) => {
             if let Some(table) = PROOF_TABLES.iter().find(|table| table.area == area) {

@@ -11,13 +11,19 @@ use crate::{cargo, mlx};
 /// The required version.
 const VERSION: &str = "0.20.2";
 
+/// The workspace's, and that of the fuzz targets.
+const MANIFESTS: &[&str] = &["Cargo.toml", "model/fuzz/Cargo.toml"];
+
 /// Licenses, bans and sources.
 pub fn run() -> Result<()> {
-    let status = Command::new(program()?)
-        .args(["--all-features", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"])
-        .current_dir(cargo::root())
-        .status()?;
-    ensure!(status.success(), "the dependency policy is broken; deny.toml says what may come in");
+    for manifest in MANIFESTS {
+        let status = Command::new(program()?)
+            .args(["--all-features", "--manifest-path", manifest, "check", "--config", "deny.toml"])
+            .args(["--hide-inclusion-graph", "licenses", "bans", "sources"])
+            .current_dir(cargo::root())
+            .status()?;
+        ensure!(status.success(), "{manifest} breaks the dependency policy; deny.toml says what may come in");
+    }
     Ok(())
 }
 

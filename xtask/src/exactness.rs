@@ -106,6 +106,13 @@ fn matrix() -> Result<Matrix> {
         .with_context(|| format!("read {}", path.display()))
 }
 
+/// The `config.json` of every variant, with its name.
+pub fn configurations() -> Result<Vec<(String, serde_json::Value)>> {
+    let matrix = matrix()?;
+    let names: BTreeSet<String> = matrix.cases().into_iter().map(|case| case.variant).collect();
+    names.into_iter().map(|name| Ok((name.clone(), matrix.spec(&name)?["config"].take()))).collect()
+}
+
 /// Has the answers that these groups need, and tells the test where they are.
 fn prepared(python: &Python, matrix: &Matrix, cases: &[Case]) -> Result<Vec<(String, OsString)>> {
     same_library(&mlx::prepare()?, &python.interpreter())?;

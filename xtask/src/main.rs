@@ -8,6 +8,7 @@ mod charts;
 mod deny;
 mod dependencies;
 mod exactness;
+mod fuzz;
 mod invariants;
 mod macos;
 mod mlx;
@@ -52,6 +53,8 @@ cargo xtask VERB
                     the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
   proof exactness [ONLY]
                     every group compared with mlx-lm, written to docs/evidence; ONLY is a part of groups' names
+  proof fuzz [EXECUTIONS]
+                    the fuzz targets of model/fuzz, 10 million executions each, written to docs/evidence
   proof scenarios   every end-to-end scenario, written to docs/evidence
   proof hostile     hostile inputs against a running machine, written to docs/evidence
   proof attempts    what each identity tries and may not, written to docs/evidence

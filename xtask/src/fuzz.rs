@@ -1,0 +1,197 @@
+//! `cargo xtask proof fuzz [EXECUTIONS]`: the fuzz targets of `model/fuzz`, all at the same time, and the table of what
+//! they found in docs/evidence. What they learn of the code is kept in the cache folder and is where the next run begins.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::{bench::commit, cargo, exactness, mlx};
+
+const PAGE: &str = "docs/evidence/fuzz.md";
+/// Each reads a stranger's bytes; a program of `model/fuzz` of this name.
+const TARGETS: &[&str] = &["config", "safetensors_header", "index", "gguf"];
+/// Executions of each, where the command says no number.
+const EXECUTIONS: u64 = 10_000_000;
+/// Coverage as cargo-fuzz asks for it, without a sanitizer: those need a nightly compiler.
+const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+/// An input has 5 s, and a program 1 GiB; more is a finding like a panic.
+const LIMITS: &[&str] =
+    &["-max_len=8192", "-timeout=5", "-rss_limit_mb=1024", "-malloc_limit_mb=256", "-print_final_stats=1"];
+const ABOUT: &str = "\
+Programs of `model/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
+5 s, a program within 1 GiB and one allocation within 256 MiB. Branches are those that the inputs kept reach.";
+
+/// Runs every target; the page is written whatever they found, and a finding is an error.
+pub fn proof(arguments: &[String]) -> Result<()> {
+    let executions = arguments
+        .first()
+        .map_or(Ok(EXECUTIONS), |text| text.parse())
+        .context("the second word is a number of executions")?;
+    let commit = commit()?;
+    let programs = build()?;
+    let corpus = mlx::cache_dir()?.join("fuzz");
+    let found = thread::scope(|scope| {
+        let runs: Vec<_> = TARGETS
+            .iter()
+            .map(|target| scope.spawn(|| run(target, &programs, &corpus, executions)))
+            .collect();
+        let ended = runs.into_iter().map(|run| run.join().map_err(|_| anyhow!("a thread panicked"))?);
+        ended.collect::<Result<Vec<Figures>>>()
+    })?;
+    let page = page(&found, &commit);
+    fs::write(cargo::root().join(PAGE), &page).with_context(|| format!("write {PAGE}"))?;
+    println!("{page}");
+    let failed: Vec<&str> = found.iter().filter_map(|figures| figures.finding.as_deref()).collect();
+    ensure!(failed.is_empty(), "found, each to become a test:\n{}", failed.join("\n"));
+    Ok(())
+}
+
+/// Compiles the targets, beside what else is compiled: with coverage nothing can be shared.
+fn build() -> Result<PathBuf> {
+    let target = std::path::absolute(cargo::programs().with_file_name("fuzz"))?;
+    let triple = host()?;
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // With a target named, the flags are not those of build scripts.
+    cargo::without_own_variables(command.args(["build", "--release", "--locked", "--target", &triple]))
+        .args(["--manifest-path", "model/fuzz/Cargo.toml"])
+        .env("CARGO_TARGET_DIR", &target)
+        .env("RUSTFLAGS", FLAGS);
+    cargo::run(&mut command)?;
+    Ok(target.join(triple).join("release"))
+}
+
+/// The triple of this machine.
+fn host() -> Result<String> {
+    let output = Command::new("rustc").arg("-vV").output().context("run rustc")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("rustc -vV names no host")
+}
+
+/// What a target did.
+struct Figures {
+    target: &'static str,
+    /// By libFuzzer's names, after `stat::`.
+    stats: BTreeMap<String, u64>,
+    branches: u64,
+    /// What went wrong, and the input.
+    finding: Option<String>,
+}
+
+fn run(target: &'static str, programs: &Path, corpus: &Path, executions: u64) -> Result<Figures> {
+    let (kept, findings) = (corpus.join("corpus").join(target), corpus.join("findings").join(target));
+    for folder in [&kept, &findings] {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    }
+    let mut folders = vec![kept.clone()];
+    let seeds = cargo::root().join("model/fuzz/seeds").join(target);
+    folders.extend(seeds.exists().then_some(seeds));
+    if target == "config" {
+        for (name, config) in exactness::configurations()? {
+            fs::write(kept.join(name), config.to_string())?;
+        }
+    }
+    let mut child = Command::new(programs.join(target))
+        .args(LIMITS)
+        .arg(format!("-runs={executions}"))
+        .arg(format!("-artifact_prefix={}/", findings.display()))
+        .args(&folders)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start the fuzz target {target}"))?;
+    let mut figures = Figures { target, stats: BTreeMap::new(), branches: 0, finding: None };
+    for line in BufReader::new(child.stderr.take().context("no stderr")?).split(b'\n') {
+        figures.read(&String::from_utf8_lossy(&line?));
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        let said = figures.finding.take().unwrap_or_default();
+        figures.finding = Some(format!("{target} ended with {status}; see {} {said}", findings.display()));
+    }
+    Ok(figures)
+}
+
+impl Figures {
+    /// A line of libFuzzer's: `#4096 pulse cov: 812 ft: 2301 …`, `stat::peak_rss_mb: 29`, and what a panic says.
+    fn read(&mut self, line: &str) {
+        if let Some((name, value)) = line.strip_prefix("stat::").and_then(|stat| stat.split_once(':')) {
+            self.stats.extend(value.trim().parse().ok().map(|value| (name.to_owned(), value)));
+        }
+        let mut words = line.split_whitespace();
+        if line.starts_with('#')
+            && let Some(branches) = words.by_ref().skip_while(|word| *word != "cov:").nth(1)
+        {
+            self.branches = branches.parse().unwrap_or(self.branches);
+        }
+        if line.contains("pulse") {
+            println!("▸ {}: {line}", self.target);
+        }
+        if line.contains("panicked at") || line.contains("ERROR: libFuzzer") {
+            self.finding = Some(line.to_owned());
+        }
+    }
+
+    fn stat(&self, name: &str) -> u64 {
+        self.stats.get(name).copied().unwrap_or_default()
+    }
+}
+
+fn page(found: &[Figures], commit: &str) -> String {
+    let mut page = format!(
+        "# Strangers' bytes\n\n`cargo xtask proof fuzz`, at {commit}. {ABOUT}\n\n\
+        | target | executions | branches | slowest input, s | most memory, MB | found |\n|---|---|---|---|---|---|\n"
+    );
+    for figures in found {
+        let [executions, slowest, memory] =
+            ["number_of_executed_units", "slowest_unit_time_sec", "peak_rss_mb"]
+                .map(|name| figures.stat(name));
+        let finding = figures.finding.as_deref().unwrap_or("nothing");
+        let (target, branches) = (figures.target, figures.branches);
+        let _ = writeln!(page, "| {target} | {executions} | {branches} | {slowest} | {memory} | {finding} |");
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_what_libfuzzer_printed() {
+        let mut figures = Figures { target: "gguf", stats: BTreeMap::new(), branches: 0, finding: None };
+        for line in [
+            "#2\tINITED cov: 81 ft: 90 corp: 1/1b exec/s: 0 rss: 27Mb",
+            "#4096\tNEW    cov: 812 ft: 2301 corp: 12/8Kb lim: 4096 exec/s: 4096 rss: 29Mb",
+            "#5000\tDONE   cov: 813 ft: 2302 corp: 13/8Kb lim: 4096 exec/s: 4096 rss: 29Mb",
+            "stat::number_of_executed_units: 5000",
+            "stat::slowest_unit_time_sec:    1",
+            "stat::peak_rss_mb:              29",
+        ] {
+            figures.read(line);
+        }
+        let page = page(&[figures], "abc");
+        assert!(page.ends_with("| gguf | 5000 | 813 | 1 | 29 | nothing |\n"), "{page}");
+    }
+
+    #[test]
+    fn every_target_is_a_program_of_the_fuzz_crate() {
+        let manifest = include_str!("../../model/fuzz/Cargo.toml");
+        let named = manifest.lines().filter_map(|line| line.strip_prefix("path = \"fuzz_targets/"));
+        let mut programs: Vec<&str> = named.filter_map(|line| line.strip_suffix(".rs\"")).collect();
+        let mut targets = TARGETS.to_vec();
+        (programs.sort_unstable(), targets.sort_unstable());
+        assert_eq!(programs, targets);
+    }
+}
