@@ -191,7 +191,8 @@ mod tests {
         let named = manifest.lines().filter_map(|line| line.strip_prefix("path = \"fuzz_targets/"));
         let mut programs: Vec<&str> = named.filter_map(|line| line.strip_suffix(".rs\"")).collect();
         let mut targets = TARGETS.to_vec();
-        (programs.sort_unstable(), targets.sort_unstable());
+        programs.sort_unstable();
+        targets.sort_unstable();
         assert_eq!(programs, targets);
     }
 }
