@@ -5,9 +5,7 @@ use std::path::Path;
 
 use russet_model::{error::Error, safetensors::Headers, value_type::ValueType};
 
-use super::{
-    LoadDtype, WeightsError, checkpoint::OpenFile, source_file::SourceFile, weight_file::WeightFile,
-};
+use super::{LoadDtype, OpenFile, WeightsError, weight_file::WeightFile};
 use crate::gguf_folder::{GgufFolder, GgufFolderError};
 
 /// A model in GGUF that is open.
@@ -43,10 +41,7 @@ pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<GgufCheckpoint
         (folder.configuration(&model).map_err(failed)?, weights)
     };
     let files = folder.into_files().zip(weights.layouts);
-    let files = files.map(|((path, file), layout)| {
-        let file = WeightFile::Gguf(SourceFile::new(file), layout);
-        OpenFile { path, file }
-    });
+    let files = files.map(|((path, file), layout)| OpenFile { path, file: WeightFile::Gguf(file, layout) });
     Ok(Some(GgufCheckpoint { config, headers: weights.headers, files: files.collect() }))
 }
 
