@@ -8,6 +8,7 @@ mod mlp;
 mod rope;
 mod short_conv;
 
+use crate::load_quantization::MatrixQuantization;
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
 pub use mamba2::Mamba2;
@@ -35,6 +36,8 @@ pub struct Description {
     pub norm_epsilon: f32,
     /// How the weights of norms are stored.
     pub norm_offset: NormOffset,
+    /// How projections back to the hidden state, and the head, are packed where matrices are.
+    pub projections_back: MatrixQuantization,
     /// What embeddings are multiplied by.
     pub embedding_scale: Option<f32>,
     /// What logits are divided by.

@@ -13,11 +13,12 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
     EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment, ModelDeploymentSpec,
-    Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation,
+    Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation, WeightQuantization,
 };
 use russet_model::config::MAX_LAYERS;
 use russet_model::families;
 use russet_model::kv_quantization::{KV_GROUPS, kv_group};
+use russet_model::load_quantization::LoadQuantization;
 use russet_model::shape::ModelShape;
 
 use crate::auto_revert;
@@ -133,7 +134,10 @@ pub fn validate(
     let draft = draft_model_ref.as_ref().and_then(|draft| {
         draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes)
     });
-    let room = asked.capacity(shape, check_options(engine, shape, &mut notes), &mut notes);
+    let options = check_options(engine, shape, &mut notes);
+    // What is placed takes what the engine makes of the files.
+    let shape = &in_memory(engine, shape, &mut notes);
+    let room = asked.capacity(shape, options, &mut notes);
     let split = split::split(&asked, shape, &mut notes);
     let links = asked.link_demand(&mut notes);
     let mut areas = eligible_nodes(view, promised.pools(pool_refs), &mut notes);
@@ -271,7 +275,7 @@ fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
 
 /// The engine options, if this release knows their values and the model supports them.
 fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
-    let EngineOptions { kv_cache, speculation, fence, router_broadcast } = engine;
+    let EngineOptions { kv_cache, quantization: _, speculation, fence, router_broadcast } = engine;
     if *router_broadcast == RouterBroadcast::Unknown {
         notes.push(Note::Newer { field: "spec.engine.routerBroadcast".to_owned() });
     }
@@ -296,6 +300,24 @@ fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Not
         }
     }
     *engine
+}
+
+/// The sizes of a model whose weights the engine keeps so.
+fn in_memory(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> ModelShape {
+    let field = "spec.engine.quantization".to_owned();
+    let quantization = match engine.quantization {
+        WeightQuantization::AsStored => return shape.clone(),
+        WeightQuantization::Int8 => LoadQuantization::Int8,
+        WeightQuantization::Int4 => LoadQuantization::Int4,
+        WeightQuantization::Unknown => {
+            notes.push(Note::Newer { field });
+            return shape.clone();
+        }
+    };
+    shape.quantised(quantization).unwrap_or_else(|why| {
+        notes.push(invalid(field, format!("the model cannot be packed in {quantization:?}: {why}")));
+        shape.clone()
+    })
 }
 
 /// A split and its source.
