@@ -31,7 +31,7 @@ pub fn perform(world: &mut World, step: &SimStep) -> Result<bool, LineError> {
         SimStep::Request(name, waiting) => world.request(name, *waiting)?,
         SimStep::Answer(name, decision) => world.answer(name, *decision)?,
         SimStep::Copy(model, node, pinned) => disk::put(world, model, node, *pinned)?,
-        SimStep::Model(name, shape) => world.model(name, shape.clone()),
+        SimStep::Model(name, shape) => world.model(name, shape.as_deref().cloned()),
         SimStep::Deploy(name, fields) => {
             let bare = russet_crds::ModelDeploymentSpec { replicas: 1, ..Default::default() };
             world.apply_spec(name, spec_fields::change(bare, fields.clone())?);

@@ -46,7 +46,7 @@ pub enum SimStep {
     Tier(String, Box<TierSpec>),
     Answer(String, ApprovalDecision),
     Request(String, u32),
-    Model(String, Option<ModelShape>),
+    Model(String, Option<Box<ModelShape>>),
     Copy(String, String, bool),
     Deploy(String, Fields),
     Edit(String, Fields),
@@ -274,7 +274,7 @@ fn model(words: &mut Words) -> Result<SimStep, LineError> {
     if preset == "unread" {
         return Ok(SimStep::Model(name, None));
     }
-    Ok(SimStep::Model(name, Some(model_shape::shape(&preset, words.fields()?)?)))
+    Ok(SimStep::Model(name, Some(Box::new(model_shape::shape(&preset, words.fields()?)?))))
 }
 
 fn cable(words: &mut Words) -> Result<SimStep, LineError> {
