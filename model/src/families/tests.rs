@@ -356,7 +356,7 @@ fn a_gemma_4_e_shares_caches_and_has_inputs_by_layer() {
     let description = &model.description;
     let owners: Vec<_> = (0..6).map(|layer| description.shares_cache_of(layer)).collect();
     assert_eq!(owners, [None, None, None, Some(2), Some(1), Some(2)]);
-    assert_eq!(description.kept_together(), [1..6]);
+    assert_eq!(description.kept_together(), std::slice::from_ref(&(1..6)));
     let mlps: Vec<u32> = description.mlps().map(Mlp::width).collect();
     assert_eq!(mlps, [128, 128, 128, 256, 256, 256]);
     let inputs = description.per_layer_inputs.unwrap();

@@ -101,7 +101,7 @@ fn shared_caches_and_inputs_by_layer_are_counted_once() {
         ]
     );
     assert!(groups[3..].iter().all(|group| group.kv_bytes == 0 && group.state == LayerState::default()));
-    assert_eq!(shape.kept_together(), [1..6]);
+    assert_eq!(shape.kept_together(), std::slice::from_ref(&(1..6)));
     assert_eq!((shape.max_stages(), shape.tensor_sizes()), (2, vec![1, 2, 4]));
     let json = serde_json::to_value(&shape).unwrap();
     assert_eq!(json["layerGroups"][4]["sharesCacheOf"], json!(1));
