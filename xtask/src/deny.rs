@@ -18,8 +18,8 @@ const MANIFESTS: &[&str] = &["Cargo.toml", "model/fuzz/Cargo.toml"];
 pub fn run() -> Result<()> {
     for manifest in MANIFESTS {
         let status = Command::new(program()?)
-            .args(["--all-features", "--manifest-path", manifest, "check", "--config", "deny.toml"])
-            .args(["--hide-inclusion-graph", "licenses", "bans", "sources"])
+            .args(["--all-features", "--manifest-path", manifest, "--config", "deny.toml"])
+            .args(["check", "--hide-inclusion-graph", "licenses", "bans", "sources"])
             .current_dir(cargo::root())
             .status()?;
         ensure!(status.success(), "{manifest} breaks the dependency policy; deny.toml says what may come in");
