@@ -195,6 +195,7 @@ impl Tensor {
         let whole = shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size)).max(1);
         for name in &self.sources {
             let source = stored_as(name, &shape, self.is_matrix, headers)?;
+            self.check_alike(name, headers)?;
             stored.packing = stored.packing.or(source.packing);
             stored.is_wide |= source.is_wide && !self.is_auxiliary;
             let share = match &self.recipe {
@@ -207,6 +208,23 @@ impl Tensor {
             stored.bytes = stored.bytes.saturating_add(share);
         }
         Ok(stored)
+    }
+
+    /// That a source is stored as the first one: what is stacked is one array.
+    fn check_alike(&self, source: &str, headers: &Headers) -> Result<(), FileError> {
+        let Some(first) = self.sources.first() else { return Ok(()) };
+        for name in [str::to_owned, |name: &str| beside(name, "scales"), |name: &str| beside(name, "biases")]
+        {
+            let (name, first) = (name(source), name(first));
+            let (Some(own), Some(other)) = (headers.get(&name), headers.get(&first)) else { continue };
+            if (&own.dtype, &own.shape) != (&other.dtype, &other.shape) {
+                let [own, other] = [own, other].map(|entry| format!("{} {:?}", entry.dtype, entry.shape));
+                let (name, first) = (shorten(&name), shorten(&first));
+                let problem = format!("tensor {name} is {own}, but {first}, which belongs to it, is {other}");
+                return Err(FileError::Disagree { problem });
+            }
+        }
+        Ok(())
     }
 
     /// Parameters it stands for.

@@ -2,7 +2,7 @@
 
     generate PROMPT_TOKENS TOKENS     seconds to the first token, seconds from it to the last
     layers PROMPT_TOKENS TOKENS       the same for the bare model: no sampling, no look-ahead
-    load FOLDER                       seconds to load another model, which is dropped then
+    load PROMPT_TOKENS TOKENS FOLDER  seconds to load another model, and until it has answered; it is dropped then
     serve AT:PROMPT_TOKENS:TOKENS …   for each request that arrives AT seconds: when each of its tokens came
 
 With MLX_RANK set it is a rank of a sharded model, and every rank gets the same lines.
@@ -38,11 +38,13 @@ def layers(model, prompt, count):
     return first - begun, time.perf_counter() - first
 
 
-def load(folder):
+def load(prompt, count, folder):
     begun = time.perf_counter()
     model, _ = load_model(Path(folder), lazy=True)
     mx.eval(model.parameters())
-    return time.perf_counter() - begun
+    loaded = time.perf_counter() - begun
+    generate(model, mx.array(prompt_of(int(prompt))), int(count))
+    return loaded, time.perf_counter() - begun
 
 
 def prompt_of(length):
@@ -88,7 +90,7 @@ def main():
             print(serve(model, [request.split(":") for request in line.split()[1:]]), flush=True)
             continue
         if line.startswith("load "):
-            print(load(line.split(maxsplit=1)[1].strip()), flush=True)
+            print(*load(*line.strip().split(maxsplit=3)[1:]), flush=True)
             mx.clear_cache()
             continue
         what, prompt, count = line.split()

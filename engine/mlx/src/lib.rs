@@ -1,5 +1,5 @@
 //! MLX bindings that `mlx-rs` lacks and the engine needs: process groups (several in one process), `depends`,
-//! `synchronize`, arrays from raw bytes, quantised weights in every mode, BLAS threads, device properties. All `unsafe` of the workspace lives
+//! `synchronize`, arrays from raw bytes or filled in place, quantised weights in every mode, BLAS threads, device properties. All `unsafe` of the workspace lives
 //! in this crate, behind safe functions. Not here: models, and operations that `mlx-rs` already has.
 
 pub mod array;
@@ -7,6 +7,7 @@ pub mod blas;
 pub mod device;
 pub mod distributed;
 mod error;
+pub mod filled;
 mod graph;
 mod platform;
 pub mod quantized;

@@ -165,7 +165,7 @@ impl ModelRunner {
         };
         let total_bytes = checkpoint.bytes(&part)?;
         let hidden = hidden_dtype(config.dtype, &checkpoint);
-        let mut loaded_bytes = 0;
+        let (mut loaded_bytes, started) = (0, Instant::now());
         progress(loaded_bytes, total_bytes);
         let mut count = |bytes| {
             loaded_bytes += bytes;
@@ -174,6 +174,8 @@ impl ModelRunner {
         let mut weights = Weights::new(&checkpoint, config.dtype, TpShard::for_part(&part), &mut count);
         let model = Decoder::load(description, &part, &mut weights)?;
         let _ = memory::clear_cache();
+        let (bytes_read, elapsed) = (checkpoint.bytes_read(), started.elapsed());
+        tracing::info!(bytes = total_bytes, bytes_read, ?elapsed, "the weights are read");
         let disk_cache = disk_cache(&part);
         Ok(Self {
             model,

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use russet_model::{error::Error, safetensors::Headers, value_type::ValueType};
 
-use super::{LoadDtype, OpenFile, WeightsError, weight_file::WeightFile};
+use super::{
+    LoadDtype, WeightsError, checkpoint::OpenFile, source_file::SourceFile, weight_file::WeightFile,
+};
 use crate::gguf_folder::{GgufFolder, GgufFolderError};
 
 /// A model in GGUF that is open.
@@ -41,7 +43,10 @@ pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<GgufCheckpoint
         (folder.configuration(&model).map_err(failed)?, weights)
     };
     let files = folder.into_files().zip(weights.layouts);
-    let files = files.map(|((path, file), layout)| OpenFile { path, file: WeightFile::Gguf(file, layout) });
+    let files = files.map(|((path, file), layout)| {
+        let file = WeightFile::Gguf(SourceFile::new(file), layout);
+        OpenFile { path, file }
+    });
     Ok(Some(GgufCheckpoint { config, headers: weights.headers, files: files.collect() }))
 }
 

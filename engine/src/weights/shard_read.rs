@@ -9,6 +9,7 @@ use russet_model::{
     tensors::ShardAxis,
 };
 
+use super::weight_file::piece_bytes;
 use crate::partition::TpShard;
 
 /// A shard of a tensor: every `stride` bytes from `begin` on the same runs, `blocks` times.
@@ -93,42 +94,119 @@ impl ShardRead {
         self.blocks * self.runs.iter().map(|run| run.1).sum::<u64>()
     }
 
-    /// Reads the shard of the tensor that begins at `start` of what `read_at` reads.
+    /// The shard of the tensor that begins at `start` of its file, in pieces, each with the part of `out` that it fills:
+    /// as many as there are threads for an array of `total` bytes.
+    pub fn pieces<'a>(
+        &'a self,
+        start: u64,
+        out: &'a mut [u8],
+        total: usize,
+    ) -> impl Iterator<Item = (Piece<'a>, &'a mut [u8])> {
+        let (mut pieces, mut out) = (Vec::new(), out);
+        let piece_bytes = piece_bytes(total);
+        let mut add = |piece: Piece<'a>| {
+            let (own, others) = std::mem::take(&mut out).split_at_mut(piece.bytes() as usize);
+            out = others;
+            pieces.push((piece, own));
+        };
+        let block_bytes = self.runs.iter().map(|run| run.1).sum::<u64>();
+        if let &[(from, length)] = &self.runs[..] {
+            let runs = Runs { begin: start + from, length, stride: self.stride, count: self.blocks };
+            cut(runs, piece_bytes).for_each(|runs| add(Piece::Runs(runs)));
+        } else if let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) {
+            // Short runs that lie close are read in one go and taken apart: a call for each would take longer.
+            let span = last.0 + last.1 - first.0;
+            let mean = block_bytes / self.runs.len() as u64;
+            let scattered = mean < SHORT_RUN_BYTES && self.runs.len() > 8 && span <= MAX_SPAN_BYTES;
+            for number in 0..self.blocks {
+                let begin = start + number * self.stride;
+                if scattered {
+                    add(Piece::Scattered { begin, runs: &self.runs });
+                } else {
+                    let each = alike(&self.runs, begin).flat_map(|runs| cut(runs, piece_bytes));
+                    each.for_each(|runs| add(Piece::Runs(runs)));
+                }
+            }
+        }
+        pieces.into_iter()
+    }
+}
+
+/// A part of a shard that one thread reads.
+#[derive(Debug)]
+pub(super) enum Piece<'a> {
+    /// Runs of equal length.
+    Runs(Runs),
+    /// Short runs, counted from `begin`, that are read with what lies between them.
+    Scattered { begin: u64, runs: &'a [(u64, u64)] },
+}
+
+impl Piece<'_> {
+    /// Bytes of it.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Runs(runs) => runs.length * runs.count,
+            Self::Scattered { runs, .. } => runs.iter().map(|run| run.1).sum(),
+        }
+    }
+
+    /// Fills `out` by what `read_at` reads.
     pub fn read(
         &self,
+        mut out: &mut [u8],
         read_at: &dyn Fn(&mut [u8], Runs) -> io::Result<()>,
-        start: u64,
-        mut bytes: &mut [u8],
     ) -> io::Result<()> {
-        if let [(from, length)] = self.runs[..] {
-            let runs = Runs { begin: start + from, length, stride: self.stride, count: self.blocks };
-            return read_at(bytes, runs);
-        }
-        // Short runs that lie close are read in one go and taken apart: a call for each would take longer.
-        let mut block = Vec::new();
-        let span = self.runs.last().map_or(0, |run| run.0 + run.1) - self.runs.first().map_or(0, |run| run.0);
-        let first = self.runs.first().map_or(0, |run| run.0);
-        let mean = self.bytes() / (self.blocks * self.runs.len() as u64).max(1);
-        let scattered = mean < SHORT_RUN_BYTES && self.runs.len() > 8 && span <= MAX_SPAN_BYTES;
-        for number in 0..self.blocks {
-            let begin = start + number * self.stride;
-            if scattered {
-                block.resize(span as usize, 0);
-                read_at(&mut block, Runs::one(begin + first, span))?;
-            }
-            for (from, length) in self.runs.iter().filter(|run| run.1 > 0) {
-                let (run, rest) = bytes.split_at_mut(*length as usize);
-                if scattered {
+        match self {
+            Self::Runs(runs) => read_at(out, *runs),
+            Self::Scattered { begin, runs } => {
+                let (first, end) =
+                    (runs.first().map_or(0, |run| run.0), runs.last().map_or(0, |run| run.0 + run.1));
+                let mut span = vec![0; (end - first) as usize];
+                read_at(&mut span, Runs::one(begin + first, end - first))?;
+                for (from, length) in *runs {
+                    let (run, rest) = out.split_at_mut(*length as usize);
                     let from = (from - first) as usize;
-                    run.copy_from_slice(&block[from..from + *length as usize]);
-                } else {
-                    read_at(run, Runs::one(begin + from, *length))?;
+                    run.copy_from_slice(&span[from..from + *length as usize]);
+                    out = rest;
                 }
-                bytes = rest;
+                Ok(())
             }
         }
-        Ok(())
     }
+}
+
+/// The runs, counted from `begin`, in as few as there are of equal lengths and distances.
+fn alike(runs: &[(u64, u64)], begin: u64) -> impl Iterator<Item = Runs> {
+    let mut alike: Vec<Runs> = Vec::new();
+    for &(from, length) in runs.iter().filter(|run| run.1 > 0) {
+        let start = begin + from;
+        match alike.last_mut() {
+            Some(last) if last.length == length && last.count == 1 => {
+                (last.stride, last.count) = (start - last.begin, 2);
+            }
+            Some(last) if last.length == length && last.begin + last.count * last.stride == start => {
+                last.count += 1;
+            }
+            _ => alike.push(Runs::one(start, length)),
+        }
+    }
+    alike.into_iter()
+}
+
+/// The runs in pieces of about so many bytes.
+fn cut(runs: Runs, piece: u64) -> impl Iterator<Item = Runs> {
+    let Runs { begin, length, stride, count } = runs;
+    // A single run is cut anywhere, at a whole number of elements; several between them.
+    let (unit, units) = if count == 1 { (1, length) } else { (length.max(1), count) };
+    let step = (piece.next_multiple_of(PIECE_ALIGNMENT) / unit).max(1);
+    (0..units).step_by(step as usize).map(move |first| {
+        let own = step.min(units - first);
+        if count == 1 {
+            Runs::one(begin + first, own)
+        } else {
+            Runs { begin: begin + first * stride, count: own, ..runs }
+        }
+    })
 }
 
 /// A shard's runs of a dimension that has `length` stored: packed, it is shorter than it counts, and what is stored of
@@ -172,6 +250,8 @@ fn parts(count: u64, length: u64, shard: TpShard) -> Result<Vec<(u64, u64)>, u64
 const SHORT_RUN_BYTES: u64 = 256;
 /// Most bytes that are read at once for runs that are scattered in them.
 const MAX_SPAN_BYTES: u64 = 64 << 20;
+/// Pieces begin at whole elements of any type, and at whole pages of the memory they fill.
+const PIECE_ALIGNMENT: u64 = 4096;
 
 /// The runs of a tensor that some runs of its picked rows are.
 fn within(rows: &[(u64, u64)], (from, count): (u64, u64)) -> Vec<(u64, u64)> {
@@ -220,8 +300,9 @@ mod tests {
                     let outs = bytes.chunks_mut(runs.length.max(1) as usize);
                     runs.starts().zip(outs).try_for_each(|(start, out)| file.read_exact_at(out, start))
                 };
-                read.read(&each, 10, &mut bytes).unwrap();
-                Ok((read.shape, bytes))
+                let total = bytes.len();
+                read.pieces(10, &mut bytes, total).for_each(|(piece, out)| piece.read(out, &each).unwrap());
+                Ok((read.shape.clone(), bytes))
             })
             .collect()
     }

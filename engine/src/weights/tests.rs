@@ -3,10 +3,20 @@
 mod agreement;
 mod packed;
 
-use russet_model::{index::SINGLE, partition::Partition};
+use std::path::Path;
+
+use mlx_rs::{Array, Dtype};
+use russet_mlx::quantized::QuantizedWeight;
+use russet_model::{
+    config::CONFIG,
+    index::{INDEX, SINGLE},
+    partition::Partition,
+    safetensors,
+};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::partition::TpShard;
 
 /// Name, dtype and shape.
 type Tensors = Vec<(String, &'static str, Vec<u64>)>;

@@ -1,25 +1,28 @@
 //! A file of weights: read as it is, or converted while it is read to what the engine has in memory. `model` says where
 //! each byte of the converted tensors would lie and what it is made of.
 
-use std::{fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use russet_model::{
     gguf,
     packings::layout::{Layout, Runs},
 };
 
-use super::OpenFile;
+use super::{checkpoint::OpenFile, source_file::SourceFile};
 
-/// Bytes of a tensor that are worth a thread: some milliseconds of conversion.
+/// Bytes of a tensor that are worth a thread: a fraction of a millisecond as they are, some milliseconds of conversion.
 const MIN_PIECE_BYTES: u64 = 1 << 20;
 
 /// A file of weights.
 #[derive(Debug)]
 pub(super) enum WeightFile {
     /// As the engine has them in memory.
-    Plain(File),
+    Plain(SourceFile),
     /// Converted as they are read.
-    Gguf(File, gguf::layout::Layout),
+    Gguf(SourceFile, gguf::layout::Layout),
     /// One of several files, by its number, whose tensors are converted, if some are.
     Packed(Arc<PackedFiles>, usize),
 }
@@ -35,14 +38,20 @@ impl WeightFile {
     /// Fills `bytes` with these of the file, of converted weights where they are converted.
     pub fn read(&self, bytes: &mut [u8], runs: Runs) -> io::Result<()> {
         match self {
-            Self::Plain(file) => each_run(bytes, runs, |bytes, start| file.read_exact_at(bytes, start)),
+            Self::Plain(file) => each_run(bytes, runs, |bytes, start| file.read(bytes, start)),
             Self::Gguf(file, layout) => each_run(bytes, runs, |bytes, start| {
-                let read = |offset: u64, bytes: &mut [u8]| file.read_exact_at(bytes, offset);
-                let piece = piece_bytes(bytes.len());
-                let pieces = (start..).step_by(piece as usize).zip(bytes.chunks_mut(piece as usize));
-                in_threads(pieces.collect(), |offset, piece| layout.read(*offset, piece, &read))
+                layout.read(start, bytes, &|offset, bytes| file.read(bytes, offset))
             }),
             Self::Packed(files, own) => files.read(*own, bytes, runs),
+        }
+    }
+
+    /// Bytes that were read of it so far; of files that belong together, the first counts all.
+    pub fn bytes_read(&self) -> u64 {
+        match self {
+            Self::Plain(file) | Self::Gguf(file, _) => file.bytes_read(),
+            Self::Packed(files, 0) => files.files.iter().map(Self::bytes_read).sum(),
+            Self::Packed(..) => 0,
         }
     }
 }
@@ -65,13 +74,12 @@ impl PackedFiles {
         let Some(tensor) = self.layout.tensor(own, runs.begin) else {
             return each_run(bytes, runs, |bytes, start| read(own, start, bytes));
         };
-        let mut pieces = Vec::new();
-        for window in tensor.windows(runs, piece_bytes(bytes.len()))? {
-            let (piece, others) = bytes.split_at_mut(tensor.bytes(&window) as usize);
-            pieces.push((window, piece));
+        for window in tensor.windows(runs, bytes.len() as u64)? {
+            let (own, others) = bytes.split_at_mut(tensor.bytes(&window) as usize);
+            tensor.read(&window, own, &read)?;
             bytes = others;
         }
-        in_threads(pieces, |window, piece| tensor.read(window, piece, &read))
+        Ok(())
     }
 }
 
@@ -89,28 +97,33 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes for each thread that converts so many.
-fn piece_bytes(bytes: usize) -> u64 {
+/// Bytes of the pieces that a tensor of so many is read in: for each thread one, if it is large enough.
+pub(super) fn piece_bytes(bytes: usize) -> u64 {
     (bytes.div_ceil(cores()) as u64).max(MIN_PIECE_BYTES)
 }
 
 /// Fills every piece, several at a time.
-fn in_threads<P: Send>(
-    mut pieces: Vec<(P, &mut [u8])>,
+pub(super) fn in_threads<P: Send>(
+    pieces: Vec<(P, &mut [u8])>,
     fill: impl Fn(&P, &mut [u8]) -> io::Result<()> + Sync,
 ) -> io::Result<()> {
-    let fill_all =
-        |pieces: &mut [(P, &mut [u8])]| pieces.iter_mut().try_for_each(|(piece, out)| fill(piece, out));
-    if pieces.len() < 2 {
-        return fill_all(&mut pieces);
-    }
-    let share = pieces.len().div_ceil(cores());
+    let threads = cores().min(pieces.len());
+    // Each thread takes the next piece, since some take longer than others.
+    let pieces = Mutex::new(pieces.into_iter());
+    let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let fill_some = || {
+        while let Some((piece, out)) = next() {
+            fill(&piece, out)?;
+        }
+        Ok(())
+    };
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            pieces.chunks_mut(share).map(|pieces| scope.spawn(|| fill_all(pieces))).collect();
-        let ended = threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that converts weights panicked")))
+        // The calling thread is one of them.
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(fill_some)).collect();
+        let own = fill_some();
+        let ended = others.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that reads weights panicked")))
         });
-        ended.collect()
+        ended.fold(own, |sum, ended| sum.and(ended))
     })
 }

@@ -61,17 +61,26 @@ pub fn tensors(config: &Value, numbers: Numbers) -> Vec<Tensor> {
 
 /// Bytes of a tensor.
 pub fn bytes_of(dtype: &str, shape: &[usize]) -> usize {
-    shape.iter().product::<usize>() * if dtype == "BF16" { 2 } else { 4 }
+    let item = match dtype {
+        "U8" => 1,
+        "BF16" => 2,
+        _ => 4,
+    };
+    shape.iter().product::<usize>() * item
 }
 
 /// A folder with such a model, whose matrices hold numbers between minus `spread` and `spread`.
 pub fn write(config: &Value, numbers: Numbers, spread: f32) -> TempDir {
+    write_tensors(config, &tensors(config, numbers), spread)
+}
+
+/// A folder with these tensors.
+pub fn write_tensors(config: &Value, tensors: &[Tensor], spread: f32) -> TempDir {
     let dir = model_dir();
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let tensors = tensors(config, numbers);
     let mut header = Map::new();
     let mut end = 0;
-    for (name, dtype, shape) in &tensors {
+    for (name, dtype, shape) in tensors {
         let begin = end;
         end += bytes_of(dtype, shape);
         header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}));
@@ -81,7 +90,7 @@ pub fn write(config: &Value, numbers: Numbers, spread: f32) -> TempDir {
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
     let mut random = StdRng::seed_from_u64(7);
-    for (name, dtype, shape) in &tensors {
+    for (name, dtype, shape) in tensors {
         let piece = piece(&mut random, (name, dtype, shape), spread);
         let mut left = bytes_of(dtype, shape);
         while left > 0 {
@@ -109,6 +118,7 @@ fn piece(random: &mut StdRng, (name, dtype, shape): (&str, &str, &[usize]), spre
             _ => random.random_range(-spread..spread),
         };
         match dtype {
+            "U8" => bytes.push(random.random()),
             "U32" => bytes.extend(random.random::<u32>().to_le_bytes()),
             // The upper half of a float32.
             "BF16" => bytes.extend(&number.to_le_bytes()[2..]),

@@ -19,8 +19,9 @@ pub const ABOUT: &str = "A random float32 Llama of 100 million parameters; both 
     request's prompt of 8,000 tokens, on a model of 8 million parameters. Pipeline: an engine of 2 ranks \
     with a core each against one rank with one core, both Russet's, 8 responses at once. Experts: 150 million \
     parameters, of which a token passes 35 (`qwen3_moe`); gated delta nets: 80 million (`qwen3_next`); latents: 60 \
-    million (`deepseek_v3`, dense); medians of 5 pairs. Loading: from the start of an engine until it serves, its \
-    smoke prompt included, against `load_model` and an evaluation in a process that runs already.";
+    million (`deepseek_v3`, dense); medians of 5 pairs. Loading: from the start of an engine until its weights \
+    are in memory, against `load_model` and an evaluation in a process that runs already; and until it serves, its smoke \
+    prompt included, against the same and as many tokens.";
 
 /// Builds the engine with optimisation and runs the bench.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
