@@ -27,8 +27,9 @@ mod engine {
     use russet_engine::runtime::environment::{self, MlxEnvironment};
     use russet_engine::runtime::{DiskCacheConfig, Runtime, RuntimeConfig};
     use russet_engine::weights::LoadDtype;
+    use russet_model::load_quantization::LoadQuantization;
     use russet_wire::engine_config::{Dtype, EngineConfig, LogFormat};
-    use russet_wire::engine_options::Fence;
+    use russet_wire::engine_options::{Fence, WeightQuantization};
     use tokio::signal::unix::{SignalKind, signal};
     use tokio::task::AbortHandle;
 
@@ -123,6 +124,12 @@ mod engine {
             dtype: match config.dtype {
                 Dtype::Auto => LoadDtype::AsStored,
                 Dtype::F32 => LoadDtype::Float32,
+            },
+            quantization: match config.options.quantization {
+                WeightQuantization::Int8 => Some(LoadQuantization::Int8),
+                WeightQuantization::Int4 => Some(LoadQuantization::Int4),
+                // The agent starts no engine with a value that it does not know.
+                WeightQuantization::AsStored | WeightQuantization::Unknown => None,
             },
             kv_cache: config.options.kv_cache,
             router_broadcast: config.options.router_broadcast,

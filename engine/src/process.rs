@@ -11,7 +11,7 @@ use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
 use russet_wire::engine_config::{EngineConfig, PeerRank, Transport};
-use russet_wire::engine_options::Speculation;
+use russet_wire::engine_options::{Speculation, WeightQuantization};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -297,6 +297,16 @@ async fn leave_group(left: ReplyReceiver<()>, life: &Lifecycle, patience: Durati
     left
 }
 
+/// What keys and values of equal prompts depend on: the model, and how its weights are packed while they are read.
+fn block_identity(config: &EngineConfig) -> String {
+    let model = fingerprint::model_fingerprint(&config.model_dir);
+    match config.options.quantization {
+        // As before there were other formats, so that blocks that were kept stay valid.
+        WeightQuantization::AsStored => model,
+        packed => format!("{model} {packed:?}"),
+    }
+}
+
 fn describe(config: &EngineConfig) -> pb::EngineDescription {
     pb::EngineDescription {
         build: russet_rpc::ENGINE_BUILD.to_owned(),
@@ -422,7 +432,7 @@ async fn run_rank(
                 draft_model: config.draft_dir.is_some(),
             },
         },
-        BlockHash::root(fingerprint::model_fingerprint(&config.model_dir).as_bytes()),
+        BlockHash::root(block_identity(&config).as_bytes()),
     );
     let (scheduler, opened_intake) = match opened {
         Ok(opened) => opened,

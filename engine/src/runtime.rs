@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use russet_model::load_quantization::LoadQuantization;
 use russet_model::partition::{Partition, RankPart};
 use russet_wire::engine_config::OverlapScheduling;
 use russet_wire::engine_options::{KvCacheType, RouterBroadcast};
@@ -60,6 +61,8 @@ pub struct RuntimeConfig {
     pub devices: Option<Devices>,
     /// Element type of the weights in memory.
     pub dtype: LoadDtype,
+    /// How matrices of plain numbers are packed while they are read; `None` leaves them as they are.
+    pub quantization: Option<LoadQuantization>,
     /// Format of the KV cache.
     pub kv_cache: KvCacheType,
     /// Whether the first tensor rank chooses experts for all.
@@ -323,11 +326,13 @@ fn rank_part(
 
 /// Fingerprint of everything that changes the contents of the KV cache or selects a shard of it.
 fn cache_fingerprint(config: &RuntimeConfig, part: &RankPart) -> String {
-    let RuntimeConfig { model_dir, dtype, kv_cache, .. } = config;
+    let RuntimeConfig { model_dir, dtype, quantization, kv_cache, .. } = config;
     let RankPart { layers, tensor_index, tensor_size, .. } = part;
     let model = fingerprint::model_fingerprint(model_dir);
     let Range { start, end } = layers;
-    format!("{model}-{start}-{end}-{tensor_index}of{tensor_size}-{dtype:?}-{kv_cache:?}")
+    // As before where nothing is packed, so that blocks that were kept stay valid.
+    let packed = quantization.map(|quantization| format!("-{quantization:?}-weights")).unwrap_or_default();
+    format!("{model}-{start}-{end}-{tensor_index}of{tensor_size}-{dtype:?}-{kv_cache:?}{packed}")
 }
 
 #[cfg(test)]
@@ -342,6 +347,7 @@ mod tests {
             rank,
             devices: None,
             dtype: LoadDtype::AsStored,
+            quantization: None,
             kv_cache: KvCacheType::AsComputed,
             router_broadcast: RouterBroadcast::Auto,
             blas_threads: 1,
@@ -388,6 +394,8 @@ mod tests {
             RuntimeConfig { kv_cache: KvCacheType::Int8, ..alone.clone() },
             RuntimeConfig { kv_cache: KvCacheType::Int4, ..alone.clone() },
             RuntimeConfig { dtype: LoadDtype::Float32, ..alone.clone() },
+            RuntimeConfig { quantization: Some(LoadQuantization::Int8), ..alone.clone() },
+            RuntimeConfig { quantization: Some(LoadQuantization::Int4), ..alone.clone() },
             upper,
         ] {
             assert_ne!(cache_fingerprint(&other, &rank_part(&other, 4, &[]).unwrap()), first, "{other:?}");

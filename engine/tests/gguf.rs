@@ -75,6 +75,7 @@ fn runtime(dir: &Path, dtype: LoadDtype) -> Runtime {
         rank: 0,
         devices: None,
         dtype,
+        quantization: None,
         kv_cache: KvCacheType::AsComputed,
         router_broadcast: RouterBroadcast::Auto,
         blas_threads: 1,
@@ -220,7 +221,7 @@ fn packed_weights_are_those_of_32_bits_but_for_their_scales() {
     let Some(file) = file() else { return };
     let dir = folder(&file);
     let weight = |path: &str, dtype: LoadDtype| {
-        let checkpoint = Checkpoint::open_as(dir.path(), dtype).unwrap();
+        let checkpoint = Checkpoint::open_as(dir.path(), dtype, None).unwrap();
         let mut count = |_| {};
         let weight = Weights::new(&checkpoint, dtype, TpShard::WHOLE, &mut count).weight(path).unwrap();
         match weight {
@@ -263,7 +264,7 @@ async fn engines_of_any_split_answer_from_one_gguf_file() {
 
 /// The numbers of every tensor of a model, as 32 bits.
 fn write_numbers(dir: &Path, path: &Path) {
-    let checkpoint = Checkpoint::open_as(dir, LoadDtype::Float32).unwrap();
+    let checkpoint = Checkpoint::open_as(dir, LoadDtype::Float32, None).unwrap();
     let mut count = |_| {};
     let mut weights = Weights::new(&checkpoint, LoadDtype::Float32, TpShard::WHOLE, &mut count);
     let tensors = checkpoint.model().tensors.iter().map(|(tensor, _)| {

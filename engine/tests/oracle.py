@@ -13,7 +13,8 @@ Variants with "kv" keep their caches quantised from the first token on. (generat
 after the first piece of a prompt has read it as computed, so an answer would depend on where prompts are cut.)
 
 Variants with "original" are in the layout of Hugging Face's exports, which mlx-lm turns into its own on loading; those
-with "packing" have the weights of their layers packed as others pack them (packings.py).
+with "packing" have the weights of their layers packed as others pack them (packings.py). Variants with "convert" stay as
+they are for the engine, which packs them while it reads them; mlx-lm answers from what its `convert` makes of them.
 
 With MEMBERS a variant that is there already is answered again by mlx-lm sharded over as many processes of MLX's ring on
 loopback (`model.shard`), into FOLDER/tensor-<members>/: sums of slices round in another order than whole products, so
@@ -102,6 +103,8 @@ def make(spec, folder):
         model, config = quantize_model(model, config, **how)
     save_model(folder, model)
     save_config(dict(config), folder / "config.json")
+    if spec.get("convert"):
+        convert(model, config, folder / "converted", spec["convert"])
     if spec.get("original"):
         as_original(folder, config)
     if spec.get("packing"):
@@ -110,6 +113,14 @@ def make(spec, folder):
         (folder / "model.safetensors.index.json").unlink()
     if spec.get("shards"):
         split(folder, spec["shards"])
+
+
+def convert(model, config, folder, how):
+    """As `mlx_lm.convert --quantize` writes it; the model is not what it was afterwards."""
+    folder.mkdir(exist_ok=True)
+    model, config = quantize_model(model, config, **how)
+    save_model(folder, model)
+    save_config(dict(config), folder / "config.json")
 
 
 def tree_map_with_path(function, tree):
@@ -167,7 +178,8 @@ def as_original(folder, config):
         for name in ["model.vision_tower.patch_embed.weight"] if kind == "gemma4_text" else seeing:
             made[name] = mx.ones((4, 4))
     # Exports have them of layers that read the keys and values of others, too, and nothing reads them.
-    for layer in range(text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0), text["num_hidden_layers"]):
+    layers = text.get("num_hidden_layers") or 0
+    for layer in range(layers - (text.get("num_kv_shared_layers") or 0), layers):
         module = f"model.language_model.layers.{layer}.self_attn"
         made |= {f"{module}.{name}.weight": mx.ones((4, 4)) for name in ("k_proj", "v_proj", "k_norm")}
     if kind == "nemotron_h":
@@ -268,6 +280,7 @@ def write(folder, spec, answers):
                 widen=bool(spec.get("widen")),
                 dtype="float32" if spec.get("widen") else spec.get("dtype", "float32"),
                 kv_bits=spec.get("kv", {}).get("bits"),
+                load_bits=spec.get("convert", {}).get("bits"),
                 prompts=prompts,
                 tokens=tokens,
                 gaps=gaps,
@@ -293,7 +306,7 @@ def is_sharded(spec, members):
     """Whether mlx-lm shards the family, and gives each rank KV heads of its own and as much of every MLP."""
     config = dict(spec["config"])
     text = config.get("text_config", config)
-    group = (spec.get("quantise") or {}).get("group_size", 1)
+    group = (spec.get("quantise") or spec.get("convert") or {}).get("group_size", 1)
     widths = [text.get(name) or 0 for name in ("intermediate_size", "moe_intermediate_size")]
     return (
         hasattr(_get_classes(config)[0], "shard")

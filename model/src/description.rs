@@ -11,8 +11,8 @@ mod short_conv;
 
 use std::ops::Range;
 
+use crate::load_quantization::MatrixQuantization;
 use crate::partition::kept_together;
-
 pub use attention::{Attention, Latent, QkNorm, QueryScale};
 pub use delta_net::DeltaNet;
 pub use mamba2::Mamba2;
@@ -41,6 +41,8 @@ pub struct Description {
     pub norm_epsilon: f32,
     /// How the weights of norms are stored.
     pub norm_offset: NormOffset,
+    /// How projections back to the hidden state, and the head, are packed where matrices are.
+    pub projections_back: MatrixQuantization,
     /// What embeddings are multiplied by.
     pub embedding_scale: Option<f32>,
     /// What logits are divided by.

@@ -28,6 +28,7 @@ use std::ops::Range;
 
 use crate::{
     error::{Error, FileError, Unsupported},
+    load_quantization::LoadQuantization,
     safetensors::Headers,
     shape::{ModelShape, READER},
     value_type::ValueType,
@@ -124,11 +125,16 @@ impl<'a> Gguf<'a> {
         configuration::of(self, rope_factors).map(|config| config.to_string().into_bytes())
     }
 
-    /// The weights as the engine has them where it computes in `value`; [`Self::value_type`] is what agents report.
-    pub fn weights(&self, value: ValueType) -> Result<ConvertedWeights, Error> {
+    /// The weights as the engine has them where it computes in `value`; [`Self::value_type`] is what agents report. What is
+    /// packed anew has 8 bits, or as many as `quantization` says.
+    pub fn weights(
+        &self,
+        value: ValueType,
+        quantization: Option<LoadQuantization>,
+    ) -> Result<ConvertedWeights, Error> {
         let (mut headers, mut layouts) = (Headers::default(), Vec::new());
         for (name, header) in &self.files {
-            let (layout, entries) = Layout::new(self.architecture, &header.tensors, value)?;
+            let (layout, entries) = Layout::new(self.architecture, &header.tensors, value, quantization)?;
             headers.add_converted(name, entries)?;
             layouts.push(layout);
         }

@@ -20,6 +20,7 @@ pub mod index;
 pub mod json;
 pub mod kv_quantization;
 pub mod lfs;
+pub mod load_quantization;
 mod object;
 pub mod packings;
 pub mod partition;
@@ -36,6 +37,7 @@ use crate::{
     config::{Config, Document},
     description::Description,
     error::{Error, FileError, Unsupported},
+    load_quantization::LoadQuantization,
     packings::ConvertedWeights,
     safetensors::{Headers, shorten},
     tensors::{Layout, Role, Stored, Tensor, beside, tensor_role},
@@ -62,6 +64,16 @@ impl Model {
 
 /// Describes the model of a configuration and the headers of its weight files.
 pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
+    read_as(config, headers, None)
+}
+
+/// The same of a model whose matrices are packed while they are read, if `quantization` is given. One whose files have
+/// packed matrices already is refused then; what is packed in GGUF stays as it is converted.
+pub fn read_as(
+    config: &[u8],
+    headers: &Headers,
+    quantization: Option<LoadQuantization>,
+) -> Result<Model, Error> {
     let mut document = Document::parse(config)?;
     let family = families::family(&document)?;
     document.check_quantisation()?;
@@ -73,11 +85,21 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
     let mut description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
     let note = converted.as_ref().and_then(|converted| converted.note);
     description.notes.extend(note.map(str::to_owned));
-    let tensors = tensors::table(&description, headers);
+    let tensors = tensors::table(&description, headers, quantization);
     check_unused(&description, &tensors, headers)?;
     let stored = |tensor: Tensor| tensor.stored(headers).map(|stored| (tensor, stored));
-    let tensors = tensors.into_iter().map(stored).collect::<Result<_, _>>()?;
+    let tensors: Vec<(Tensor, Stored)> = tensors.into_iter().map(stored).collect::<Result<_, _>>()?;
+    if let Some(quantization) = quantization.filter(|_| !headers.is_converted()) {
+        check_unpacked(quantization, &tensors)?;
+    }
     Ok(Model { description, tensors, converted })
+}
+
+/// That no matrix is packed in the files.
+fn check_unpacked(quantization: LoadQuantization, tensors: &[(Tensor, Stored)]) -> Result<(), Unsupported> {
+    let packed =
+        tensors.iter().find_map(|(tensor, stored)| Some((tensor, stored.packing?)).filter(|_| !stored.packs));
+    packed.map_or(Ok(()), |(tensor, packing)| Err(quantization.refuse(&tensor.name, packing)))
 }
 
 /// Tensors that nothing calls for and that change what a layer computes: biases, norms, and whole layers.

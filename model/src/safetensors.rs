@@ -138,6 +138,8 @@ pub struct Headers {
     tensors: BTreeMap<String, Entry>,
     /// Bytes of the headers so far.
     bytes: u64,
+    /// Whether they stand for files of another format, whose packed numbers are converted.
+    is_converted: bool,
 }
 
 impl Headers {
@@ -215,6 +217,7 @@ impl Headers {
         entries: impl IntoIterator<Item = (String, Entry)>,
     ) -> Result<(), FileError> {
         self.files.push(File { name: file.to_owned(), data_start: 0 });
+        self.is_converted = true;
         for (tensor, entry) in entries {
             let limit = MAX_TENSORS;
             if self.tensors.len() >= limit {
@@ -228,7 +231,7 @@ impl Headers {
     /// The same files without tensors. Offsets of those that are added count from the start of a file.
     pub(crate) fn without_tensors(&self) -> Self {
         let files = self.files.iter().map(|file| File { data_start: 0, ..file.clone() }).collect();
-        Self { files, tensors: BTreeMap::new(), bytes: self.bytes }
+        Self { files, bytes: self.bytes, ..Self::default() }
     }
 
     /// Adds a tensor of one of the files.
@@ -240,6 +243,11 @@ impl Headers {
         }
         self.tensors.insert(tensor, entry);
         Ok(())
+    }
+
+    /// Whether they stand for files of another format, whose packed numbers are converted.
+    pub(crate) fn is_converted(&self) -> bool {
+        self.is_converted
     }
 
     /// The files, in the order in which they were added.

@@ -14,6 +14,7 @@ use crate::{
     divisibility::{self, ShardUnit, Sharing, shard_units},
     error::{Error, FileError},
     families,
+    load_quantization::LoadQuantization,
     partition::kept_together,
     safetensors::{Dtype, Entry, Headers},
     state::LayerState,
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 6;
+pub const READER: u32 = 7;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -85,6 +86,11 @@ pub struct ModelShape {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub shard_units: Vec<ShardUnit>,
+    /// Its sizes where its matrices are packed while they are read, for each number of bits; absent where the files are
+    /// packed already, and in headers that an older release read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub quantized: Vec<QuantizedShape>,
     /// Which reader reported this; 0 is an older release's. A newer one may know more families, or refuse what was
     /// accepted, so its report replaces this one.
     #[serde(default)]
@@ -102,6 +108,30 @@ pub struct ModelShape {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub notes: Vec<String>,
+}
+
+/// What differs of a model whose matrices are packed while they are read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QuantizedShape {
+    /// How they are packed.
+    pub quantization: LoadQuantization,
+    /// Bytes of the token embedding.
+    pub embedding_bytes: u64,
+    /// Bytes of final norm and head.
+    pub head_bytes: u64,
+    /// Bytes of the inputs of all layers that the rank with the embedding makes.
+    #[serde(default)]
+    pub per_layer_input_bytes: u64,
+    /// Values that share one scale in the layers' quantised weights, the largest of all.
+    #[serde(default)]
+    pub quantization_group_size: u32,
+    /// Runs of layers that are alike, in order.
+    #[schemars(length(max = MAX_LAYERS))]
+    pub layer_groups: Vec<LayerGroup>,
+    /// What every rank of a tensor group gets an equal number of.
+    #[schemars(length(max = 256))]
+    pub shard_units: Vec<ShardUnit>,
 }
 
 /// A run of layers that are alike.
@@ -148,10 +178,80 @@ impl ModelShape {
         let document = Document::parse(config)?;
         let names = Self::by_names(&document, headers)?;
         match crate::read(config, headers) {
-            Ok(model) => Ok(Self::of(&model)),
+            Ok(model) => {
+                let shape = Self::of(&model);
+                drop(model);
+                let quantized = |quantization| {
+                    Some((quantization, crate::read_as(config, headers, Some(quantization)).ok()?))
+                };
+                Ok(shape.with_quantized(LoadQuantization::ALL.into_iter().filter_map(quantized)))
+            }
             Err(Error::Unsupported(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
             Err(Error::File(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
         }
+    }
+
+    /// The same with the sizes of these models, whose matrices are packed while they are read.
+    pub fn with_quantized(self, models: impl Iterator<Item = (LoadQuantization, Model)>) -> Self {
+        let quantized = models.map(|(quantization, model)| {
+            let Self {
+                embedding_bytes,
+                head_bytes,
+                per_layer_input_bytes,
+                quantization_group_size,
+                layer_groups,
+                shard_units,
+                ..
+            } = Self::of(&model);
+            QuantizedShape {
+                quantization,
+                embedding_bytes,
+                head_bytes,
+                per_layer_input_bytes,
+                quantization_group_size,
+                layer_groups,
+                shard_units,
+            }
+        });
+        Self { quantized: quantized.collect(), ..self }
+    }
+
+    /// The shape of the model with its matrices packed while they are read; an error says why they cannot be.
+    pub fn quantised(&self, quantization: LoadQuantization) -> Result<Self, &'static str> {
+        let Some(own) = self.quantized.iter().find(|own| own.quantization == quantization) else {
+            return Err(match self.reader < READER {
+                true => {
+                    "its headers were read by an older release, which did not ask for that; create the Model anew"
+                }
+                false => "its files are packed already; leave it out, or use the model in 16 bits",
+            });
+        };
+        let bytes = |group: &LayerGroup| vec![group.weight_bytes; group.count.min(MAX_LAYERS) as usize];
+        let layer_bytes: Vec<u64> = own.layer_groups.iter().flat_map(bytes).collect();
+        if layer_bytes.len() != self.layer_bytes.len() {
+            return Err("its headers tell of other layers than its sizes; create the Model anew");
+        }
+        let QuantizedShape {
+            quantization: _,
+            embedding_bytes,
+            head_bytes,
+            per_layer_input_bytes,
+            quantization_group_size,
+            layer_groups,
+            shard_units,
+        } = own.clone();
+        let replicated = layer_groups.iter().map(|group| group.replicated_bytes).max();
+        Ok(Self {
+            embedding_bytes,
+            head_bytes,
+            per_layer_input_bytes,
+            layer_bytes,
+            quantization_group_size,
+            replicated_layer_bytes: replicated.unwrap_or(0),
+            layer_groups,
+            shard_units,
+            ..self.clone()
+        })
     }
 
     /// The shape of a model that the engine runs.

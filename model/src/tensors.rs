@@ -114,6 +114,8 @@ pub struct Tensor {
     pub recipe: Recipe,
     /// Whether it may be stored packed, with scales and biases beside it.
     pub is_matrix: bool,
+    /// How a matrix of plain numbers is packed while it is read; `None` where it stays as it is.
+    pub packs_to: Option<Packing>,
     /// Whether what it computes goes back to the type of the other values, whatever its own.
     pub is_auxiliary: bool,
 }
@@ -158,9 +160,11 @@ impl PackingMode {
 /// What the files have of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// How it is packed; `None` for plain numbers.
+    /// How the engine has it packed; `None` for plain numbers.
     pub packing: Option<Packing>,
-    /// Bytes of it with its scales and biases, of the whole.
+    /// Whether it is packed while it is read, and the files have plain numbers.
+    pub packs: bool,
+    /// Bytes of it with its scales and biases, of the whole, as the engine has it.
     pub bytes: u64,
     /// Whether any of it is in 32 bits, which makes MLX compute in 32 bits from there on.
     pub is_wide: bool,
@@ -207,6 +211,11 @@ impl Tensor {
             };
             stored.bytes = stored.bytes.saturating_add(share);
         }
+        if let (None, Some(packing)) = (stored.packing, self.packs_to) {
+            let values = self.parameters();
+            (stored.packing, stored.packs) = (Some(packing), true);
+            stored.bytes = packing.bytes(values, stored.bytes / values.max(1));
+        }
         Ok(stored)
     }
 
@@ -252,13 +261,14 @@ fn stored_as(name: &str, shape: &[u64], is_matrix: bool, headers: &Headers) -> R
     let scales_name = beside(name, "scales");
     if !is_matrix || !headers.contains(&scales_name) {
         check_plain(name, weight, shape, headers)?;
-        return Ok(Stored { packing: None, bytes: weight.bytes(), is_wide: weight.dtype == Dtype::F32 });
+        let is_wide = weight.dtype == Dtype::F32;
+        return Ok(Stored { bytes: weight.bytes(), is_wide, ..Stored::default() });
     }
     let scales = find(&scales_name)?;
     let packing = packing(name, weight, scales, shape)?;
     let mut bytes = weight.bytes().saturating_add(scales.bytes());
     if packing.mode != PackingMode::Affine {
-        return Ok(Stored { packing: Some(packing), bytes, is_wide: false });
+        return Ok(Stored { packing: Some(packing), bytes, ..Stored::default() });
     }
     let biases_name = beside(name, "biases");
     let biases = find(&biases_name)?;
@@ -266,7 +276,7 @@ fn stored_as(name: &str, shape: &[u64], is_matrix: bool, headers: &Headers) -> R
     check_plain(&biases_name, biases, &scales.shape, headers)?;
     bytes = bytes.saturating_add(biases.bytes());
     let is_wide = scales.dtype == Dtype::F32 || biases.dtype == Dtype::F32;
-    Ok(Stored { packing: Some(packing), bytes, is_wide })
+    Ok(Stored { packing: Some(packing), bytes, is_wide, ..Stored::default() })
 }
 
 /// A packed matrix as the engine computes with it, 32 bits at a time: exports of others have bytes, those of a group

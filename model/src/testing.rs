@@ -6,6 +6,7 @@ use crate::{
     config::{Config, Document},
     description::{Description, Latent, Layer, Mamba2, NormOffset, Rope, RopeScaling},
     families,
+    load_quantization::MatrixQuantization,
     safetensors::Headers,
 };
 
@@ -36,6 +37,7 @@ pub fn description(layers: Vec<Layer>) -> Description {
         norm: "norm",
         norm_epsilon: 1e-5,
         norm_offset: NormOffset::None,
+        projections_back: MatrixQuantization::AsAsked,
         embedding_scale: None,
         logit_divisor: None,
         logit_cap: None,
@@ -90,7 +92,7 @@ pub fn tensors(config: &Value, dtype: &'static str, group: Option<u64>, has_head
     document.set_defaults(family.defaults);
     let description = (family.describe)(&Config::read(&document).unwrap(), has_head).unwrap();
     let mut tensors = Vec::new();
-    for tensor in crate::tensors::table(&description, &Headers::default()) {
+    for tensor in crate::tensors::table(&description, &Headers::default(), None) {
         match group.filter(|_| tensor.is_matrix) {
             None => tensors.push((tensor.name, dtype, tensor.shape)),
             Some(group) => tensors.extend(packed(&tensor.name, &tensor.shape, 4, group, dtype)),

@@ -18,6 +18,7 @@ mod digest;
 mod disk_state;
 pub mod fabric;
 pub mod group_info;
+pub mod in_memory;
 pub mod joint_placement;
 pub mod joint_plan;
 pub mod link_demand;

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use russet_crds::{Backend, GroupMember, GroupPlan, LinkKind, PredictedThroughput};
 use russet_model::shape::ModelShape;
 
+use crate::in_memory;
 use crate::memory_model::ServingCapacity;
 use crate::performance_model::calibration::{Calibration, CalibrationKey, single_stream_rate};
 use crate::performance_model::{
@@ -50,7 +51,9 @@ impl<'a> Predictor<'a> {
         };
         for ((namespace, _), group) in view.groups.iter() {
             let Some(measured) = &group.measured else { continue };
-            if view.models.get(&(namespace.clone(), group.model.clone())) != Some(shape) {
+            let stored = view.models.get(&(namespace.clone(), group.model.clone()));
+            let own = stored.and_then(|stored| in_memory::shape(&group.plan.engine, stored).ok());
+            if own.as_deref() != Some(shape) {
                 continue;
             }
             let context = measured.context_tokens;

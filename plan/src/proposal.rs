@@ -8,7 +8,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency};
+use russet_crds::{
+    GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency, WeightQuantization,
+};
 
 use crate::joint_placement::solve;
 use crate::memory_model::ServingCapacity;
@@ -279,8 +281,13 @@ fn needs_text(desired: &ValidDeployment) -> String {
         KvCacheType::Int8 => ", kept in 8 bits",
         KvCacheType::Int4 => ", kept in 4 bits",
     };
+    let weights = match engine.quantization {
+        WeightQuantization::AsStored | WeightQuantization::Unknown => "",
+        WeightQuantization::Int8 => "; weights packed in 8 bits",
+        WeightQuantization::Int4 => "; weights packed in 4 bits",
+    };
     format!(
-        "{needed}{draft}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kv_cache}"
+        "{needed}{draft}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kv_cache}{weights}"
     )
 }
 

@@ -6,6 +6,7 @@ mod split;
 mod strategy;
 mod tier_terms;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use russet_model::shape::ModelShape;
 
 use crate::auto_revert;
 use crate::demand;
+use crate::in_memory;
 use crate::memory_model::ServingCapacity;
 use crate::note::Note;
 use crate::pool::{self, EligibleNodes, LinkDemand};
@@ -133,7 +135,14 @@ pub fn validate(
     let draft = draft_model_ref.as_ref().and_then(|draft| {
         draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes)
     });
-    let room = asked.capacity(shape, check_options(engine, shape, &mut notes), &mut notes);
+    let options = check_options(engine, shape, &mut notes);
+    // What is placed takes what the engine makes of the files.
+    let in_memory = in_memory::shape(engine, shape).unwrap_or_else(|why| {
+        notes.push(why);
+        Cow::Borrowed(shape)
+    });
+    let shape = in_memory.as_ref();
+    let room = asked.capacity(shape, options, &mut notes);
     let split = split::split(&asked, shape, &mut notes);
     let links = asked.link_demand(&mut notes);
     let mut areas = eligible_nodes(view, promised.pools(pool_refs), &mut notes);
@@ -271,7 +280,7 @@ fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
 
 /// The engine options, if this release knows their values and the model supports them.
 fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
-    let EngineOptions { kv_cache, speculation, fence, router_broadcast } = engine;
+    let EngineOptions { kv_cache, quantization: _, speculation, fence, router_broadcast } = engine;
     if *router_broadcast == RouterBroadcast::Unknown {
         notes.push(Note::Newer { field: "spec.engine.routerBroadcast".to_owned() });
     }
@@ -360,8 +369,9 @@ fn invalid(field: String, why: String) -> Note {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::ShardingMode;
-    use russet_model::shape::LayerGroup;
+    use russet_crds::{ShardingMode, WeightQuantization};
+    use russet_model::load_quantization::LoadQuantization;
+    use russet_model::shape::{LayerGroup, QuantizedShape, READER};
 
     use super::*;
 
@@ -538,6 +548,52 @@ mod tests {
         let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
         let notes = validate(&view(), "ns", "chat", &spec).unwrap_err();
         assert!(crate::note::join(&notes).contains("spec.engine.speculation is a word of a newer release"));
+    }
+
+    #[test]
+    fn weights_packed_on_loading_have_their_own_sizes_or_explain_why_not() {
+        let group = |weight_bytes| LayerGroup { count: 4, weight_bytes, ..LayerGroup::default() };
+        let packed = |quantization, weight_bytes| QuantizedShape {
+            quantization,
+            embedding_bytes: 7,
+            head_bytes: 8,
+            per_layer_input_bytes: 9,
+            quantization_group_size: 64,
+            layer_groups: vec![group(weight_bytes)],
+            shard_units: Vec::new(),
+        };
+        let quantized = vec![packed(LoadQuantization::Int8, 500), packed(LoadQuantization::Int4, 250)];
+        let no_words = "cannot be packed as Int4: its files are packed already";
+        for (quantization, quantized, expected) in [
+            (WeightQuantization::AsStored, quantized.clone(), Ok(None)),
+            (WeightQuantization::Int8, quantized.clone(), Ok(Some(500))),
+            (WeightQuantization::Int4, quantized.clone(), Ok(Some(250))),
+            (WeightQuantization::Int4, Vec::new(), Err(no_words)),
+            (WeightQuantization::Unknown, quantized, Err("is a word of a newer release")),
+        ] {
+            let mut view = view();
+            view.models.values_mut().for_each(|shape| {
+                shape.reader = READER;
+                shape.quantized.clone_from(&quantized);
+            });
+            let stored = view.models[&("ns".to_owned(), "llama".to_owned())].clone();
+            let engine = EngineOptions { quantization, ..EngineOptions::default() };
+            let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
+            match (validate(&view, "ns", "chat", &spec), expected) {
+                (Ok(valid), Ok(None)) => assert_eq!(valid.shape, stored),
+                (Ok(valid), Ok(Some(bytes))) => {
+                    assert_eq!(valid.shape.layer_bytes, vec![bytes; stored.layers as usize]);
+                    let ModelShape { embedding_bytes, head_bytes, per_layer_input_bytes, .. } = valid.shape;
+                    assert_eq!((embedding_bytes, head_bytes, per_layer_input_bytes), (7, 8, 9));
+                    assert_eq!(valid.capacity.engine.quantization, quantization);
+                }
+                (Err(notes), Err(text)) => {
+                    let said = crate::note::join(&notes);
+                    assert!(said.contains("spec.engine.quantization") && said.contains(text), "{said}");
+                }
+                (got, expected) => panic!("{quantization:?}: {got:?}, wanted {expected:?}"),
+            }
+        }
     }
 
     #[test]

@@ -402,7 +402,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::engine_options::{Fence, KvCacheType, RouterBroadcast, Speculation};
+    use crate::engine_options::{Fence, KvCacheType, RouterBroadcast, Speculation, WeightQuantization};
 
     /// The required fields.
     fn least() -> Value {
@@ -448,6 +448,7 @@ mod tests {
             kv_tokens: Some(300),
             options: EngineOptions {
                 kv_cache: KvCacheType::Int4,
+                quantization: WeightQuantization::Int8,
                 speculation: Speculation::Off,
                 fence: Fence::Fast,
                 router_broadcast: RouterBroadcast::On,

@@ -14,6 +14,12 @@ pub struct EngineOptions {
     /// cost in speed and accuracy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv_cache: KvCacheType,
+    /// Format of the weights in memory; default: AsStored. Int8 and Int4 pack the matrices of a repository in 16 or 32
+    /// bits while it is read, as mlx-lm's `convert` does: less memory and faster answers, at some cost in accuracy and
+    /// a longer start. A repository that is packed already is refused with it; of GGUF it says the bits of what is
+    /// packed anew. A draft model stays as it is stored.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub quantization: WeightQuantization,
     /// Speculative decoding: the source of draft tokens; default: PromptLookup. The output is the same.
     #[serde(default, skip_serializing_if = "is_default")]
     pub speculation: Speculation,
@@ -27,7 +33,8 @@ pub struct EngineOptions {
 
 /// Options that engines of this release support, by field. Agents report them; a deployment that asks for
 /// another option is not placed on their nodes.
-pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "routerBroadcast", "speculation", DRAFT_MODEL];
+pub const ENGINE_OPTIONS: &[&str] =
+    &["fence", "kvCache", "quantization", "routerBroadcast", "speculation", DRAFT_MODEL];
 
 /// Reported by agents whose engines support a draft model: a deployment's `spec.draftModelRef`.
 pub const DRAFT_MODEL: &str = "draftModel";
@@ -35,10 +42,11 @@ pub const DRAFT_MODEL: &str = "draftModel";
 impl EngineOptions {
     /// The options that differ from their defaults, by field.
     pub fn non_default(&self) -> impl Iterator<Item = &'static str> {
-        let Self { kv_cache, speculation, fence, router_broadcast } = self;
+        let Self { kv_cache, quantization, speculation, fence, router_broadcast } = self;
         let asked = [
             ("fence", !is_default(fence)),
             ("kvCache", !is_default(kv_cache)),
+            ("quantization", !is_default(quantization)),
             ("routerBroadcast", !is_default(router_broadcast)),
             ("speculation", !is_default(speculation)),
         ];
@@ -47,9 +55,10 @@ impl EngineOptions {
 
     /// The field with a value that only newer releases know.
     pub fn unknown(&self) -> Option<&'static str> {
-        let Self { kv_cache, speculation, fence, router_broadcast } = self;
+        let Self { kv_cache, quantization, speculation, fence, router_broadcast } = self;
         let fields = [
             ("kvCache", *kv_cache == KvCacheType::Unknown),
+            ("quantization", *quantization == WeightQuantization::Unknown),
             ("speculation", *speculation == Speculation::Unknown),
             ("fence", *fence == Fence::Unknown),
             ("routerBroadcast", *router_broadcast == RouterBroadcast::Unknown),
@@ -73,6 +82,23 @@ pub enum KvCacheType {
     /// head dimension is not a multiple of 64.
     Int8,
     /// 4 bits per value, in the same groups.
+    Int4,
+    /// A value from a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// Format of the weights in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum WeightQuantization {
+    /// As the model's files have them.
+    #[default]
+    AsStored,
+    /// 8 bits per value, with a scale and a bias for every group of 64 values of a row. Matrices whose rows do not
+    /// divide into such groups, norms and biases stay as they are.
+    Int8,
+    /// 4 bits per value, in the same groups; what mlx-lm's `convert` keeps in 8 bits, such as routers, has 8.
     Int4,
     /// A value from a newer release.
     #[serde(other)]
@@ -170,6 +196,8 @@ mod tests {
             (r#"{"fence":"Electric","kvCache":"Int8"}"#, Some("fence")),
             (r#"{"speculation":"Oracle"}"#, Some("speculation")),
             (r#"{"routerBroadcast":"Sometimes"}"#, Some("routerBroadcast")),
+            (r#"{"quantization":"Int4","kvCache":"Int8"}"#, None),
+            (r#"{"quantization":"Int2"}"#, Some("quantization")),
         ] {
             assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap().unknown(), field, "{json}");
         }

@@ -29,6 +29,7 @@ impl DraftRunner {
             tensor_size: 1,
             rank: 0,
             devices: None,
+            quantization: None,
             // Its KV caches are small, and its head size may not divide into quantisation groups.
             kv_cache: KvCacheType::AsComputed,
             disk_cache: None,

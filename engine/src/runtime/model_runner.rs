@@ -147,7 +147,7 @@ impl ModelRunner {
         disk_cache: impl FnOnce(&RankPart) -> Option<Arc<DiskCache>>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
-        let checkpoint = Checkpoint::open_as(&config.model_dir, config.dtype)?;
+        let checkpoint = Checkpoint::open_as(&config.model_dir, config.dtype, config.quantization)?;
         let russet_model::Model { description, tensors, converted: _ } = checkpoint.model();
         let part = rank_part(config, description.layers.len() as u32, &description.kept_together())?;
         let units = shard_units(description, tensors);

@@ -13,6 +13,7 @@ use russet_model::{
     config::{CONFIG, MAX_CONFIG_BYTES},
     error::{Error, FileError},
     index::{INDEX, MAX_INDEX_BYTES, weight_files},
+    load_quantization::LoadQuantization,
     partition::RankPart,
     safetensors::{Entry, Headers},
     tensors::{Packing, PackingMode, Recipe, ShardAxis, Stored, Tensor, beside, packed_entry},
@@ -62,18 +63,25 @@ pub(super) struct SourceRead<'a> {
 impl Checkpoint {
     /// Opens a folder with `config.json` and its safetensors files, or with a model in GGUF.
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
-        Self::open_as(dir, LoadDtype::AsStored)
+        Self::open_as(dir, LoadDtype::AsStored, None)
     }
 
-    /// The same for weights that will be kept in a type: what is converted on loading is converted to it.
-    pub fn open_as(dir: &Path, dtype: LoadDtype) -> Result<Self, WeightsError> {
-        match gguf::open(dir, dtype)? {
-            Some(GgufCheckpoint { config, headers, files }) => Self::new(dir, &config, headers, files),
-            None => Self::open_safetensors(dir),
+    /// The same for weights that will be kept in a type, to which is converted what is converted on loading, and whose
+    /// matrices are packed while they are read, if `quantization` is given.
+    pub fn open_as(
+        dir: &Path,
+        dtype: LoadDtype,
+        quantization: Option<LoadQuantization>,
+    ) -> Result<Self, WeightsError> {
+        match gguf::open(dir, dtype, quantization)? {
+            Some(GgufCheckpoint { config, headers, files }) => {
+                Self::new(dir, &config, headers, files, quantization)
+            }
+            None => Self::open_safetensors(dir, quantization),
         }
     }
 
-    fn open_safetensors(dir: &Path) -> Result<Self, WeightsError> {
+    fn open_safetensors(dir: &Path, quantization: Option<LoadQuantization>) -> Result<Self, WeightsError> {
         let wrong = |source: FileError| WeightsError::File { folder: dir.to_owned(), source };
         let Some(config) = read_small(dir, CONFIG, MAX_CONFIG_BYTES)? else {
             return Err(wrong(FileError::Missing { file: CONFIG.to_owned() }));
@@ -95,14 +103,21 @@ impl Checkpoint {
             headers.add(&name, &header, size).map_err(wrong)?;
             files.push(OpenFile { path, file: WeightFile::Plain(SourceFile::new(file)) });
         }
-        Self::new(dir, &config, headers, files)
+        Self::new(dir, &config, headers, files, quantization)
     }
 
-    fn new(dir: &Path, config: &[u8], headers: Headers, files: Vec<OpenFile>) -> Result<Self, WeightsError> {
-        let mut model = russet_model::read(config, &headers).map_err(|error| match error {
-            Error::File(source) => WeightsError::File { folder: dir.to_owned(), source },
-            Error::Unsupported(why) => why.into(),
-        })?;
+    fn new(
+        dir: &Path,
+        config: &[u8],
+        headers: Headers,
+        files: Vec<OpenFile>,
+        quantization: Option<LoadQuantization>,
+    ) -> Result<Self, WeightsError> {
+        let mut model =
+            russet_model::read_as(config, &headers, quantization).map_err(|error| match error {
+                Error::File(source) => WeightsError::File { folder: dir.to_owned(), source },
+                Error::Unsupported(why) => why.into(),
+            })?;
         let (headers, files) = match model.converted.take() {
             None => (headers, files),
             Some(converted) => (converted.headers, PackedFiles::open(files, converted.layout)),
@@ -184,15 +199,25 @@ impl Checkpoint {
                 // Its rows are those of heads.
                 view.shape.splice(..1, [count(0), of]);
             }
-            let shard = ShardRead::new(&view, rows, &axis, shard).map_err(|length| {
-                let last = axis.dim().is_some_and(|dim| dim + 1 == view.shape.len());
-                let what = match (field, last) {
-                    (Field::Weight, false) => "rows",
-                    (Field::Weight, true) => "columns",
-                    _ => "groups per row",
-                };
-                WeightsError::NotDivisible { tensor: name.clone(), length, what, of: shard.count }
-            })?;
+            let last = axis.dim().is_some_and(|dim| dim + 1 == view.shape.len());
+            let cut = |view: &Entry, field| {
+                ShardRead::new(view, rows, &axis, shard).map_err(|length| {
+                    let what = match (field, last) {
+                        (Field::Weight, false) => "rows",
+                        (Field::Weight, true) => "columns",
+                        _ => "groups per row",
+                    };
+                    WeightsError::NotDivisible { tensor: name.clone(), length, what, of: shard.count }
+                })
+            };
+            // What is packed while it is read is cut between groups only, as if its scales were cut.
+            if let (Some(packing), true) = (tensor.packs_to, last) {
+                let mut scales = view.clone();
+                let groups = scales.shape.last_mut();
+                groups.into_iter().for_each(|columns| *columns /= u64::from(packing.group_size));
+                cut(&scales, Field::Scales)?;
+            }
+            let shard = cut(&view, field)?;
             let file = self.files.get(entry.file).zip(self.headers.files().get(entry.file));
             let (file, header) = file.ok_or_else(missing)?;
             Ok(SourceRead { entry, file, start: header.data_start + entry.begin, shard, name })
@@ -220,7 +245,7 @@ impl Field {
 }
 
 fn fields(stored: &Stored) -> &'static [Field] {
-    match stored.packing {
+    match stored.packing.filter(|_| !stored.packs) {
         // The scales first: their number is what a person can act on.
         Some(Packing { mode: PackingMode::Affine, .. }) => &[Field::Scales, Field::Weight, Field::Biases],
         Some(_) => &[Field::Scales, Field::Weight],

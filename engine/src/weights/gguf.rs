@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use russet_model::{error::Error, safetensors::Headers, value_type::ValueType};
+use russet_model::{
+    error::Error, load_quantization::LoadQuantization, safetensors::Headers, value_type::ValueType,
+};
 
 use super::{
     LoadDtype, WeightsError, checkpoint::OpenFile, source_file::SourceFile, weight_file::WeightFile,
@@ -20,9 +22,13 @@ pub(super) struct GgufCheckpoint {
     pub files: Vec<OpenFile>,
 }
 
-/// Opens the model in GGUF of a folder; `None` where there is none. What is computed in 32 bits is converted to 32 bits,
+/// Opens the model in GGUF of a folder; `None` where there is none. What is packed anew has the bits of `quantization`. What is computed in 32 bits is converted to 32 bits,
 /// without the rounding of scales.
-pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<GgufCheckpoint>, WeightsError> {
+pub(super) fn open(
+    dir: &Path,
+    dtype: LoadDtype,
+    quantization: Option<LoadQuantization>,
+) -> Result<Option<GgufCheckpoint>, WeightsError> {
     let failed = |error: GgufFolderError| match error {
         GgufFolderError::Io { path, source } => WeightsError::Io { path, source },
         GgufFolderError::Model(Error::File(source)) => WeightsError::File { folder: dir.to_owned(), source },
@@ -39,7 +45,7 @@ pub(super) fn open(dir: &Path, dtype: LoadDtype) -> Result<Option<GgufCheckpoint
             LoadDtype::AsStored => model.value_type(),
             LoadDtype::Float32 => ValueType::F32,
         };
-        let weights = model.weights(value).map_err(|error| failed(error.into()))?;
+        let weights = model.weights(value, quantization).map_err(|error| failed(error.into()))?;
         (folder.configuration(&model).map_err(failed)?, weights)
     };
     let files = folder.into_files().zip(weights.layouts);

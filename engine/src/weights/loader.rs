@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::OnceLock};
 
-use mlx_rs::{Array, Dtype, error::Exception};
+use mlx_rs::{Array, Dtype, error::Exception, memory, transforms::eval};
 use russet_mlx::{
     filled::{FillError, filled},
     quantized::{Quantization, QuantizedWeight},
@@ -68,6 +68,9 @@ impl<'a> Weights<'a> {
         };
         let quantization =
             Quantization { mode: mode.name(), group_size: group_size as i32, bits: bits as i32 };
+        if stored.packs {
+            return self.packed_while_read(tensor, quantization);
+        }
         // The scales first: where their number cannot be shared, nothing is read.
         let scales = self.build(tensor, Field::Scales)?;
         let packed = self.build(tensor, Field::Weight)?;
@@ -86,17 +89,42 @@ impl<'a> Weights<'a> {
         };
         match self.dtype {
             LoadDtype::AsStored => Ok(Weight::Quantised(heads)),
-            LoadDtype::Float32 if affine => {
-                let wide = |array: Array| evaluate(&weight, array.as_dtype(Dtype::Float32));
-                let QuantizedWeight { packed, scales, biases, .. } = heads;
-                let biases = biases.map(wide).transpose()?;
-                let wide = QuantizedWeight { packed, scales: wide(scales)?, biases, quantization };
-                evaluate_with(&weight, wide.dequantize(None)).map(Weight::Plain)
-            }
-            LoadDtype::Float32 => {
-                evaluate_with(&weight, heads.dequantize(Some(Dtype::Float32))).map(Weight::Plain)
-            }
+            LoadDtype::Float32 => self.unpacked(&weight, heads).map(Weight::Plain),
         }
+    }
+
+    /// A shard of plain numbers, packed. Groups lie within rows, so what is packed of a shard is a shard of what is packed
+    /// of the whole.
+    fn packed_while_read(
+        &mut self,
+        tensor: &Tensor,
+        quantization: Quantization,
+    ) -> Result<Weight, WeightsError> {
+        let failed = |error: russet_mlx::Error| mlx_failed(&tensor.name, &error.to_string());
+        let plain = self.build(tensor, Field::Weight)?;
+        let packed = quantization.quantize(&plain).map_err(failed)?;
+        let parts = [Some(&packed.packed), Some(&packed.scales), packed.biases.as_ref()];
+        eval(parts.into_iter().flatten()).map_err(|error| WeightsError::mlx(&tensor.name, &error))?;
+        drop(plain);
+        // What was allocated for it is not kept for the next one: their sizes differ.
+        let _ = memory::clear_cache();
+        match self.dtype {
+            LoadDtype::AsStored => Ok(Weight::Quantised(packed)),
+            LoadDtype::Float32 => self.unpacked(&tensor.name, packed).map(Weight::Plain),
+        }
+    }
+
+    /// The numbers of a packed matrix in 32 bits; affine ones are computed in them, too.
+    fn unpacked(&self, name: &str, weight: QuantizedWeight) -> Result<Array, WeightsError> {
+        let QuantizedWeight { packed, scales, biases, quantization } = weight;
+        let Some(biases) = biases else {
+            let weight = QuantizedWeight { packed, scales, biases: None, quantization };
+            return evaluate_with(name, weight.dequantize(Some(Dtype::Float32)));
+        };
+        let wide = |array: Array| evaluate(name, array.as_dtype(Dtype::Float32));
+        let wide =
+            QuantizedWeight { packed, scales: wide(scales)?, biases: Some(wide(biases)?), quantization };
+        evaluate_with(name, wide.dequantize(None))
     }
 
     fn require(&self, name: &str) -> Result<&'a (Tensor, Stored), WeightsError> {
@@ -105,7 +133,8 @@ impl<'a> Weights<'a> {
 
     /// What the recipe makes of one field of the stored tensors.
     fn build(&mut self, tensor: &Tensor, field: Field) -> Result<Array, WeightsError> {
-        let packed = self.checkpoint.tensor(&tensor.name).is_some_and(|(_, stored)| stored.packing.is_some());
+        let stored = self.checkpoint.tensor(&tensor.name).map(|(_, stored)| *stored).unwrap_or_default();
+        let packed = stored.packing.is_some() && !stored.packs;
         let array = self.array(tensor, &self.checkpoint.reads(tensor, field, self.shard)?)?;
         match tensor.recipe {
             Recipe::HeadRows { transposed, .. } if !packed => turned(&tensor.name, array, transposed),

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod packed;
+mod quantised;
 
 use std::path::Path;
 

@@ -25,6 +25,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
+use russet_model::load_quantization::LoadQuantization;
 use russet_wire::engine_options::KvCacheType;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,9 @@ struct Oracle {
     /// Bits of mlx-lm's quantised KV cache; `None` where it is not quantised.
     #[serde(default)]
     kv_bits: Option<u32>,
+    /// Bits that mlx-lm's `convert` packed the weights in, which the engine packs while it reads them.
+    #[serde(default)]
+    load_bits: Option<u32>,
     prompts: Vec<Vec<u32>>,
     tokens: Vec<Vec<u32>>,
     gaps: Vec<Vec<f32>>,
@@ -68,6 +72,7 @@ impl Oracle {
             vocabulary: self.vocabulary,
             widen: self.widen,
             kv_bits: self.kv_bits,
+            load_bits: self.load_bits,
         };
         for ((prompt, tokens), gaps) in some {
             brief.prompts.push(prompt.clone());
@@ -75,6 +80,15 @@ impl Oracle {
             brief.gaps.push(gaps.iter().copied().take(BRIEF_TOKENS).collect());
         }
         brief
+    }
+
+    fn quantization(&self) -> Result<Option<LoadQuantization>> {
+        match self.load_bits {
+            None => Ok(None),
+            Some(8) => Ok(Some(LoadQuantization::Int8)),
+            Some(4) => Ok(Some(LoadQuantization::Int4)),
+            Some(other) => bail!("the oracle has weights of {other} bits, which the engine packs none in"),
+        }
     }
 
     fn kv_cache(&self) -> Result<KvCacheType> {

@@ -120,6 +120,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         rank,
         devices: None,
         dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
+        quantization: oracle.quantization()?,
         kv_cache: oracle.kv_cache()?,
         router_broadcast: RouterBroadcast::Auto,
         blas_threads: 1,

@@ -40,7 +40,7 @@ pub fn tensors(config: &Value, numbers: Numbers) -> Vec<Tensor> {
     let description = (family.describe)(&config, has_head).unwrap();
     let plain = if numbers == Numbers::F32 { "F32" } else { "BF16" };
     let mut tensors = Vec::new();
-    for tensor in table(&description, &Headers::default()) {
+    for tensor in table(&description, &Headers::default(), None) {
         let shape: Vec<usize> = tensor.shape.iter().map(|&size| size as usize).collect();
         if numbers != Numbers::Affine4 || !tensor.is_matrix {
             tensors.push((tensor.name, plain, shape));

@@ -34,6 +34,7 @@ impl ReferenceModel {
             rank: 0,
             devices: None,
             dtype: LoadDtype::Float32,
+            quantization: None,
             kv_cache: KvCacheType::AsComputed,
             router_broadcast: RouterBroadcast::Auto,
             blas_threads: 1,

@@ -1,5 +1,7 @@
 //! What each position of a layer passes by itself: one block, gated or not, or a few of many.
 
+use crate::load_quantization::MatrixQuantization;
+
 /// What each position passes by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mlp {
@@ -131,6 +133,8 @@ pub struct Router {
     pub scale: f32,
     /// Whether logits are computed in 32 bits.
     pub wide: bool,
+    /// How the matrix that makes logits is packed where matrices are.
+    pub quantization: MatrixQuantization,
     /// What it normalises and scales, if it does.
     pub norm: Option<RouterNorm>,
 }
@@ -165,6 +169,7 @@ impl Router {
             epsilon: 0.0,
             scale: 1.0,
             wide: false,
+            quantization: MatrixQuantization::EightBits,
             norm: None,
         }
     }

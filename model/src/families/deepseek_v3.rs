@@ -9,6 +9,7 @@ use crate::{
     config::{Config, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     description::{Description, Experts, Latent, Layer, Mixer, Mlp, Router, Scoring, yarn_scale},
     error::{Error, Unsupported},
+    load_quantization::MatrixQuantization,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -109,7 +110,9 @@ pub(super) fn sigmoid_experts(config: &Config) -> Result<Experts, Error> {
         }
     }
     let correction = Some("gate.e_score_correction_bias");
-    let mut experts = grouped_experts(config, Router { correction, ..Router::new(Scoring::Sigmoid) })?;
+    let router =
+        Router { correction, quantization: MatrixQuantization::Never, ..Router::new(Scoring::Sigmoid) };
+    let mut experts = grouped_experts(config, router)?;
     // One expert alone weighs what its score is.
     experts.router.renormalise &= experts.used > 1;
     Ok(experts)

@@ -1,7 +1,7 @@
 //! Granite: Llama's blocks with factors of embeddings, scores, residuals and logits.
 
 use super::{Family, shared::dense};
-use crate::{config::Config, description::Description, error::Error};
+use crate::{config::Config, description::Description, error::Error, load_quantization::MatrixQuantization};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["granite"],
@@ -17,6 +17,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     description.logit_divisor = factor("logits_scaling")?;
     let scale = config.document.float("attention_multiplier")?.unwrap_or(1.0);
     description.attentions_mut().for_each(|attention| attention.scale = scale);
+    description.projections_back = MatrixQuantization::EightBits;
     let residual = factor("residual_multiplier")?;
     description.layers.iter_mut().for_each(|layer| layer.residual_scale = residual);
     Ok(description)

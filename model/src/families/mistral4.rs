@@ -5,6 +5,7 @@ use crate::{
     config::Config,
     description::{Description, Latent, Router, Scoring},
     error::Error,
+    load_quantization::MatrixQuantization,
 };
 
 pub(super) const FAMILY: Family =
@@ -16,6 +17,8 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         ..deepseek_v3::latent(config, deepseek_v3::LATENT_EPSILON)?
     };
     latent.rope.traditional = config.document.choice("rope_interleave")?.unwrap_or(true);
-    let experts = deepseek_v3::grouped_experts(config, Router::new(Scoring::GroupedSoftmax))?;
+    let quantization = MatrixQuantization::AsAsked;
+    let router = Router { quantization, ..Router::new(Scoring::GroupedSoftmax) };
+    let experts = deepseek_v3::grouped_experts(config, router)?;
     deepseek_v3::sparse(config, has_head, &latent, &experts)
 }

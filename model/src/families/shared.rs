@@ -7,6 +7,7 @@ use crate::{
         RopeScaling, Router, SharedExpert,
     },
     error::{Error, FileError, Unsupported},
+    load_quantization::MatrixQuantization,
 };
 
 const BELONGS: &str = "take the config.json that belongs to the weights";
@@ -49,6 +50,7 @@ pub(super) fn described(config: &Config, has_head: bool, layers: Vec<Layer>) -> 
         norm: "norm",
         norm_epsilon: config.rms_norm_eps,
         norm_offset: NormOffset::None,
+        projections_back: MatrixQuantization::AsAsked,
         embedding_scale: None,
         logit_divisor: None,
         logit_cap: None,

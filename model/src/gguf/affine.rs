@@ -6,9 +6,9 @@ use super::{
     blocks::{self, Integers, decode},
     k_quants,
 };
-use crate::value_type::ValueType;
+use crate::{load_quantization::LoadQuantization, value_type::ValueType};
 
-/// Bits of weights that are packed anew: with these an answer rarely differs from that of the file's own numbers.
+/// Bits of weights that are packed anew where none are asked for: with these an answer rarely differs from that of the file's own numbers.
 const ANEW_BITS: u32 = 8;
 /// Smallest scale of a group that is packed anew, of which F16 has a value: a group of equal numbers divides by it.
 const MIN_SCALE: f32 = 1e-7;
@@ -22,8 +22,9 @@ pub struct GroupPacking {
     pub bits: u32,
 }
 
-/// How a matrix of a block type with rows of `columns` is packed; `None` for plain numbers.
-pub fn packing(kind: BlockType, columns: u64) -> Option<GroupPacking> {
+/// How a matrix of a block type with rows of `columns` is packed, with so many bits what is packed anew; `None` for plain
+/// numbers.
+pub fn packing(kind: BlockType, columns: u64, anew: Option<LoadQuantization>) -> Option<GroupPacking> {
     match kind {
         BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::F64 => None,
         BlockType::Q4_0 | BlockType::Q4_1 | BlockType::Q4K => Some(GroupPacking { group_size: 32, bits: 4 }),
@@ -31,7 +32,10 @@ pub fn packing(kind: BlockType, columns: u64) -> Option<GroupPacking> {
         BlockType::Q8_0 => Some(GroupPacking { group_size: 32, bits: 8 }),
         _ => Some(GroupPacking {
             group_size: if columns.is_multiple_of(64) { 64 } else { 32 },
-            bits: ANEW_BITS,
+            bits: match anew {
+                Some(LoadQuantization::Int4) => 4,
+                _ => ANEW_BITS,
+            },
         }),
     }
 }
@@ -173,7 +177,7 @@ mod tests {
                     at => (at * 37 + 11) as u8,
                 })
                 .collect();
-            let own = packing(kind, 512).unwrap();
+            let own = packing(kind, 512, None).unwrap();
             let mut packed = Packed::default();
             packed.add(kind, &raw, own, ValueType::F16);
             let mut expected = vec![0.0; 2 * kind.block_elements()];
@@ -197,7 +201,7 @@ mod tests {
         for (columns, value) in
             [(64, ValueType::F16), (96, ValueType::F16), (64, ValueType::Bf16), (96, ValueType::F32)]
         {
-            let own = packing(kind, columns).unwrap();
+            let own = packing(kind, columns, None).unwrap();
             let raw: Vec<u8> = (0..columns as usize / 32 * 18)
                 .map(|at| match at % 18 {
                     0 => 0x00,

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     error::Unsupported,
+    load_quantization::LoadQuantization,
     safetensors::{Dtype, Entry, shorten},
     tensors::beside,
     value_type::ValueType,
@@ -73,6 +74,7 @@ impl Layout {
         architecture: &Architecture,
         tensors: &[GgufTensor],
         value: ValueType,
+        anew: Option<LoadQuantization>,
     ) -> Result<(Self, Vec<(String, Entry)>), Unsupported> {
         let mut layout = Self { value, regions: Vec::new() };
         let mut entries = Vec::new();
@@ -92,7 +94,7 @@ impl Layout {
                 return Err(refuse(reason, "use a file of another quantisation, such as Q4_K_M or Q8_0"));
             };
             let columns = tensor.shape.last().copied().unwrap_or(0);
-            let packing = packing(kind, columns).filter(|_| tensor.shape.len() > 1);
+            let packing = packing(kind, columns, anew).filter(|_| tensor.shape.len() > 1);
             let mut add = |name: String, dtype: Dtype, columns: u64, bytes: u64, part: Part| {
                 let mut shape = tensor.shape.clone();
                 shape.pop();

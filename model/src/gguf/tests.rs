@@ -166,7 +166,7 @@ fn config(file: &GgufFile) -> Value {
 fn rejection(file: &GgufFile) -> String {
     let read = with(file, |gguf| {
         gguf.configuration(None)?;
-        gguf.weights(gguf.value_type())?;
+        gguf.weights(gguf.value_type(), None)?;
         gguf.tokenizer()
     });
     read.unwrap_err().to_string()
@@ -184,7 +184,7 @@ fn model_in_gguf_is_a_model_like_any_other() {
             GgufFile::model("llama", 64, 128, kind)
         };
         let (model, note) = with(&file, |gguf| {
-            let weights = gguf.weights(gguf.value_type())?;
+            let weights = gguf.weights(gguf.value_type(), None)?;
             Ok((crate::read(&gguf.configuration(None)?, &weights.headers)?, gguf.note()))
         })
         .unwrap();
@@ -281,7 +281,7 @@ fn families_that_are_known_run_from_gguf() {
         [("qwen2", qwen2), ("qwen3", qwen3), ("qwen3_moe", experts), ("gemma3_text", gemma)]
     {
         let read = with(&file, |gguf| {
-            let weights = gguf.weights(gguf.value_type())?;
+            let weights = gguf.weights(gguf.value_type(), None)?;
             crate::read(&gguf.configuration(None)?, &weights.headers)
         });
         match read {

@@ -321,3 +321,73 @@ fn numbers_are_those_of_the_reader_before() {
         assert_eq!(found, row, "{story}");
     }
 }
+
+/// A mixture of experts in which rows of each kind have other bits, or none.
+#[test]
+fn packed_while_read_is_added_up_as_convert_packs_it() {
+    let config = json!({"model_type": "qwen3_moe", "num_hidden_layers": 1, "hidden_size": 128, "head_dim": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 10,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": true,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-6});
+    let shape = read(&config, &tensors(&config, "BF16", None, true)).unwrap();
+    let packed = |values: u64, bits: u64| values * bits / 8 + values / 64 * 4;
+    let attention = 2 * 128 * 128 + 2 * 64 * 128;
+    let norms = 2 * (2 * 128 + 2 * 32);
+    for (quantization, bits) in [(LoadQuantization::Int4, 4), (LoadQuantization::Int8, 8)] {
+        let own = shape.quantised(quantization).unwrap();
+        assert_eq!((own.embedding_bytes, own.head_bytes), (packed(1280, bits), packed(1280, bits) + 256));
+        // The router has 8 bits, and rows of 96 do not divide into groups of 64.
+        let experts = packed(2 * 4 * 96 * 128, bits) + 2 * 4 * 128 * 96;
+        assert_eq!(own.layer_bytes, [packed(attention, bits) + packed(4 * 128, 8) + norms + experts]);
+        assert_eq!((own.quantization_group_size, own.tensor_sizes()), (64, vec![1, 2]));
+        assert_eq!(own.groups()[0].experts.unwrap().weight_bytes, experts);
+    }
+    assert!(shape.total_bytes() > shape.quantised(LoadQuantization::Int8).unwrap().total_bytes());
+}
+
+#[test]
+fn packed_files_are_not_packed_again() {
+    let packed = read(&qwen3(1), &tensors(&qwen3(1), "BF16", Some(32), true)).unwrap();
+    let refused = packed.quantised(LoadQuantization::Int4).unwrap_err();
+    assert!(packed.quantized.is_empty() && refused.contains("packed already"), "{refused}");
+    let older = ModelShape { reader: READER - 1, ..packed };
+    assert!(older.quantised(LoadQuantization::Int8).unwrap_err().contains("older release"));
+    let config = qwen3(1).to_string();
+    let headers = headers(&tensors(&qwen3(1), "BF16", Some(32), true));
+    let error = crate::read_as(config.as_bytes(), &headers, Some(LoadQuantization::Int8)).unwrap_err();
+    let said =
+        "as affine with 4 bits, and spec.engine.quantization is Int8; leave spec.engine.quantization out";
+    assert!(error.to_string().contains(said), "{error}");
+}
+
+#[test]
+fn projections_that_a_family_keeps_in_more_bits_are_kept() {
+    let bits = |config: &Value, path: &str| {
+        let headers = headers(&tensors(config, "BF16", None, true));
+        let model =
+            crate::read_as(config.to_string().as_bytes(), &headers, Some(LoadQuantization::Int4)).unwrap();
+        let found = model.tensors.iter().find(|(tensor, _)| tensor.name.contains(path));
+        let (_, stored) = found.unwrap_or_else(|| panic!("no {path}"));
+        (stored.packing.map(|packing| packing.bits), stored.packs)
+    };
+    let mut granite = llama(1);
+    granite["model_type"] = json!("granite");
+    let latents = json!({"model_type": "deepseek_v3", "num_hidden_layers": 1, "hidden_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 10,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1,
+        "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "kv_lora_rank": 64, "q_lora_rank": 96,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "rms_norm_eps": 1e-6});
+    for (config, path, expected) in [
+        (&granite, "o_proj.weight", (Some(8), true)),
+        (&granite, "down_proj.weight", (Some(8), true)),
+        (&granite, "lm_head", (Some(8), true)),
+        (&granite, "q_proj.weight", (Some(4), true)),
+        (&latents, "mlp.gate.weight", (None, false)),
+        (&latents, "embed_q", (None, false)),
+        (&latents, "unembed_out", (Some(4), true)),
+        (&latents, "switch_mlp.down_proj", (Some(4), true)),
+        (&latents, "input_layernorm", (None, false)),
+    ] {
+        assert_eq!(bits(config, path), expected, "{path}");
+    }
+}

@@ -6,11 +6,16 @@ use crate::{
         Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mamba2, Mixer, Mlp,
         NormOffset, PerLayerInputs, QkNorm, Scoring, ShortConv,
     },
+    load_quantization::{LoadQuantization, MatrixQuantization},
     safetensors::Headers,
 };
 
-/// The tensors of a model.
-pub fn table(description: &Description, headers: &Headers) -> Vec<Tensor> {
+/// The tensors of a model; with `quantization`, matrices of plain numbers are packed while they are read.
+pub fn table(
+    description: &Description,
+    headers: &Headers,
+    quantization: Option<LoadQuantization>,
+) -> Vec<Tensor> {
     let (hidden, vocabulary) = (u64::from(description.hidden_size), u64::from(description.vocab_size));
     let layout = Layout::of(headers);
     let adds_one = match description.norm_offset {
@@ -24,6 +29,8 @@ pub fn table(description: &Description, headers: &Headers) -> Vec<Tensor> {
         headers,
         layout,
         adds_one,
+        quantization,
+        projections_back: description.projections_back,
         tensors: Vec::new(),
     };
     module.push("embed_tokens.weight", &[vocabulary, hidden], None, true);
@@ -44,6 +51,7 @@ pub fn table(description: &Description, headers: &Headers) -> Vec<Tensor> {
     if !description.tied {
         module.path = "lm_head".to_owned();
         module.push("weight", &[vocabulary, hidden], None, true);
+        module.quantise(description.projections_back);
     }
     module.tensors
 }
@@ -56,6 +64,9 @@ struct Module<'a> {
     layout: Layout,
     /// Whether weights of norms are stored as differences from one.
     adds_one: bool,
+    quantization: Option<LoadQuantization>,
+    /// What holds for projections back to the hidden state, and for the head.
+    projections_back: MatrixQuantization,
     tensors: Vec<Tensor>,
 }
 
@@ -80,11 +91,22 @@ impl Module<'_> {
             sources: vec![self.layout.name(&name)],
             recipe: Recipe::AsIs,
             is_matrix,
+            packs_to: None,
             is_auxiliary: false,
             name,
         });
+        if is_matrix {
+            self.quantise(MatrixQuantization::AsAsked);
+        }
         let last = self.tensors.len() - 1;
         &mut self.tensors[last]
+    }
+
+    /// What holds for the last tensor where matrices are packed while they are read.
+    fn quantise(&mut self, matrix: MatrixQuantization) {
+        if let (Some(tensor), Some(quantization)) = (self.tensors.last_mut(), self.quantization) {
+            tensor.packs_to = quantization.packing(tensor.shape.last().copied().unwrap_or(0), matrix);
+        }
     }
 
     /// Whether the files have this field of the module.
@@ -111,7 +133,20 @@ impl Module<'_> {
 
     /// A projection that every rank computes whole.
     fn replicated(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
+        self.replicated_as(field, outputs, inputs, bias, MatrixQuantization::AsAsked);
+    }
+
+    /// The same where mlx-lm packs it in another way than most.
+    fn replicated_as(
+        &mut self,
+        field: &str,
+        outputs: u64,
+        inputs: u64,
+        bias: bool,
+        matrix: MatrixQuantization,
+    ) {
         self.push(&format!("{field}.weight"), &[outputs, inputs], None, true);
+        self.quantise(matrix);
         if bias {
             self.vector(&format!("{field}.bias"), outputs);
         }
@@ -128,6 +163,7 @@ impl Module<'_> {
     /// A projection whose inputs are shared and whose outputs are then summed: its bias is added after the sum.
     fn row_parallel(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
         self.push(&format!("{field}.weight"), &[outputs, inputs], Some(1), true);
+        self.quantise(self.projections_back);
         if bias {
             self.vector(&format!("{field}.bias"), outputs);
         }
@@ -385,7 +421,7 @@ impl Module<'_> {
 
     fn experts(&mut self, experts: &Experts, hidden: u64) {
         let [count, width] = [experts.count, experts.intermediate].map(u64::from);
-        self.replicated(experts.gate, count, hidden, experts.bias);
+        self.replicated_as(experts.gate, count, hidden, experts.bias, experts.router.quantization);
         // Scores are in 32 bits, and what they weigh is not.
         let is_wide = matches!(experts.router.scoring, Scoring::Sigmoid | Scoring::GroupedSoftmax);
         if let Some(gate) = self.tensors.last_mut().filter(|_| is_wide) {
@@ -429,7 +465,7 @@ impl Module<'_> {
             let dense = Dense { activation: experts.activation, ..Dense::new(shared.intermediate) };
             self.dense(&format!("{}.", shared.module), hidden, &dense);
             if let Some(gate) = shared.gate {
-                self.replicated(gate, 1, hidden, false);
+                self.replicated_as(gate, 1, hidden, false, MatrixQuantization::EightBits);
             }
         }
     }

@@ -125,6 +125,7 @@ fn recipes_say_what_is_stored_and_what_of_it_counts() {
         axis: ShardAxis::Replicated,
         sources: sources.iter().map(|&name| name.to_owned()).collect(),
         recipe,
+        packs_to: None,
         is_matrix: true,
         is_auxiliary: false,
     };

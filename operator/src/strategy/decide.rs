@@ -1,5 +1,6 @@
 //! The status of a strategy, from the deployments that name it and their models. Pure.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{Model, ModelDeployment, ShardingStrategy, ShardingStrategyStatus};
 use russet_model::shape::ModelShape;
+use russet_plan::in_memory;
 use russet_plan::note;
 use russet_plan::validate::{StrategyVerdict, judge_strategy};
 
@@ -37,8 +39,10 @@ pub fn status(
     let known = users.iter().filter_map(|deployment| {
         let (namespace, model) =
             (deployment.namespace().unwrap_or_default(), &deployment.spec.model_ref.name);
-        let shape = shapes.get(&(namespace.clone(), model.clone()))?;
-        Some((format!("{namespace}/{}", deployment.name_any()), model.as_str(), *shape))
+        let stored = *shapes.get(&(namespace.clone(), model.clone()))?;
+        // One that cannot be loaded as its options say has that in a condition of its own.
+        let shape = in_memory::shape(&deployment.spec.engine, stored).unwrap_or(Cow::Borrowed(stored));
+        Some((format!("{namespace}/{}", deployment.name_any()), model.as_str(), shape))
     });
     let (good, reason, message) = match judge_strategy(&strategy.spec.sharding, known) {
         StrategyVerdict::Never(notes) => {

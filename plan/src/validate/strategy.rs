@@ -1,5 +1,7 @@
 //! Validation of a ShardingStrategy: by itself, and for the models of the deployments that use it.
 
+use std::borrow::Cow;
+
 use russet_crds::{EngineOptions, Sharding};
 use russet_model::shape::ModelShape;
 
@@ -23,7 +25,7 @@ pub enum StrategyVerdict {
 /// Validates a strategy; `users` are the deployments that name it, each with its model if known.
 pub fn judge_strategy<'a>(
     sharding: &Sharding,
-    users: impl Iterator<Item = (String, &'a str, &'a ModelShape)>,
+    users: impl Iterator<Item = (String, &'a str, Cow<'a, ModelShape>)>,
 ) -> StrategyVerdict {
     let asked = RequestedSplit { source: "spec".to_owned(), sharding: sharding.clone() };
     let notes = notes(&asked, &permissive_shape(sharding));
@@ -32,9 +34,9 @@ pub fn judge_strategy<'a>(
     }
     let (mut refused, mut works) = (Vec::new(), false);
     for (user, model, shape) in users {
-        let mut notes = shape_notes(model, shape);
+        let mut notes = shape_notes(model, &shape);
         if notes.is_empty() {
-            notes = self::notes(&asked, shape);
+            notes = self::notes(&asked, &shape);
         }
         match notes.is_empty() {
             true => works = true,
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
 
     fn verdict_text(sharding: &Sharding, users: &[(&str, &ModelShape)]) -> String {
-        let users = users.iter().map(|(user, shape)| ((*user).to_owned(), "m", *shape));
+        let users = users.iter().map(|(user, shape)| ((*user).to_owned(), "m", Cow::Borrowed(*shape)));
         match judge_strategy(sharding, users) {
             StrategyVerdict::Works(refused) => format!("works {}", refused.join("; ")),
             StrategyVerdict::Never(notes) => format!("never {}", note::join(&notes)),

@@ -120,6 +120,7 @@ impl Matrix {
         let mut topics = vec![spec["config"]["model_type"].as_str().unwrap_or_default().to_owned()];
         for (field, topic) in [
             ("quantise", "quantised"),
+            ("convert", "quantised"),
             ("kv", "kv"),
             ("shards", "stored"),
             ("index", "stored"),

@@ -43,6 +43,9 @@ pub fn page(text: &str, matrix: &Matrix, shown: &[Case]) -> Result<String> {
             (None, None) => spec["dtype"].as_str().unwrap_or("float32").to_owned(),
         };
         support.weights.insert(packing);
+        if let Some(bits) = spec["convert"]["bits"].as_u64() {
+            support.weights.insert(format!("{bits} bits on loading"));
+        }
         if spec["original"].as_bool() == Some(true) {
             support.weights.insert("original export".to_owned());
         }

@@ -5,9 +5,9 @@ use mlx_rs::ops::concatenate;
 use super::*;
 
 /// Name, dtype, shape and bytes.
-type FilledTensor = (String, &'static str, Vec<u64>, Vec<u8>);
+pub(super) type FilledTensor = (String, &'static str, Vec<u64>, Vec<u8>);
 
-fn file(tensors: &[FilledTensor]) -> Vec<u8> {
+pub(super) fn file(tensors: &[FilledTensor]) -> Vec<u8> {
     let shapes =
         tensors.iter().map(|(name, dtype, shape, _)| (name.clone(), *dtype, shape.clone())).collect();
     let mut file = safetensors(&shapes);
@@ -17,7 +17,7 @@ fn file(tensors: &[FilledTensor]) -> Vec<u8> {
     file
 }
 
-fn filled((name, dtype, shape): (String, &'static str, Vec<u64>), salt: u64) -> FilledTensor {
+pub(super) fn filled((name, dtype, shape): (String, &'static str, Vec<u64>), salt: u64) -> FilledTensor {
     let bytes = shape.iter().product::<u64>() * width(dtype);
     // Small halves and floats, whatever their type: the exponent's bits are in the last byte.
     let byte = |at: u64| match (dtype, at % width(dtype)) {

@@ -164,7 +164,7 @@ fn every_cut_and_every_changed_byte_is_read_or_refused() {
                 && let Ok(gguf) = crate::gguf::Gguf::new(vec![("x.gguf".to_owned(), header)])
             {
                 drop(gguf.configuration(None));
-                drop(gguf.weights(gguf.value_type()));
+                drop(gguf.weights(gguf.value_type(), None));
                 drop((gguf.tokenizer(), gguf.tokenizer_config(), gguf.note()));
             }
         }

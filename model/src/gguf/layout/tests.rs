@@ -31,7 +31,7 @@ fn ranges_are_those_of_the_whole() {
         (1, vec![2, 7], ValueType::Bf16),
         (0, vec![9], ValueType::F16),
     ] {
-        let (layout, entries) = Layout::new(&ARCHITECTURES[0], &[tensor(kind, &shape)], value).unwrap();
+        let (layout, entries) = Layout::new(&ARCHITECTURES[0], &[tensor(kind, &shape)], value, None).unwrap();
         for (name, entry) in &entries {
             let mut whole = vec![0; entry.bytes() as usize];
             layout.read(entry.begin, &mut whole, &file).unwrap();
@@ -54,7 +54,7 @@ fn ranges_are_those_of_the_whole() {
 
 #[test]
 fn numbers_beyond_the_type_and_cut_files_are_errors() {
-    let (layout, _) = Layout::new(&ARCHITECTURES[0], &[tensor(0, &[4])], ValueType::F16).unwrap();
+    let (layout, _) = Layout::new(&ARCHITECTURES[0], &[tensor(0, &[4])], ValueType::F16, None).unwrap();
     let wild = |_: u64, out: &mut [u8]| {
         out.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&1e30_f32.to_le_bytes()));
         Ok(())
@@ -72,7 +72,7 @@ fn numbers_beyond_the_type_and_cut_files_are_errors() {
 fn norms_are_stored_as_the_family_reads_them() {
     let gemma = ARCHITECTURES.iter().find(|own| own.name == "gemma3").unwrap();
     let norm = GgufTensor { name: "output_norm.weight".to_owned(), ..tensor(0, &[2]) };
-    let (layout, _) = Layout::new(gemma, &[norm], ValueType::F32).unwrap();
+    let (layout, _) = Layout::new(gemma, &[norm], ValueType::F32, None).unwrap();
     let three = |_: u64, out: &mut [u8]| {
         out.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&3_f32.to_le_bytes()));
         Ok(())
