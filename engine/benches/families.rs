@@ -56,10 +56,6 @@ async fn run() {
     lab.config.prefix_cache = false;
     lab.config.options.speculation = Speculation::Off;
 
-    load(&lab).await;
-    if true {
-        return;
-    }
     let experts = Pair::start(&lab, &experts()).await;
     let mut experts = experts.compare("experts").await;
     let uniform = vec![Arrival { at: 0.0, prompt: 32, answer: 48 }; 8];

@@ -115,7 +115,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("losing_rank_1_breaks_no_stream_and_the_group_reforms", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
-        ("a_quantised_kv_cache_reserves_less_and_edits_roll_out", |c| Box::pin(path::quantised_cache(c))),
+        ("quantised_caches_and_weights_reserve_less_and_edits_roll_out", |c| Box::pin(path::quantised(c))),
         ("a_draft_model_runs_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_preloaded_before_they_are_needed", |c| Box::pin(copies::ahead(c))),

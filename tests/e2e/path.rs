@@ -258,8 +258,8 @@ pub async fn tensor(cluster: &mut TestCluster) -> Result<()> {
     delete_and_wait(cluster, "tensor").await
 }
 
-/// A cache of 8 bits reserves less and answers correctly; as computed it is another plan.
-pub async fn quantised_cache(cluster: &mut TestCluster) -> Result<()> {
+/// A cache or weights of 8 bits reserve less and answer correctly; as computed and stored it is another plan.
+pub async fn quantised(cluster: &mut TestCluster) -> Result<()> {
     let deployment = |engine: &str| {
         format!(
             "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: packed}}\n\
@@ -268,23 +268,31 @@ pub async fn quantised_cache(cluster: &mut TestCluster) -> Result<()> {
         )
     };
     let mut reserved = Vec::new();
-    for (engine, expected) in [("{kvCache: Int8}", json!("Int8")), ("{}", Value::Null)] {
-        apply_to_smoke(cluster, &deployment(engine)).await?;
+    for engine in [json!({"kvCache": "Int8"}), json!({"quantization": "Int8"}), json!({})] {
+        apply_to_smoke(cluster, &deployment(&engine.to_string())).await?;
         serves(cluster, "packed").await?;
         cluster
             .until("one shard keeps as was asked", async |cluster| {
                 let shards = shards_of(cluster, "packed").await?;
-                Ok(shards.len() == 1 && shards[0]["spec"]["engine"]["kvCache"] == expected)
+                let options = |shard: &Value| shard["spec"].get("engine").cloned().unwrap_or(json!({}));
+                Ok(shards.len() == 1 && options(&shards[0]) == engine)
             })
             .await?;
         answers_right(cluster, "packed", prompts()?.into_iter().take(8)).await?;
-        let shards = shards_of(cluster, "packed").await?;
-        reserved.push(shards[0]["spec"]["kvBytes"].as_u64().context("no bytes are reserved")?);
+        let spec = shards_of(cluster, "packed").await?[0]["spec"].take();
+        let bytes = |field: &str| spec[field].as_u64().with_context(|| format!("no {field} are reserved"));
+        reserved.push((bytes("kvBytes")?, bytes("weightBytes")?));
     }
     // Heads of 32 in 16 bits are 64 bytes, and in 8 bits 32 and a scale and a bias of two bytes.
+    let [cache, weights, plain] = reserved[..] else { bail!("{reserved:?} is reserved") };
     ensure!(
-        reserved[0] * 64 == reserved[1] * 36,
-        "{reserved:?} bytes are reserved in 8 bits and as computed"
+        cache.0 * 64 == plain.0 * 36 && cache.1 == plain.1,
+        "{reserved:?} bytes are reserved with a cache of 8 bits, weights of 8 bits, and as computed"
+    );
+    // Almost all of the model is in matrices of 16 bits, which become 8 with four bytes for 64 values.
+    ensure!(
+        weights.0 == plain.0 && (weights.1 * 16).abs_diff(plain.1 * 17 / 2) < plain.1,
+        "{reserved:?} bytes are reserved with a cache of 8 bits, weights of 8 bits, and as computed"
     );
     delete_and_wait(cluster, "packed").await
 }
