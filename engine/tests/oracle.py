@@ -348,6 +348,8 @@ def be_a_shard(folder):
     spec = read(folder)
     model, _ = load_model(read_by_mlx_lm(folder), lazy=True)
     model = with_windows(model, spec["config"])
+    if spec.get("widen"):
+        model = widened(model)
     model.shard(group)
     mx.eval(model.parameters())
     thorough = spec.get("thorough") and group.size() == 2
