@@ -777,7 +777,8 @@ mod tests {
             let count = sequence.verify(&chosen);
             chosen.iter().take(count).for_each(|token| drop(sequence.accept(token.unwrap()).unwrap()));
         };
-        (sequence.step(256), sequence.step(1));
+        sequence.step(256);
+        sequence.step(1);
         choose(&mut sequence, "d");
         sequence.propose(THRESHOLD);
         assert_eq!(sequence.step(3).tokens, bytes("def"));
