@@ -149,6 +149,14 @@ impl LayerCache {
         }
     }
 
+    /// Whether it goes back to every position of a step that verifies draft tokens.
+    pub fn takes_back_drafts(&self) -> bool {
+        match self {
+            Self::Kv(_) | Self::Latent(_) | Self::Rotating(_) => true,
+            Self::Recurrent(_) => false,
+        }
+    }
+
     /// The cache as it is now.
     pub fn snapshot(&self) -> CacheSnapshot {
         CacheSnapshot(self.clone())

@@ -34,8 +34,8 @@ pub struct SequenceStep {
     /// group with one stage, the tensor ranks exchange it while they compute.
     pub tokens: Vec<u32>,
     /// Number of draft tokens at the end of `tokens`: on a step that samples, one more token is sampled
-    /// before each of them. Set on rank 0 only; rejected draft tokens stay in the KV cache until it is
-    /// truncated.
+    /// before each of them. Rejected draft tokens stay in the KV cache until it is truncated; every rank
+    /// keeps what its layers need for that.
     pub draft_tokens: u32,
     /// How rank 0 samples the next token; absent on prefill steps that do not end the prompt, and on every
     /// other rank.
@@ -154,10 +154,24 @@ impl CacheSupport {
         Self { max_rewind, blocks: max_rewind.is_none() && description.has_uniform_state() }
     }
 
-    /// Whether as many draft tokens as are ever proposed can be taken back.
-    pub fn takes_back_drafts(self) -> bool {
-        self.max_rewind.is_none_or(|most| most >= MAX_DRAFT_TOKENS as u32)
+    /// How far a slot is truncated where draft tokens were rejected.
+    pub fn draft_rewind(self) -> DraftRewind {
+        match self.max_rewind {
+            Some(most) if most < MAX_DRAFT_TOKENS as u32 => DraftRewind::ToStepBeginning,
+            Some(_) | None => DraftRewind::ToLastAccepted,
+        }
     }
+}
+
+/// Where a sequence goes back to when draft tokens of a step were rejected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftRewind {
+    /// Behind its last accepted draft token.
+    #[default]
+    ToLastAccepted,
+    /// To where the step began. A recurrent state has seen all tokens of the step or none, so every rank keeps the
+    /// states of before the step, and the tokens that count run again with the next step.
+    ToStepBeginning,
 }
 
 /// Bytes of weights loaded so far.

@@ -80,6 +80,8 @@ struct FakeState {
     sequences: HashMap<u32, Vec<u32>>,
     /// Snapshots of sequences.
     snapshots: HashMap<u32, Vec<u32>>,
+    /// Tokens before the last step of each sequence, where that verified draft tokens.
+    step_beginnings: HashMap<u32, u32>,
     /// The last sampled token of each sequence.
     last_tokens: HashMap<u32, u32>,
     batches: Vec<Vec<SequenceStep>>,
@@ -115,11 +117,17 @@ impl FakeExecutor {
         Arc::new(Self { overlaps_steps: false, ..Self::new().as_ref().clone() })
     }
 
+    /// A fake whose caches can do this.
+    pub fn with_cache_support(cache_support: CacheSupport) -> Arc<Self> {
+        Arc::new(Self { cache_support, ..Self::new().as_ref().clone() })
+    }
+
     pub fn with_timing(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
         let state = FakeState {
             behaviour: FakeBehaviour::Normal,
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
+            step_beginnings: HashMap::new(),
             last_tokens: HashMap::new(),
             batches: Vec::new(),
             resets: Vec::new(),
@@ -188,17 +196,21 @@ impl FakeExecutor {
 }
 
 impl FakeState {
-    fn apply_cache_command(&mut self, order: CacheCommand) {
+    fn apply_cache_command(&mut self, order: CacheCommand, support: CacheSupport) {
         match order {
             CacheCommand::Reset { slot } => {
                 self.sequences.remove(&slot);
                 self.snapshots.remove(&slot);
+                self.step_beginnings.remove(&slot);
                 self.resets.push(slot);
             }
             CacheCommand::Truncate { slot, length } => {
                 let sequence = self.sequences.get_mut(&slot).expect("only what is there can be cut");
+                let dropped = sequence.len() as u32 - length;
+                let can_drop = support.max_rewind.is_none_or(|most| dropped <= most)
+                    || self.step_beginnings.remove(&slot) == Some(length);
+                assert!(can_drop, "{dropped} tokens are cut off of layers that do not go back there");
                 sequence.truncate(length as usize);
-                assert_eq!(sequence.len(), length as usize);
             }
             CacheCommand::Snapshot { slot } => {
                 let sequence = self.sequences[&slot].clone();
@@ -206,6 +218,7 @@ impl FakeState {
             }
             CacheCommand::Restore { slot } => {
                 self.sequences.insert(slot, self.snapshots[&slot].clone());
+                self.step_beginnings.remove(&slot);
             }
             CacheCommand::Fork { from, to } => {
                 let copy = self.sequences[&from].clone();
@@ -278,6 +291,10 @@ impl FakeState {
             sequence.push(last);
         }
         sequence.extend(&step.tokens);
+        match step.draft_tokens {
+            0 => drop(self.step_beginnings.remove(&step.slot)),
+            _ => drop(self.step_beginnings.insert(step.slot, step.offset)),
+        }
         self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());
         let sequence = &self.sequences[&step.slot];
         let before_drafts = sequence.len() - step.draft_tokens as usize;
@@ -309,7 +326,10 @@ impl FakeState {
         let end = answer.map_or(sequence.len(), |length| start + length);
         let said: Vec<u32> = sequence[start..end].iter().copied().filter(|&token| token < 256).collect();
         let length = said.len() as u32;
-        if length == 0 || (choice.index >= length && !choice.banned.contains(&END)) {
+        // What it has said so far is part of what it reads.
+        let (index, answered) = (choice.index as usize, sequence.get(end + 1..).unwrap_or_default());
+        let goes_on = answered.len() == index && answered.iter().eq(said.iter().cycle().take(index));
+        if length == 0 || !goes_on || (choice.index >= length && !choice.banned.contains(&END)) {
             return Ok(END);
         }
         Ok(said[(choice.index % length) as usize])
@@ -425,7 +445,7 @@ impl Executor for FakeExecutor {
         let mut state = self.state.lock();
         // The caches went with the group.
         if !state.left {
-            state.apply_cache_command(order);
+            state.apply_cache_command(order, self.cache_support);
         }
     }
 

@@ -52,6 +52,7 @@ impl Followers {
             slot: step.slot,
             offset: step.offset,
             tokens: step.tokens.clone(),
+            draft_tokens: step.draft_tokens,
         };
         self.send(Command::Batch(pb::Batch { steps: batch.iter().map(step).collect() }));
     }

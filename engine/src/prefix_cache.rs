@@ -194,7 +194,7 @@ pub struct CacheCapacity {
     pub enabled: bool,
     /// Whether positions can be copied into blocks; without, only a slot whose sequence goes on is used again.
     pub blocks: bool,
-    /// Most tokens that a slot can be truncated by; `None` is any number.
+    /// Most tokens that a slot can be truncated by, unless to the beginning of its last step; `None` is any number.
     pub max_rewind: Option<u32>,
 }
 
@@ -332,9 +332,14 @@ impl PrefixCache {
         self.set_busy(slot, tokens);
     }
 
-    /// A running sequence is truncated to this many tokens: the rest were rejected draft tokens.
+    /// A running sequence is truncated to this many tokens: the rest were rejected draft tokens, or all of their step
+    /// where the layers go back no less than to its beginning.
     pub fn shrink(&mut self, slot: u32, tokens: u32) {
         self.set_busy(slot, tokens);
+        if self.capacity.max_rewind == Some(0) {
+            // They have again what they had then.
+            self.slots.entry(slot).or_default().seen_tokens = tokens;
+        }
         self.commands.push(CacheCommand::Truncate { slot, length: tokens });
     }
 

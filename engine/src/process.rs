@@ -411,7 +411,7 @@ async fn run_rank(
         tracing::info!(
             max_rewind = support.max_rewind,
             blocks = support.blocks,
-            drafts = support.takes_back_drafts(),
+            drafts = ?support.draft_rewind(),
             "the caches of this model's layers cannot go back anywhere: a prefix is shared where a conversation goes on"
         );
     }

@@ -139,7 +139,6 @@ impl Scheduler {
             blocks: support.blocks,
             max_rewind: support.max_rewind,
         };
-        let proposers = if support.takes_back_drafts() { proposers } else { Proposers::default() };
         let ranks = Ranks { compute, followers, metrics: metrics.clone() };
         let prefix_cache = PrefixCache::new(root, limits, &on_disk);
         let (caches, fetched) = SlotCaches::new(prefix_cache, ranks.clone(), block_events.clone());
@@ -153,6 +152,7 @@ impl Scheduler {
             context_tokens,
             kv_tokens,
             proposers,
+            draft_rewind: support.draft_rewind(),
             queue_limit: queue_limit.clone(),
             started,
             next_number: Arc::default(),
@@ -233,16 +233,16 @@ impl Scheduler {
                     Ok(Completion::Draft(drafts)) => {
                         self.speculation.receive_drafts(&mut self.running, admissions, started, drafts);
                     }
-                    Ok(Completion::Batch { prefills, draft_tokens, sampled }) => {
+                    Ok(Completion::Batch { prefills, extra_tokens, sampled }) => {
                         let now = Instant::now();
                         self.metrics.batch.observe((now - started).as_secs_f64());
                         if !prefills {
                             // The time a batch waited for earlier batches is not its own.
                             let elapsed = now - started.max(self.last_ended);
-                            self.speculation.cost_model.record_batch(admissions.len() as u32, draft_tokens, elapsed);
+                            self.speculation.cost_model.record_batch(admissions.len() as u32, extra_tokens, elapsed);
                         }
                         (self.scheduling_since, self.last_ended) = (now, now);
-                        self.end_batch(admissions, prefills || draft_tokens > 0, sampled);
+                        self.end_batch(admissions, prefills || extra_tokens > 0, sampled);
                     }
                     Err(failure) => {
                         life.fail_with(failure);
@@ -400,7 +400,7 @@ impl Scheduler {
         let (mut admissions, mut steps) =
             (Vec::with_capacity(scheduled.len()), Vec::with_capacity(scheduled.len()));
         let streams = self.running.len();
-        let (mut prefill_tokens, mut draft_tokens) = (0, 0);
+        let (mut prefill_tokens, mut extra_tokens) = (0, 0);
         for ScheduledTokens { index, tokens } in &scheduled {
             let request = &mut self.running[*index];
             request.prefilled_alone &= streams == 1;
@@ -417,10 +417,10 @@ impl Scheduler {
             if request.is_prefilling() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
-            if step.sample.is_none() {
-                prefill_tokens += step.tokens.len();
+            match step.sample {
+                None => prefill_tokens += step.tokens.len(),
+                Some(_) => extra_tokens += step.length() - 1,
             }
-            draft_tokens += step.draft_tokens;
             admissions.push(request.admission_id);
             steps.push(step);
         }
@@ -434,7 +434,7 @@ impl Scheduler {
         Some(InFlight {
             admissions,
             started: now,
-            work: WorkKind::Batch { prefills: prefill_tokens > 0, draft_tokens, reply },
+            work: WorkKind::Batch { prefills: prefill_tokens > 0, extra_tokens, reply },
         })
     }
 
@@ -465,7 +465,7 @@ impl Scheduler {
     }
 
     /// Takes the results of a batch, by admission id; results of requests that ended or were preempted are
-    /// dropped. An `uneven` batch, with prefill or draft tokens, says nothing about the time per token.
+    /// dropped. An `uneven` batch, with prefill or extra tokens, says nothing about the time per token.
     fn end_batch(&mut self, admissions: Vec<u64>, uneven: bool, sampled: Vec<Sampled>) {
         let (streams, mut emitted, mut some_ended) = (self.running.len() as u32, 0, false);
         for (admission_id, sampled) in admissions.into_iter().zip(sampled) {

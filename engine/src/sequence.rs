@@ -6,10 +6,10 @@ mod output;
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::GenerationRequest;
 
-use crate::executor::{DraftRequest, SampleSpec, SequenceStep};
+use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SequenceStep};
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::scheduler::batching::Readiness;
-use crate::speculative::{AcceptanceThreshold, Proposers, Speculator};
+use crate::speculative::{AcceptanceThreshold, MAX_DRAFT_TOKENS, Proposers, Speculator};
 use crate::tokenizer::TokenizerError;
 pub use output::{AcceptedToken, OutputStream, ResumeError};
 
@@ -103,8 +103,14 @@ pub struct Sequence {
     prefix_hit_tokens: Option<u32>,
     /// Steps in flight that sample tokens.
     pending: u32,
+    /// Tokens that were cached before the newest step.
+    step_offset: u32,
     /// Draft tokens of the next step, or of the step in flight.
     speculator: Speculator,
+    draft_rewind: DraftRewind,
+    /// Tokens that have run and run again in the next step, as their step was taken back with its rejected draft
+    /// tokens.
+    repeated: u32,
     prompt_tokens: u32,
     cache_salt: String,
     sample: SampleSpec,
@@ -128,15 +134,18 @@ impl Sequence {
             checkpoints: Checkpoints::default(),
             prefix_hit_tokens: None,
             pending: 0,
+            step_offset: 0,
             speculator: Speculator::default(),
+            draft_rewind: DraftRewind::default(),
+            repeated: 0,
             sample,
             output,
         }
     }
 
-    /// Enables speculation with these proposers.
-    pub fn with_proposers(self, sources: Proposers) -> Self {
-        Self { speculator: Speculator::new(sources), ..self }
+    /// Enables speculation with these proposers; rejected draft tokens are taken back so.
+    pub fn with_speculation(self, sources: Proposers, draft_rewind: DraftRewind) -> Self {
+        Self { speculator: Speculator::new(sources), draft_rewind, ..self }
     }
 
     /// The prompt and the tokens sampled after it. The KV cache holds only the first [`Sequence::cached`] of
@@ -160,6 +169,7 @@ impl Sequence {
     /// sampled again, with the same result; output text, usage and held-back text continue.
     pub fn admit(&mut self, slot: u32, cached: u32, checkpoints: Checkpoints) {
         (self.slot, self.cached, self.pending, self.checkpoints) = (slot, cached, 0, checkpoints);
+        self.repeated = 0;
         self.speculator.reset_slot();
         self.prefix_hit_tokens.get_or_insert(cached);
     }
@@ -206,14 +216,14 @@ impl Sequence {
     /// token always runs as a step of its own, as in mlx-lm.
     pub fn readiness(&self, ahead: bool) -> Readiness {
         let more = self.output.tokens() + self.pending < self.output.limit();
-        let drafted = self.speculator.draft_tokens().len() as u32;
-        match self.uncached().len() {
-            0 if ahead && self.pending == 1 && drafted == 0 && more => Readiness::Decode(0),
+        let drafts = self.speculator.draft_tokens().len() as u32;
+        match self.uncached_tokens() {
+            0 if ahead && self.pending == 1 && drafts == 0 && more => Readiness::Decode { known: 1, drafts },
             0 => Readiness::Busy,
-            1 if self.speculator.awaits_draft() => Readiness::Busy,
-            1 => Readiness::Decode(drafted),
+            known if self.decodes(known) && self.speculator.awaits_draft() => Readiness::Busy,
+            known if self.decodes(known) => Readiness::Decode { known, drafts },
             length => {
-                let left = length as u32 - 1;
+                let left = length - 1;
                 let next = self.checkpoints.tokens_to_next(self.cached);
                 Readiness::Prefill(next.map_or(left, |tokens| left.min(tokens)))
             }
@@ -228,9 +238,9 @@ impl Sequence {
     /// Proposes draft tokens after the next token, as far as they pay. Returns whether it has draft tokens,
     /// or may have once the token in flight is known: a step started before that would leave them out.
     pub fn propose(&mut self, least: AcceptanceThreshold) -> bool {
-        let next = self.uncached().len();
+        let next = self.uncached_tokens();
         // The first token must not wait for draft tokens.
-        if next > 1 || self.pending > 1 || self.output.tokens() == 0 {
+        if next > 0 && !self.decodes(next) || self.pending > 1 || self.output.tokens() == 0 {
             return false;
         }
         if next == 0 {
@@ -244,7 +254,7 @@ impl Sequence {
 
     /// The request to the draft model before the next step, if any.
     pub fn request_draft(&mut self, least: AcceptanceThreshold) -> Option<DraftRequest> {
-        if self.uncached().len() != 1 || self.pending > 0 || self.output.tokens() == 0 {
+        if !self.decodes(self.uncached_tokens()) || self.pending > 0 || self.output.tokens() == 0 {
             return None;
         }
         let most = self.max_draft_tokens();
@@ -264,9 +274,17 @@ impl Sequence {
         self.speculator.is_from_draft_model()
     }
 
-    /// One token is sampled in any case, and the output ends at its limit.
+    /// One token is sampled in any case, and the output ends at its limit. Tokens that run again take the place of draft
+    /// tokens, or a sequence of rejections would make ever longer steps.
     fn max_draft_tokens(&self) -> usize {
-        self.output.limit().saturating_sub(self.output.tokens() + 1) as usize
+        let left = self.output.limit().saturating_sub(self.output.tokens() + 1);
+        left.min((MAX_DRAFT_TOKENS as u32).saturating_sub(self.repeated)) as usize
+    }
+
+    /// Whether so many known tokens that are not cached are a decode step: the token sampled last, with those that run
+    /// again.
+    fn decodes(&self, uncached: u32) -> bool {
+        uncached == 1 + self.repeated
     }
 
     /// Known tokens that are not in the KV cache yet.
@@ -274,7 +292,8 @@ impl Sequence {
         self.uncached().len() as u32
     }
 
-    /// Tokens not yet in the KV cache, oldest first: the rest of the prefill, or one sampled token.
+    /// Tokens not yet in the KV cache, oldest first: the rest of the prefill, or one sampled token, with those that run
+    /// again.
     fn uncached(&self) -> &[u32] {
         self.tokens.get(self.cached as usize..).unwrap_or_default()
     }
@@ -283,17 +302,18 @@ impl Sequence {
     /// followed by [`Sequence::verify`] and [`Sequence::accept`], in this order.
     pub fn step(&mut self, tokens: u32) -> SequenceStep {
         let next = self.uncached();
-        let (tokens, chooses) = match self.readiness(false) {
-            Readiness::Prefill(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
-            Readiness::Decode(drafted) => {
-                let drafted = drafted.min(tokens.saturating_sub(1)) as usize;
-                ([next, &self.speculator.draft_tokens()[..drafted]].concat(), true)
+        let (tokens, drafted, chooses) = match self.readiness(false) {
+            Readiness::Prefill(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), 0, false),
+            Readiness::Decode { known, drafts } => {
+                let drafted = drafts.min(tokens.saturating_sub(known));
+                let drafts = &self.speculator.draft_tokens()[..drafted as usize];
+                ([next, drafts].concat(), drafted, true)
             }
-            Readiness::Busy => (Vec::new(), true),
+            Readiness::Busy => (Vec::new(), 0, true),
         };
-        let drafted = if chooses { (tokens.len() as u32).saturating_sub(1) } else { 0 };
         self.speculator.truncate(drafted as usize);
         let offset = self.cached;
+        (self.step_offset, self.repeated) = (offset, 0);
         let choice = chooses.then(|| {
             let index = self.output.tokens() + self.pending;
             self.pending += 1;
@@ -305,7 +325,8 @@ impl Sequence {
     }
 
     /// Verifies draft tokens: how many sampled tokens count, the first one and one per accepted draft token.
-    /// The KV cache then has to be truncated to [`Sequence::cached`], which excludes the rejected ones.
+    /// The KV cache then has to be truncated to [`Sequence::cached`], which excludes the rejected ones, and all of the
+    /// step where the layers go back to its beginning alone.
     pub fn verify<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
         let drafted = self.speculator.draft_tokens().len();
@@ -313,7 +334,13 @@ impl Sequence {
             return chosen.len();
         }
         let right = self.speculator.verify(self.tokens.len(), chosen);
-        self.cached -= (drafted - right) as u32;
+        if right < drafted {
+            let kept = self.cached - (drafted - right) as u32;
+            (self.cached, self.repeated) = match self.draft_rewind {
+                DraftRewind::ToLastAccepted => (kept, 0),
+                DraftRewind::ToStepBeginning => (self.step_offset, kept - self.step_offset),
+            };
+        }
         right + 1
     }
 
@@ -630,30 +657,43 @@ mod tests {
         prompt: &[u32],
         limit: u32,
         answer: &[u32],
+        rewind: DraftRewind,
     ) -> (Vec<GenerationEvent>, FinishReason, Usage, usize) {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
-        let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).with_proposers(LOOKUP);
+        let mut sequence =
+            sequence(&tokens, request, prompt.to_vec(), limit).with_speculation(LOOKUP, rewind);
         let (mut cache, mut output, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
         loop {
             sequence.propose(THRESHOLD);
-            let room =
-                if let Readiness::Decode(drafted) = sequence.readiness(false) { 1 + drafted } else { 256 };
-            // Now and then the batch has no capacity for all draft tokens.
-            let step = sequence.step(if steps % 3 == 0 { room.min(3) } else { room });
+            let room = match sequence.readiness(false) {
+                // Now and then the batch has no capacity for all draft tokens.
+                Readiness::Decode { known, drafts } if steps % 3 == 0 => known + drafts.min(2),
+                Readiness::Decode { known, drafts } => known + drafts,
+                Readiness::Prefill(_) | Readiness::Busy => 256,
+            };
+            let step = sequence.step(room);
             assert_eq!(step.offset as usize, cache.len());
+            assert_eq!(step.tokens[..step.tokens.len() - step.draft_tokens as usize], {
+                let known = sequence.history();
+                known[cache.len()..].iter().take(step.tokens.len()).copied().collect::<Vec<_>>()
+            });
             cache.extend(&step.tokens);
             let indices: Vec<u32> = step.samples().map(|choice| choice.index).collect();
             if indices.is_empty() {
                 continue;
             }
             steps += 1;
+            assert!(step.tokens.len() <= 1 + MAX_DRAFT_TOKENS, "a step of {} tokens", step.tokens.len());
             let last = *indices.last().unwrap();
             assert!(last < limit, "token {last} of {limit} is drafted");
             let chosen: Vec<Result<u32, ()>> =
                 indices.iter().map(|index| Ok(*answer.get(*index as usize).unwrap_or(&END))).collect();
             let count = sequence.verify(&chosen);
-            cache.truncate(sequence.cached() as usize);
+            let is_taken_back = count < chosen.len() && rewind == DraftRewind::ToStepBeginning;
+            let kept = if is_taken_back { step.offset as usize } else { cache.len() + count - chosen.len() };
+            assert_eq!(sequence.cached() as usize, kept, "{rewind:?}");
+            cache.truncate(kept);
             for token in chosen.into_iter().take(count) {
                 let AcceptedToken { event, finished } = sequence.accept(token.unwrap()).unwrap();
                 output.extend(event);
@@ -695,10 +735,14 @@ mod tests {
                 alone.extend(event);
                 finished
             });
-            let (output, finished, usage, steps) = run_speculative(&request, &bytes(prompt), limit, &answer);
-            assert_eq!((output, Some(finished)), (alone, reason), "{story}");
-            assert_eq!(usage.completion_tokens, telling.tokens(), "{story}");
-            assert!(steps <= most, "{story}: {steps} steps for {} tokens", usage.completion_tokens);
+            for rewind in [DraftRewind::ToLastAccepted, DraftRewind::ToStepBeginning] {
+                let (output, finished, usage, steps) =
+                    run_speculative(&request, &bytes(prompt), limit, &answer, rewind);
+                assert_eq!((output, Some(finished)), (alone.clone(), reason), "{story}, {rewind:?}");
+                assert_eq!(usage.completion_tokens, telling.tokens(), "{story}, {rewind:?}");
+                let tokens = usage.completion_tokens;
+                assert!(steps <= most, "{story}, {rewind:?}: {steps} steps for {tokens} tokens");
+            }
         }
     }
 
@@ -706,12 +750,13 @@ mod tests {
     fn steps_do_not_overlap_pending_draft_tokens() {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
-        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).with_proposers(LOOKUP);
+        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99)
+            .with_speculation(LOOKUP, DraftRewind::ToLastAccepted);
         sequence.step(256);
         assert!(!sequence.propose(THRESHOLD), "the first token is chosen by itself");
         assert_eq!(sequence.step(1).draft_tokens, 0);
         assert!(!sequence.propose(THRESHOLD));
-        assert_eq!(sequence.readiness(true), Readiness::Decode(0));
+        assert_eq!(sequence.readiness(true), Readiness::Decode { known: 1, drafts: 0 });
         sequence.verify(&[Ok::<u32, ()>(token_of_byte(b'd'))]);
         sequence.accept(token_of_byte(b'd')).unwrap();
         assert!(sequence.propose(THRESHOLD));
@@ -719,6 +764,38 @@ mod tests {
         assert_eq!((step.tokens, step.draft_tokens), (bytes("def"), 2));
         assert!(sequence.propose(THRESHOLD), "they are on their way");
         assert_eq!(sequence.readiness(true), Readiness::Busy);
+    }
+
+    #[test]
+    fn tokens_of_a_step_that_was_taken_back_run_again_once() {
+        let dir = fixture::model_dir();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99)
+            .with_speculation(LOOKUP, DraftRewind::ToStepBeginning);
+        let choose = |sequence: &mut Sequence, chosen: &str| {
+            let chosen: Vec<Result<u32, ()>> = bytes(chosen).into_iter().map(Ok).collect();
+            let count = sequence.verify(&chosen);
+            chosen.iter().take(count).for_each(|token| drop(sequence.accept(token.unwrap()).unwrap()));
+        };
+        sequence.step(256);
+        sequence.step(1);
+        choose(&mut sequence, "d");
+        sequence.propose(THRESHOLD);
+        assert_eq!(sequence.step(3).tokens, bytes("def"));
+        // The second draft token is rejected.
+        choose(&mut sequence, "eX.");
+        assert_eq!((sequence.cached(), sequence.usage().completion_tokens), (10, 3));
+        assert_eq!(sequence.readiness(true), Readiness::Decode { known: 3, drafts: 0 });
+        let mut again = sequence.step(3);
+        assert_eq!((again.offset, &again.tokens, again.draft_tokens), (10, &bytes("deX"), 0));
+        assert_eq!(again.sample.take().map(|sample| sample.index), Some(3));
+        // It ran without draft tokens, so the next step may overlap it.
+        assert_eq!(sequence.readiness(true), Readiness::Decode { known: 1, drafts: 0 });
+        choose(&mut sequence, "Y");
+        assert_eq!(sequence.readiness(false), Readiness::Decode { known: 1, drafts: 0 });
+        // In another slot all of it is a prompt.
+        sequence.admit(4, 0, Checkpoints::default());
+        assert_eq!(sequence.readiness(false), Readiness::Prefill(13));
     }
 
     #[test]

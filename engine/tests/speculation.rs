@@ -1,5 +1,6 @@
 //! Speculative decoding in real engines: outputs, greedy and sampled, equal those without draft tokens, on
-//! one rank and in groups, with prompt lookup and with draft models that are always accepted, or almost never.
+//! one rank and in groups, with prompt lookup and with draft models that are always accepted, or almost never. So do
+//! those of recurrent layers, which go back to the beginning of a step.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -9,6 +10,8 @@ mod engines;
 mod identities;
 #[path = "support/model.rs"]
 mod model;
+#[path = "support/random_weights.rs"]
+mod random_weights;
 
 use std::path::Path;
 
@@ -16,10 +19,13 @@ use russet_wire::engine_options::Speculation;
 use russet_wire::event::{FinishReason, GenerationEvent};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use engines::{EngineHarness, ask, collect, say};
 use model::Shape;
+use random_weights::Numbers;
 
 /// Tokens of each output.
 const TOKENS: u32 = 48;
@@ -125,6 +131,68 @@ async fn draft_models_change_no_answer() {
                 drafted > 0 && accepted as f64 >= enough * drafted as f64,
                 "{accepted} of {drafted} of {who}"
             );
+        }
+    }
+}
+
+/// A small model with delta nets, one with short convolutions and one with state spaces, each beside attention.
+fn recurrent_models() -> [(&'static str, TempDir); 3] {
+    let of = |model_type: &'static str, own: Value| {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 260,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "tie_word_embeddings": false, "eos_token_id": model::END,
+        });
+        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        (model_type, random_weights::write(&config, Numbers::F32, 0.1))
+    };
+    [
+        of(
+            "qwen3_next",
+            json!({"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+                   "linear_value_head_dim": 16, "full_attention_interval": 2}),
+        ),
+        of("lfm2", json!({"conv_L_cache": 3, "full_attn_idxs": [1, 3], "block_dim": 64, "block_ff_dim": 96})),
+        of(
+            "nemotron_h",
+            json!({"hybrid_override_pattern": "M*M-", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+                   "ssm_state_size": 16, "conv_kernel": 4, "use_conv_bias": true}),
+        ),
+    ]
+}
+
+/// The same model with other numbers in its file, a little: it often chooses the same tokens.
+fn disturbed(model: &Path) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(model).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let begin = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for (index, number) in bytes[begin..].chunks_exact_mut(4).enumerate() {
+        let value = f32::from_le_bytes(number.try_into().unwrap());
+        let factor = if index * index % 7 > 3 { 1.01 } else { 0.99 };
+        number.copy_from_slice(&(value * factor).to_le_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+    dir
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_of_recurrent_layers_are_taken_back_whole() {
+    for ((kind, model), split) in recurrent_models().into_iter().zip(SPLITS) {
+        let (model, other) = (model.path(), disturbed(model.path()));
+        let asked = || [questions(), repetitions()].concat();
+        let (expected, _) = answers(model, split, (Speculation::Off, None), asked()).await;
+        for (speculation, draft) in
+            [(Speculation::PromptLookup, None), (Speculation::Off, Some(other.path()))]
+        {
+            let (answered, [drafted, accepted]) = answers(model, split, (speculation, draft), asked()).await;
+            println!("{kind} over {split:?}, {speculation:?}: {accepted} of {drafted} were accepted");
+            assert_eq!(answered, expected, "{kind} over {split:?}, {speculation:?}");
+            assert!(draft.is_none() || accepted > 0, "{kind} over {split:?}: none of {drafted} was accepted");
         }
     }
 }

@@ -31,10 +31,14 @@ pub struct LayerState {
 /// cache is as long.
 pub const ROTATING_SLACK: u32 = 64;
 
+/// States of fixed size that live at most for each sequence: its own, its snapshot's, and that of before a step that
+/// verifies draft tokens.
+pub const STATE_COPIES: u64 = 3;
+
 /// How a layer's state can go back to an earlier position of its sequence; the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rewind {
-    /// To positions of which a snapshot was taken.
+    /// To positions of which a snapshot was taken. The engine keeps one of before a step that verifies draft tokens.
     ToSnapshots,
     /// To the last positions.
     Recent {
@@ -165,7 +169,9 @@ impl LayerState {
     }
 
     /// Bytes that `sequences` sequences of `tokens` tokens together keep on one of `tensor_size` ranks. What cannot go
-    /// back to any position is there twice: the engine keeps a snapshot of every sequence.
+    /// back to any position is there twice: the engine keeps a snapshot of every sequence. What cannot go back at all is
+    /// there three times: while draft tokens are verified, as it was before them too. That counts without speculation as
+    /// well; states are small beside the keys and values of the other layers.
     pub fn bytes(&self, tokens: u64, sequences: u64, tensor_size: u64) -> u64 {
         let retained = match self.window_tokens {
             // A piece of a prompt is there as a whole for as long as it is computed.
@@ -179,7 +185,7 @@ impl LayerState {
         let all = self
             .per_token_bytes
             .saturating_mul(retained)
-            .saturating_add(self.fixed_bytes.saturating_mul(2).saturating_mul(sequences));
+            .saturating_add(self.fixed_bytes.saturating_mul(STATE_COPIES).saturating_mul(sequences));
         if self.replicated { all } else { all.div_ceil(tensor_size.max(1)) }
     }
 }
@@ -233,12 +239,13 @@ mod tests {
             (latent.clone(), 1000, 4, 1, 1000 * 576 * 2),
             // Every rank has the whole latent.
             (latent, 1000, 4, 8, 1000 * 576 * 2),
-            (delta.clone(), 1000, 4, 1, 2 * 4 * delta_bytes),
-            (delta, 1_000_000, 4, 2, 2 * 2 * delta_bytes),
-            (conv.clone(), 1_000_000, 4, 1, 2 * 4 * 2048 * 2 * 2),
-            (conv, 1000, 4, 4, 2 * 2048 * 2 * 2),
-            (mamba.clone(), 10, 4, 1, 2 * 4 * mamba_bytes),
-            (mamba, 1_000_000, 4, 8, 4 * mamba_bytes / 4),
+            // A state three times.
+            (delta.clone(), 1000, 4, 1, 3 * 4 * delta_bytes),
+            (delta, 1_000_000, 4, 2, 3 * 2 * delta_bytes),
+            (conv.clone(), 1_000_000, 4, 1, 3 * 4 * 2048 * 2 * 2),
+            (conv, 1000, 4, 4, 3 * 2048 * 2 * 2),
+            (mamba.clone(), 10, 4, 1, 3 * 4 * mamba_bytes),
+            (mamba, 1_000_000, 4, 8, 3 * mamba_bytes / 2),
         ] {
             let state = LayerState::of(&mixer, 2);
             assert_eq!(

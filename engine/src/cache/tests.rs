@@ -9,7 +9,7 @@ use russet_model::{
 };
 
 use super::*;
-use crate::prefix_cache::CACHE_STEP;
+use crate::{prefix_cache::CACHE_STEP, speculative::MAX_DRAFT_TOKENS};
 use russet_wire::engine_options::KvCacheType;
 
 const WINDOW: i32 = 5;
@@ -154,6 +154,25 @@ fn follow(steps: &[Step], kind: StateKind, format: KvFormat) {
 }
 
 #[test]
+fn drafts_are_taken_back_by_the_cache_or_by_a_snapshot() {
+    for (kind, format) in kinds() {
+        let mut cache = LayerCache::new(kind, format);
+        let contents: Vec<Content> = (0..300).collect();
+        append(&mut cache, &contents);
+        let point = cache.snapshot();
+        append(&mut cache, &(1000..1000 + 1 + MAX_DRAFT_TOKENS as Content).collect::<Vec<_>>());
+        match cache.takes_back_drafts() {
+            true => assert_eq!(cache.rewind(300), Rewound::Rewound, "{kind:?}"),
+            false => {
+                assert_eq!(cache.rewind(300), Rewound::Impossible, "{kind:?}");
+                cache.restore(&point);
+            }
+        }
+        check(&cache, kind, format, &contents);
+    }
+}
+
+#[test]
 fn rewind_beyond_the_end_is_impossible() {
     for (kind, format) in kinds() {
         let mut cache = LayerCache::new(kind, format);
@@ -261,9 +280,11 @@ fn caches_take_the_bytes_that_are_planned() {
         // Allocated in steps, and those of a window before it is dropped what lies behind.
         let positions = (length as u64).next_multiple_of(u64::from(CACHE_STEP));
         let planned = LayerState::of(&mixer, 4).bytes(positions, 1, 1);
-        // Once the cache has gone on, its snapshot holds arrays of its own.
-        let snapshot = if cache.rewinds_anywhere() { 0 } else { cache.snapshot().bytes() };
-        let held = (cache.bytes() + snapshot) as u64;
+        // Once the cache has gone on, its snapshots hold arrays of their own: that of the prompt, and that of before a
+        // step with draft tokens.
+        let goes_back = [cache.rewinds_anywhere(), cache.takes_back_drafts()];
+        let snapshots = goes_back.map(|goes_back| if goes_back { 0 } else { cache.snapshot().bytes() });
+        let held = (cache.bytes() + snapshots.iter().sum::<usize>()) as u64;
         let is_window = matches!(kind, StateKind::Rotating { .. });
         assert!(held == planned || is_window && held < planned, "{mixer:?}: {held} of {planned}");
     }

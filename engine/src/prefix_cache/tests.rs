@@ -19,6 +19,8 @@ struct FakeRank {
     max_rewind: Option<u32>,
     /// Most tokens that the layers of a slot have seen.
     seen: HashMap<u32, usize>,
+    /// Tokens of each slot before its last step, where that verified draft tokens.
+    step_beginnings: HashMap<u32, usize>,
     /// Tokens of each slot's snapshot, and how many its layers had seen.
     snapshots: HashMap<u32, (Vec<u32>, usize)>,
 }
@@ -34,6 +36,9 @@ impl FakeRank {
             CacheCommand::Truncate { slot, length } => {
                 let (tokens, _) = self.slots.get_mut(&slot).unwrap();
                 assert!(tokens.len() >= length as usize, "a slot of {} is cut to {length}", tokens.len());
+                if self.max_rewind == Some(0) && self.step_beginnings.remove(&slot) == Some(length as usize) {
+                    self.seen.insert(slot, length as usize);
+                }
                 let dropped = self.seen.get(&slot).map_or(0, |seen| seen - length as usize);
                 assert!(
                     self.max_rewind.is_none_or(|most| dropped <= most as usize),
@@ -277,8 +282,8 @@ fn disabled_prefix_cache_stores_nothing() {
 /// hold more than the capacity, and every slot holds its request's tokens.
 #[test]
 fn random_operations_keep_slots_correct_and_within_capacity() {
-    let (mut reused, mut fetches, mut restored, mut shared, mut forked) = (0, 0, 0, 0, 0);
-    for seed in 0..600 {
+    let (mut reused, mut fetches, mut restored, mut shared, mut forked, mut rejected) = (0, 0, 0, 0, 0, 0);
+    for seed in 0..700 {
         let mut random = StdRng::seed_from_u64(seed);
         // Layers of all kinds, those of a window, and those with a state.
         let max_rewind = [None, None, Some(64), Some(0)][seed as usize % 4];
@@ -347,6 +352,17 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                 cache.grow(*slot, to as u32);
                 cache.take_commands().into_iter().for_each(|order| rank.apply(order));
                 rank.run(*slot, &tokens[*cached..to]);
+                // All of the step is taken back, or a part of it. Slots are copied less often then.
+                let kept = if max_rewind == Some(0) { *cached } else { to.saturating_sub(8).max(*cached) };
+                let is_rejected = seed >= 600 && random.random_range(0..4) == 0;
+                let to = if is_rejected { kept } else { to };
+                if is_rejected {
+                    rank.step_beginnings.insert(*slot, kept);
+                    cache.shrink(*slot, kept as u32);
+                    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+                    rank.step_beginnings.remove(slot);
+                    rejected += 1;
+                }
                 *cached = to;
                 if random.random() {
                     cache.store_prompt(*slot, &tokens[..to]);
@@ -376,7 +392,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
     println!(
         "{reused} prompts began with what was kept, {fetches} of them on disk, {restored} in a snapshot; {shared} began like another, {forked} with a copy of that"
     );
-    assert!(reused > 500 && fetches > 20 && restored > 20 && shared > 100 && forked > 4);
+    assert!(reused > 500 && fetches > 20 && restored > 20 && shared > 100 && forked > 4 && rejected > 100);
 }
 
 /// Runs a request on layers that go back by at most `most` tokens to its end, one step ahead of it; returns how many of
@@ -429,6 +445,23 @@ fn conversation_goes_on_from_the_snapshot_of_its_last_prompt() {
         let cached = serve_with_snapshots(&mut cache, &mut rank, &longer, &text(97, 10));
         assert_eq!(cached as usize, prompt.len() + 100);
     }
+}
+
+#[test]
+fn conversation_goes_on_behind_a_step_that_was_taken_back() {
+    let capacity = CacheCapacity { blocks: false, max_rewind: Some(0), ..capacity(2, 8192, false) };
+    let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);
+    let prompt = text(1, 300);
+    let SlotAssignment { slot, .. } = cache.admit(&prompt, "").unwrap();
+    cache.grow(slot, 300);
+    // A step with more draft tokens than the answer has left.
+    cache.grow(slot, 309);
+    cache.shrink(slot, 300);
+    assert_eq!(cache.take_commands(), [CacheCommand::Truncate { slot, length: 300 }]);
+    cache.grow(slot, 303);
+    let answered = [prompt, text(2, 3)].concat();
+    cache.release(slot, answered.clone());
+    assert_eq!(cache.admit(&[answered, text(3, 9)].concat(), "").unwrap().cached, 303);
 }
 
 #[test]

@@ -71,11 +71,14 @@ struct RunnerSequence {
     cache: Vec<LayerCache>,
     length: u32,
     snapshot: Option<SequenceSnapshot>,
+    /// It as it was before its last step, if that verifies draft tokens. MLX's arrays never change, so this keeps the old
+    /// ones alive and copies none.
+    rewind_point: Option<SequenceSnapshot>,
     /// The token sampled last.
     last_token: Option<LastToken>,
 }
 
-/// A sequence at one length. Layers that go back to any position have none of their own.
+/// A sequence at one length. Layers that go back there by themselves have none of their own.
 struct SequenceSnapshot {
     length: u32,
     cache: Vec<Option<CacheSnapshot>>,
@@ -91,22 +94,32 @@ struct LastToken {
 
 impl RunnerSequence {
     fn new(cache: Vec<LayerCache>) -> Self {
-        Self { cache, length: 0, snapshot: None, last_token: None }
+        Self { cache, length: 0, snapshot: None, rewind_point: None, last_token: None }
     }
 
     /// Goes back to the first `length` tokens, or further ahead nowhere. `Impossible` is a fault of rank 0, which knows
     /// what the model's layers can do; the layers may then stand at different positions.
     fn rewind(&mut self, length: u32) -> Rewound {
-        if length < self.length {
-            for cache in &mut self.cache {
-                if cache.rewind(length as i32) == Rewound::Impossible {
-                    return Rewound::Impossible;
-                }
-            }
-            self.length = length;
-            self.snapshot.take_if(|snapshot| snapshot.length > length);
-        }
         self.last_token = None;
+        if length >= self.length {
+            return Rewound::Rewound;
+        }
+        self.snapshot.take_if(|snapshot| snapshot.length > length);
+        let point = self.rewind_point.take().filter(|point| point.length == length);
+        self.go_back(length, point.map_or(Vec::new(), |point| point.cache))
+    }
+
+    /// Goes back to the first `length` tokens: a layer with a snapshot of then to that, the others by themselves.
+    fn go_back(&mut self, length: u32, snapshots: Vec<Option<CacheSnapshot>>) -> Rewound {
+        let snapshots = snapshots.into_iter().chain(std::iter::repeat(None));
+        for (cache, snapshot) in self.cache.iter_mut().zip(snapshots) {
+            match snapshot {
+                Some(snapshot) => cache.restore(&snapshot),
+                None if cache.rewind(length as i32) == Rewound::Impossible => return Rewound::Impossible,
+                None => {}
+            }
+        }
+        self.length = length;
         Rewound::Rewound
     }
 
@@ -117,25 +130,29 @@ impl RunnerSequence {
 
     /// Keeps a snapshot of it as it is.
     fn keep_snapshot(&mut self) {
-        let of = |cache: &LayerCache| (!cache.rewinds_anywhere()).then(|| cache.snapshot());
-        let cache = self.cache.iter().map(of).collect();
-        self.snapshot = Some(SequenceSnapshot { length: self.length, cache });
+        self.snapshot = Some(self.snapshot_unless(LayerCache::rewinds_anywhere));
     }
 
     /// Goes back to its snapshot, which stays. `Impossible` is a fault of rank 0, as in [`Self::rewind`].
     fn restore(&mut self) -> Rewound {
-        let Some(SequenceSnapshot { length, cache: snapshots }) = &self.snapshot else {
+        let Some(SequenceSnapshot { length, cache }) = &self.snapshot else {
             return Rewound::Impossible;
         };
-        for (cache, snapshot) in self.cache.iter_mut().zip(snapshots) {
-            match snapshot {
-                Some(snapshot) => cache.restore(snapshot),
-                None if cache.rewind(*length as i32) == Rewound::Impossible => return Rewound::Impossible,
-                None => {}
-            }
-        }
-        (self.length, self.last_token) = (*length, None);
-        Rewound::Rewound
+        let (length, cache) = (*length, cache.clone());
+        (self.rewind_point, self.last_token) = (None, None);
+        self.go_back(length, cache)
+    }
+
+    /// Keeps what its layers need to go back to before this step, if it verifies draft tokens.
+    fn prepare_step(&mut self, step: &SequenceStep) {
+        let verifies = step.draft_tokens > 0;
+        self.rewind_point = verifies.then(|| self.snapshot_unless(LayerCache::takes_back_drafts));
+    }
+
+    /// A snapshot of it as it is, of layers that do not go back by themselves.
+    fn snapshot_unless(&self, goes_back: impl Fn(&LayerCache) -> bool) -> SequenceSnapshot {
+        let of = |cache: &LayerCache| (!goes_back(cache)).then(|| cache.snapshot());
+        SequenceSnapshot { length: self.length, cache: self.cache.iter().map(of).collect() }
     }
 }
 
@@ -320,8 +337,10 @@ impl ModelRunner {
         let mut sequences = Vec::with_capacity(steps.len());
         for step in &steps {
             let sequence = self.sequences.remove(&step.slot);
-            let sequence = sequence.unwrap_or_else(|| RunnerSequence::new(self.model.new_cache(self.format)));
+            let mut sequence =
+                sequence.unwrap_or_else(|| RunnerSequence::new(self.model.new_cache(self.format)));
             self.check_step(step, &sequence)?;
+            sequence.prepare_step(step);
             sequences.push(sequence);
         }
         let mut run = self.begin_forward(groups, &mut sequences, &steps, in_detail)?;

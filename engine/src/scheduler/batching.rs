@@ -23,8 +23,13 @@ pub enum Readiness {
     Busy,
     /// Prefill up to this many tokens of its prompt, all but the last one.
     Prefill(u32),
-    /// Decode one token, and verify up to this many draft tokens.
-    Decode(u32),
+    /// Decode one token, and verify draft tokens.
+    Decode {
+        /// Known tokens to run: one, and those that run again after draft tokens were rejected.
+        known: u32,
+        /// Draft tokens, at most.
+        drafts: u32,
+    },
 }
 
 /// Tokens of one sequence in the next batch.
@@ -32,7 +37,7 @@ pub enum Readiness {
 pub struct ScheduledTokens {
     /// Index of the sequence in `ready`.
     pub index: usize,
-    /// Prompt tokens to prefill; when decoding, one plus its draft tokens.
+    /// Prompt tokens to prefill; when decoding, the known tokens and the draft tokens.
     pub tokens: u32,
 }
 
@@ -49,14 +54,14 @@ pub fn compose_batch(
 ) -> Vec<ScheduledTokens> {
     let share = ready.len().div_ceil(stages.max(1));
     let choosing = ready.iter().enumerate().filter_map(|(index, ready)| match ready {
-        Readiness::Decode(drafted) => Some((index, *drafted)),
+        Readiness::Decode { known, drafts } => Some((index, *known, *drafts)),
         Readiness::Busy | Readiness::Prefill(_) => None,
     });
     let mut left = MAX_BATCH_DRAFT_TOKENS;
-    let choose = |(index, drafted): (usize, u32)| {
-        let drafted = drafted.min(left);
-        left -= drafted;
-        ScheduledTokens { index, tokens: 1 + drafted }
+    let choose = |(index, known, drafts): (usize, u32, u32)| {
+        let drafts = drafts.min(left);
+        left -= drafts;
+        ScheduledTokens { index, tokens: known + drafts }
     };
     let mut turns: Vec<ScheduledTokens> = choosing.take(share).map(choose).collect();
     let budget = match (turns.is_empty() && !answering, stages) {
@@ -82,7 +87,11 @@ mod tests {
     use super::Readiness::{Busy, Prefill};
     use super::*;
 
-    const DECODE: Readiness = Readiness::Decode(0);
+    const DECODE: Readiness = decode(1, 0);
+
+    const fn decode(known: u32, drafts: u32) -> Readiness {
+        Readiness::Decode { known, drafts }
+    }
 
     #[test]
     fn batches_take_every_decode_and_fill_up_with_prefill() {
@@ -112,8 +121,15 @@ mod tests {
             (&[Prefill(5000)], 2, false, &[(0, 512)]),
             (&[DECODE], 4, true, &[(0, 1)]),
             // Draft tokens are verified up to the batch limit.
-            (&[Readiness::Decode(8), DECODE, Readiness::Decode(3)], 1, true, &[(0, 9), (1, 1), (2, 4)]),
-            (&[Readiness::Decode(8); 3], 1, true, &[(0, 9), (1, 9), (2, 1)]),
+            (&[decode(1, 8), DECODE, decode(1, 3)], 1, true, &[(0, 9), (1, 1), (2, 4)]),
+            (&[decode(1, 8); 3], 1, true, &[(0, 9), (1, 9), (2, 1)]),
+            // Tokens that run again are not among those.
+            (
+                &[decode(5, 0), decode(3, 8), decode(2, 8), decode(2, 1)],
+                1,
+                true,
+                &[(0, 5), (1, 11), (2, 10), (3, 2)],
+            ),
             (&[], 2, false, &[]),
         ] {
             let composed: Vec<(usize, u32)> = compose_batch(ready, stages, answering, 100_000)

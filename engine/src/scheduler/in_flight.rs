@@ -25,8 +25,9 @@ pub(super) enum WorkKind {
     Batch {
         /// Whether some tokens are prefilled without sampling after them.
         prefills: bool,
-        /// Number of draft tokens in the batch.
-        draft_tokens: u32,
+        /// Tokens beyond one of each decoding sequence: draft tokens, and those that run again after some were
+        /// rejected.
+        extra_tokens: u32,
         /// Pending result.
         reply: PendingBatch,
     },
@@ -39,7 +40,7 @@ pub(super) enum WorkKind {
 
 /// Result of the work.
 pub(super) enum Completion {
-    Batch { prefills: bool, draft_tokens: u32, sampled: Vec<Sampled> },
+    Batch { prefills: bool, extra_tokens: u32, sampled: Vec<Sampled> },
     Draft(Result<Vec<Vec<u32>>, String>),
 }
 
@@ -47,8 +48,8 @@ impl WorkKind {
     /// Waits for the result; an error is why the group has failed.
     pub(super) async fn wait(self) -> Result<Completion, FailureReport> {
         Ok(match self {
-            Self::Batch { prefills, draft_tokens, reply } => {
-                Completion::Batch { prefills, draft_tokens, sampled: reply.wait().await? }
+            Self::Batch { prefills, extra_tokens, reply } => {
+                Completion::Batch { prefills, extra_tokens, sampled: reply.wait().await? }
             }
             Self::Draft { reply } => {
                 Completion::Draft(within_timeout(reply).await?.map_err(|error| error.to_string()))

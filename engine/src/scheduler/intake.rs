@@ -19,6 +19,7 @@ use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, unavailable};
 use super::tokenizer_pool::TokenizerPool;
 use super::wait_queue::QueuePosition;
+use crate::executor::DraftRewind;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
@@ -36,6 +37,7 @@ pub struct Intake {
     pub(super) context_tokens: u32,
     pub(super) kv_tokens: u64,
     pub(super) proposers: Proposers,
+    pub(super) draft_rewind: DraftRewind,
     pub(super) queue_limit: QueueLimit,
     pub(super) started: Instant,
     /// Requests so far.
@@ -151,7 +153,8 @@ impl Intake {
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
         let finished = checked.and_then(|()| output.resume(&request.emitted));
         let finished = finished.map_err(|error| error.failure())?;
-        Ok((Sequence::new(request, prompt, seed, output).with_proposers(self.proposers), finished))
+        let sequence = Sequence::new(request, prompt, seed, output);
+        Ok((sequence.with_speculation(self.proposers, self.draft_rewind), finished))
     }
 
     fn enqueue(&self, job: ScheduledRequest) {

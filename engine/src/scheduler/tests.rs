@@ -12,9 +12,10 @@ use tokio::sync::Notify;
 
 use super::kv_budget::{MAX_PREEMPTIONS, MIN_TOKENS_BEFORE_PREEMPTION};
 use super::*;
-use crate::executor::SequenceStep;
+use crate::executor::{CacheSupport, SequenceStep};
 use crate::fixture::{self, FakeExecutor, eventually, token_of_byte, within};
 use crate::lifecycle::Phase;
+use crate::speculative::MAX_DRAFT_TOKENS;
 
 /// What the fixture's template puts around a question.
 const FRAME: u32 = 4;
@@ -503,4 +504,73 @@ async fn random_requests_each_end_once_with_their_solo_output() {
     assert!(preemptions > 50, "only {preemptions} preemptions were tried");
     assert!(cached > 1000, "only {cached} tokens were kept");
     assert!(accepted > 10_000, "only {accepted} tokens were accepted");
+}
+
+/// A request of a few letters in random order, whose output repeats them to its limit, its end or a stop string.
+fn random_request(random: &mut StdRng) -> GenerationRequest {
+    let letters = random.random_range(2..=4);
+    let mut text = |length: usize| -> String {
+        (0..length).map(|_| char::from(b'a' + random.random_range(0..letters))).collect()
+    };
+    let (content, stop) = (text(60), text(7));
+    let content = &content[..random.random_range(1..60)];
+    let stop = if random.random_range(0..3) == 0 { vec![stop] } else { Vec::new() };
+    let ignore_eos = random.random_range(0..4) > 0;
+    let request = say(content, random.random_range(1..400), random.random_range(-2..=2));
+    GenerationRequest { stop, ignore_eos, ..request }
+}
+
+#[tokio::test]
+async fn steps_that_are_taken_back_whole_change_no_answer() {
+    const STATES: CacheSupport = CacheSupport { max_rewind: Some(0), blocks: false };
+    let (mut preemptions, mut accepted, mut repeated, mut stopped) = (0, 0, 0, 0);
+    for seed in 0..24 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let config = SchedulerConfig {
+            context_tokens: 2000,
+            max_sequences: random.random_range(1..6),
+            kv_tokens: random.random_range(600..1500),
+            stages: 1 + u32::from(seed % 5 == 0),
+            prefix_cache: seed % 2 == 1,
+            proposers: Proposers::default(),
+        };
+        let requests: Vec<GenerationRequest> =
+            (0..random.random_range(4..16)).map(|_| random_request(&mut random)).collect();
+        let mut expected = None;
+        for (prompt_lookup, draft_model) in [(false, false), (true, false), (false, true), (true, true)] {
+            let proposers = Proposers { prompt_lookup, draft_model };
+            let fake = FakeExecutor::with_cache_support(STATES);
+            let lab = SchedulerHarness::with_config(SchedulerConfig { proposers, ..config }, fake);
+            let mut readers = Vec::new();
+            for request in &requests {
+                readers.push(lab.ask(request.clone()));
+                for _ in 0..random.random_range(0..6) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            let mut answers = Vec::new();
+            for reader in readers {
+                let (text, mut end) = reader.collect().await;
+                if let GenerationEvent::Finished { usage, reason } = &mut end {
+                    usage.cached_tokens = 0;
+                    stopped += u32::from(*reason == FinishReason::Stop);
+                }
+                answers.push((text, end));
+            }
+            preemptions += lab.preemptions();
+            accepted += lab.metrics.accepted_draft_tokens();
+            let decodes = lab.fake.steps().into_iter().filter(|step| step.sample.is_some());
+            for step in decodes {
+                assert!(step.tokens.len() <= 1 + MAX_DRAFT_TOKENS, "seed {seed}: {step:?}");
+                repeated += step.length() - 1 - step.draft_tokens;
+            }
+            let expected = expected.get_or_insert_with(|| answers.clone());
+            assert_eq!(&answers, expected, "seed {seed}, {proposers:?}");
+        }
+    }
+    println!("{preemptions} preemptions, {accepted} accepted, {repeated} run again, {stopped} stopped");
+    assert!(preemptions > 20, "only {preemptions} preemptions were tried");
+    assert!(accepted > 10_000, "only {accepted} tokens were accepted");
+    assert!(repeated > 1000, "only {repeated} tokens ran again");
+    assert!(stopped > 100, "only {stopped} answers were stopped");
 }

@@ -4,6 +4,11 @@
 //! fraction depends on machine, model and batch size, so it is measured. The result is the acceptance
 //! probability at which a draft token pays: a token that is produced one batch earlier saves one sequence its
 //! share of that batch.
+//!
+//! Where layers go back to the beginning of a step alone, the accepted tokens of a step with a rejected one run again. In
+//! a batch they count as draft tokens do, being as many rows. The threshold leaves them out: a draft token at place `i`
+//! whose acceptance is `p` brings `i` of them about with `pⁱ⁻¹ · (1 - p)`, half a token at most where more than half are
+//! accepted, and where fewer are, the proposer soon pauses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,7 +44,8 @@ impl CostModel {
         }
     }
 
-    /// Records how long a decode batch took, with its number of sequences and of all their draft tokens.
+    /// Records how long a decode batch took, with its number of sequences and of all their draft tokens and tokens that
+    /// run again.
     pub fn record_batch(&mut self, sequences: u32, draft_tokens: u32, took: Duration) {
         let seen = self.by_sequences.entry(sequences).or_default();
         match (draft_tokens, seen.base) {

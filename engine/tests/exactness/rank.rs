@@ -4,7 +4,7 @@ use std::{io::Write, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
-    executor::{Executor, SampleSpec, SequenceStep},
+    executor::{DraftRewind, Executor, SampleSpec, SequenceStep},
     prefix_cache,
     runtime::{Runtime, RuntimeConfig, StepOutput},
     weights::LoadDtype,
@@ -90,21 +90,18 @@ struct StepMessage {
     slot: u32,
     offset: u32,
     tokens: Vec<u32>,
+    draft_tokens: u32,
 }
 
 impl StepMessage {
     fn from_step(step: &SequenceStep) -> Self {
-        Self { slot: step.slot, offset: step.offset, tokens: step.tokens.clone() }
+        let SequenceStep { slot, offset, tokens, draft_tokens, sample: _ } = step;
+        Self { slot: *slot, offset: *offset, tokens: tokens.clone(), draft_tokens: *draft_tokens }
     }
 
     fn step(self) -> SequenceStep {
-        SequenceStep {
-            slot: self.slot,
-            offset: self.offset,
-            tokens: self.tokens,
-            draft_tokens: 0,
-            sample: None,
-        }
+        let Self { slot, offset, tokens, draft_tokens } = self;
+        SequenceStep { slot, offset, tokens, draft_tokens, sample: None }
     }
 }
 
@@ -198,6 +195,8 @@ struct Sequence<'a> {
     logprobs: &'a [f32],
     /// Tokens requested so far, which are in the caches.
     length: usize,
+    /// Tokens in the caches before the last step.
+    step_offset: usize,
     /// Tokens compared.
     compared: usize,
     /// Accepted draft tokens of the last step.
@@ -223,13 +222,10 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     let together = compare(runtime, &case.oracle, oracle, asked, batched, Batching::Together);
     let together = together.context("in batches")?;
     let mut reports = vec![apart, ComparisonReport { beside: "in batches ".to_owned(), ..together }];
-    // A recurrent state cannot take back a draft, so its model gets none.
-    if runtime.cache_support().takes_back_drafts() {
-        let drafted = compare(runtime, &case.oracle, oracle, asked, batched, Batching::Speculative);
-        let drafted = drafted.context("with drafts")?;
-        ensure!(drafted.rejected > 0, "no draft token was rejected");
-        reports.push(ComparisonReport { beside: "with drafts ".to_owned(), ..drafted });
-    }
+    let drafted = compare(runtime, &case.oracle, oracle, asked, batched, Batching::Speculative);
+    let drafted = drafted.context("with drafts")?;
+    ensure!(drafted.rejected > 0, "no draft token was rejected");
+    reports.push(ComparisonReport { beside: "with drafts ".to_owned(), ..drafted });
     if case.layers_per_rank().len() == 1 {
         reports
             .push(compare_overlapped(runtime, oracle, batched).context("with tokens that nobody has read")?);
@@ -272,6 +268,7 @@ fn compare(
             gaps,
             logprobs,
             length: 0,
+            step_offset: 0,
             compared: 0,
             accepted_draft_tokens: 0,
         })
@@ -326,7 +323,10 @@ fn run_some(
                 }
                 if right < drafted {
                     report.rejected += drafted - right;
-                    sequence.length -= drafted - right;
+                    match runtime.cache_support().draft_rewind() {
+                        DraftRewind::ToLastAccepted => sequence.length -= drafted - right,
+                        DraftRewind::ToStepBeginning => sequence.length = sequence.step_offset,
+                    }
                     let (slot, length) = (slot as u32, sequence.length as u32);
                     say("order", &LeaderMessage::Trim { slot, length })?;
                     runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length });
@@ -403,16 +403,17 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
 
 impl Sequence<'_> {
     /// The prompt in chunks of 2048 with its last token alone, then one token at a time, as in mlx-lm; or
-    /// with draft tokens.
+    /// with draft tokens, and with the tokens of a step that was taken back.
     fn next_step(&mut self, slot: u32, drafts: bool) -> SequenceStep {
         let offset = self.length as u32;
+        self.step_offset = self.length;
         let before_last = self.prompt.len() - 1;
         let (mut tokens, chosen) = if self.length < before_last {
             (self.prompt[self.length..before_last.min(self.length + 2048)].to_vec(), false)
         } else if self.length == before_last {
             (vec![self.prompt[before_last]], true)
         } else {
-            (vec![self.tokens[self.compared - 1]], true)
+            (self.tokens[self.length - self.prompt.len()..self.compared].to_vec(), true)
         };
         let known = tokens.len();
         if drafts && self.compared > 0 {

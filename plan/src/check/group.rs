@@ -254,7 +254,8 @@ fn state_bytes(desired: &ValidDeployment, layer: &LayerGroup, tokens: u128) -> u
         true => kv_bytes_per_token(desired),
         false => u128::from(per_token_bytes),
     };
-    each.saturating_mul(kept).saturating_add(2 * u128::from(fixed_bytes) * sequences)
+    // A state beside its snapshot and the one of before a step with drafts.
+    each.saturating_mul(kept).saturating_add(3 * u128::from(fixed_bytes) * sequences)
 }
 
 /// KV-cache bytes of a token in one layer: the values of each head, and a scale and a bias for each group of
