@@ -367,7 +367,10 @@ pub(super) mod tests {
     #[test]
     fn engine_config_has_every_option_of_the_shard() {
         // Every option, by the kind's own names.
-        let engine = json!({"kvCache": "Int4", "quantization": "Int8", "speculation": "Off", "fence": "Fast", "routerBroadcast": "On"});
+        let engine = json!({
+            "kvCache": "Int4", "quantization": "Int8", "speculation": "Off", "fence": "Fast",
+            "routerBroadcast": "On",
+        });
         let options: EngineOptions = serde_json::from_value(engine.clone()).unwrap();
         let tried = |option: &&str| *option == DRAFT_MODEL || engine.get(*option).is_some();
         assert_eq!(ENGINE_OPTIONS.iter().find(|option| !tried(option)), None, "an option is not tried");
