@@ -90,9 +90,10 @@ const GRAPH: &[(&str, &[&str])] = &[
 ];
 
 /// One source file.
-struct TidySource {
+pub struct TidySource {
     path: PathBuf,
-    text: String,
+    /// What it says.
+    pub text: String,
 }
 
 /// Runs every check and prints what it found; with `--write` it writes the generated page first.
@@ -141,7 +142,8 @@ fn files(patterns: &[&str]) -> Result<Vec<String>> {
     Ok(names.lines().filter(|name| cargo::root().join(name).is_file()).map(str::to_owned).collect())
 }
 
-fn sources() -> Result<Vec<TidySource>> {
+/// The Rust sources of the workspace.
+pub fn sources() -> Result<Vec<TidySource>> {
     let mut found = Vec::new();
     for name in files(&["*.rs"])? {
         let path = PathBuf::from(name);

@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 /// Shares into which the groups are dealt; each run takes one.
-const SHARES: usize = 44;
+const SHARES: usize = 60;
 
 /// Most groups that a change has compared whole: many families at once are for the proof.
-const MAX_WHOLE: usize = 12;
+const MAX_WHOLE: usize = 8;
 
 /// Most that it has compared in brief, beside those of every shape: where all depend on a change, each run takes others.
-const MAX_BRIEF: usize = 30;
+const MAX_BRIEF: usize = 20;
 
 /// Parts of a path, and the topic whose groups a change there concerns. A family's name in a path concerns the family.
 const TOPICS: &[(&str, &str)] = &[
