@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_packed_on_loading_have_their_own_sizes_or_explain_why_not() {
+    fn weights_packed_on_loading_have_sizes_or_explain_why_not() {
         let group = |weight_bytes| LayerGroup { count: 4, weight_bytes, ..LayerGroup::default() };
         let packed = |quantization, weight_bytes| QuantizedShape {
             quantization,

@@ -101,10 +101,10 @@ impl ShardRead {
         start: u64,
         out: &'a mut [u8],
         total: usize,
-    ) -> impl Iterator<Item = (Piece<'a>, &'a mut [u8])> {
+    ) -> impl Iterator<Item = (ReadPiece<'a>, &'a mut [u8])> {
         let (mut pieces, mut out) = (Vec::new(), out);
         let piece_bytes = piece_bytes(total);
-        let mut add = |piece: Piece<'a>| {
+        let mut add = |piece: ReadPiece<'a>| {
             let (own, others) = std::mem::take(&mut out).split_at_mut(piece.bytes() as usize);
             out = others;
             pieces.push((piece, own));
@@ -112,7 +112,7 @@ impl ShardRead {
         let block_bytes = self.runs.iter().map(|run| run.1).sum::<u64>();
         if let &[(from, length)] = &self.runs[..] {
             let runs = Runs { begin: start + from, length, stride: self.stride, count: self.blocks };
-            cut(runs, piece_bytes).for_each(|runs| add(Piece::Runs(runs)));
+            cut(runs, piece_bytes).for_each(|runs| add(ReadPiece::Runs(runs)));
         } else if let (Some(first), Some(last)) = (self.runs.first(), self.runs.last()) {
             // Short runs that lie close are read in one go and taken apart: a call for each would take longer.
             let span = last.0 + last.1 - first.0;
@@ -121,10 +121,10 @@ impl ShardRead {
             for number in 0..self.blocks {
                 let begin = start + number * self.stride;
                 if scattered {
-                    add(Piece::Scattered { begin, runs: &self.runs });
+                    add(ReadPiece::Scattered { begin, runs: &self.runs });
                 } else {
                     let each = alike(&self.runs, begin).flat_map(|runs| cut(runs, piece_bytes));
-                    each.for_each(|runs| add(Piece::Runs(runs)));
+                    each.for_each(|runs| add(ReadPiece::Runs(runs)));
                 }
             }
         }
@@ -134,14 +134,14 @@ impl ShardRead {
 
 /// A part of a shard that one thread reads.
 #[derive(Debug)]
-pub(super) enum Piece<'a> {
+pub(super) enum ReadPiece<'a> {
     /// Runs of equal length.
     Runs(Runs),
     /// Short runs, counted from `begin`, that are read with what lies between them.
     Scattered { begin: u64, runs: &'a [(u64, u64)] },
 }
 
-impl Piece<'_> {
+impl ReadPiece<'_> {
     /// Bytes of it.
     fn bytes(&self) -> u64 {
         match self {
