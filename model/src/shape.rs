@@ -171,49 +171,48 @@ pub struct ExpertGroup {
     pub weight_bytes: u64,
 }
 
+impl QuantizedShape {
+    /// The sizes of a model whose matrices are packed so while they are read.
+    fn of(quantization: LoadQuantization, model: &Model) -> Self {
+        let shape = ModelShape::of(model);
+        Self {
+            quantization,
+            embedding_bytes: shape.embedding_bytes,
+            head_bytes: shape.head_bytes,
+            per_layer_input_bytes: shape.per_layer_input_bytes,
+            quantization_group_size: shape.quantization_group_size,
+            layer_groups: shape.layer_groups,
+            shard_units: shape.shard_units,
+        }
+    }
+}
+
 impl ModelShape {
     /// The shape of a model whose headers were read. An error is a damaged file; a sound model that the engine does
     /// not run has a shape that says so.
     pub fn read(config: &[u8], headers: &Headers) -> Result<Self, FileError> {
+        Self::read_with(config, headers, |quantization| crate::read_as(config, headers, Some(quantization)))
+    }
+
+    /// The same where `packed` says what the model is with its matrices packed while they are read.
+    pub fn read_with(
+        config: &[u8],
+        headers: &Headers,
+        packed: impl Fn(LoadQuantization) -> Result<Model, Error>,
+    ) -> Result<Self, FileError> {
         let document = Document::parse(config)?;
         let names = Self::by_names(&document, headers)?;
         match crate::read(config, headers) {
             Ok(model) => {
                 let shape = Self::of(&model);
                 drop(model);
-                let quantized = |quantization| {
-                    Some((quantization, crate::read_as(config, headers, Some(quantization)).ok()?))
-                };
-                Ok(shape.with_quantized(LoadQuantization::ALL.into_iter().filter_map(quantized)))
+                let sizes =
+                    |quantization| Some(QuantizedShape::of(quantization, &packed(quantization).ok()?));
+                Ok(Self { quantized: LoadQuantization::ALL.into_iter().filter_map(sizes).collect(), ..shape })
             }
             Err(Error::Unsupported(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
             Err(Error::File(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
         }
-    }
-
-    /// The same with the sizes of these models, whose matrices are packed while they are read.
-    pub fn with_quantized(self, models: impl Iterator<Item = (LoadQuantization, Model)>) -> Self {
-        let quantized = models.map(|(quantization, model)| {
-            let Self {
-                embedding_bytes,
-                head_bytes,
-                per_layer_input_bytes,
-                quantization_group_size,
-                layer_groups,
-                shard_units,
-                ..
-            } = Self::of(&model);
-            QuantizedShape {
-                quantization,
-                embedding_bytes,
-                head_bytes,
-                per_layer_input_bytes,
-                quantization_group_size,
-                layer_groups,
-                shard_units,
-            }
-        });
-        Self { quantized: quantized.collect(), ..self }
     }
 
     /// The shape of the model with its matrices packed while they are read; an error says why they cannot be.

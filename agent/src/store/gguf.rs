@@ -7,7 +7,6 @@ use russet_model::error::{Error, FileError};
 use russet_model::gguf::files::SUFFIX;
 use russet_model::gguf::header::{GgufHeader, HeaderRead};
 use russet_model::gguf::{FIRST_READ_BYTES, Gguf};
-use russet_model::load_quantization::LoadQuantization;
 use russet_model::safetensors::MAX_MODEL_HEADER_BYTES;
 use russet_model::shape::ModelShape;
 use russet_model::tokenizer_files::TokenizerFiles;
@@ -120,14 +119,10 @@ fn shape(
         Ok(weights) => weights,
         Err(why) => return unsupported(why),
     };
-    let mut shape = ModelShape::read(&config, &weights.headers)?;
-    if shape.unsupported.is_none() {
-        let quantized = |quantization| {
-            let weights = gguf.weights(gguf.value_type(), Some(quantization)).ok()?;
-            Some((quantization, russet_model::read_as(&config, &weights.headers, Some(quantization)).ok()?))
-        };
-        shape = shape.with_quantized(LoadQuantization::ALL.into_iter().filter_map(quantized));
-    }
+    let mut shape = ModelShape::read_with(&config, &weights.headers, |quantization| {
+        let weights = gguf.weights(gguf.value_type(), Some(quantization))?;
+        russet_model::read_as(&config, &weights.headers, Some(quantization))
+    })?;
     shape.notes.push(gguf.note());
     tokenizer.config = config;
     if let Err(why) = gguf.complete(&mut tokenizer).and_then(|()| tokenizer.check_tokenizer()) {

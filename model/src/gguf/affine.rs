@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{load_quantization::LoadQuantization, value_type::ValueType};
 
-/// Bits of weights that are packed anew where none are asked for: with these an answer rarely differs from that of the file's own numbers.
+/// Bits of weights that are packed anew where none are asked for: with these an answer rarely differs from that of the
+/// file's own numbers.
 const ANEW_BITS: u32 = 8;
 /// Smallest scale of a group that is packed anew, of which F16 has a value: a group of equal numbers divides by it.
 const MIN_SCALE: f32 = 1e-7;
