@@ -378,3 +378,22 @@ fn models_without_config_are_estimated_well_enough() {
         assert!(median <= 0.2 && most <= 0.45, "experts {sparse}: median {median}, 90 % {most}");
     }
 }
+
+/// Both send the same bytes: each rank adds what its part of the experts makes of all tokens.
+#[test]
+fn experts_that_are_cut_are_read_sooner_than_whole_ones() {
+    println!("{:26} {:>5}  {:>9}  {:>9}", "experts read by a rank", "ranks", "each cut", "whole");
+    let mut compared = 0;
+    for facts in models::table().iter().filter(|facts| facts.experts.0 > 0) {
+        for ranks in [2, 4, 8] {
+            let (cut, whole) = (facts.share_of_cut_experts(ranks), facts.share_of_whole_experts(ranks));
+            println!("{:26} {ranks:>5}  {:>7.1} %  {:>7.1} %", facts.name, 100.0 * cut, 100.0 * whole);
+            assert!(cut < whole, "{} on {ranks}: {cut} of a token's experts, or {whole}", facts.name);
+            compared += 1;
+        }
+    }
+    assert!(compared > 30, "{compared}");
+    // Of the six pairs of four experts two lie on one of two ranks.
+    let two = models::Facts { experts: (4, 2), ..models::table().remove(0) };
+    assert!((two.share_of_whole_experts(2) - (4.0 * 0.5 + 2.0) / 6.0).abs() < 1e-12);
+}
