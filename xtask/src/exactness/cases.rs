@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 /// Shares into which the groups are dealt; each run takes one.
-const SHARES: usize = 60;
+const SHARES: usize = 90;
 
 /// Most groups that a change has compared whole: many families at once are for the proof.
-const MAX_WHOLE: usize = 8;
+const MAX_WHOLE: usize = 6;
 
 /// Most that it has compared in brief, beside those of every shape: where all depend on a change, each run takes others.
-const MAX_BRIEF: usize = 20;
+const MAX_BRIEF: usize = 16;
 
 /// Parts of a path, and the topic whose groups a change there concerns. A family's name in a path concerns the family.
 const TOPICS: &[(&str, &str)] = &[
@@ -103,6 +103,7 @@ impl Matrix {
                         split.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
                     let mut case = Case::new(name, &split, members);
                     case.topics.extend(self.topics(name));
+                    case.is_slow = variant["dtype"].is_string() && variant["widen"] != true;
                     cases.push(case);
                 }
             };
@@ -144,6 +145,8 @@ pub struct Case {
     pub members: u64,
     /// Whether some prompts and the beginnings of answers are enough.
     pub brief: bool,
+    /// Whether it computes in 16 bits, which takes a CPU ten times as long: minutes for a whole comparison.
+    is_slow: bool,
     /// What it says something about.
     topics: BTreeSet<String>,
 }
@@ -157,7 +160,14 @@ impl Case {
         if members > 1 {
             topics.insert("members".to_owned());
         }
-        Self { variant: variant.to_owned(), split: split.to_vec(), members, brief: false, topics }
+        Self {
+            variant: variant.to_owned(),
+            split: split.to_vec(),
+            members,
+            brief: false,
+            is_slow: false,
+            topics,
+        }
     }
 
     pub fn name(&self) -> String {
@@ -177,7 +187,7 @@ impl Case {
 /// The groups of a run, from the paths and variants that changed and the number that deals the rest:
 ///
 /// - whole: those of an edited variant and of a family whose name is in a changed path, as many of them as a run bears,
-///   and the share of this number;
+///   and the share of this number; what is slow is whole only where its variant was edited;
 /// - in brief: one of each other variant of these; one of every shape of group; of every variant that a changed path's topic concerns, one with it; and one of
 ///   every variant where what all depend on changed; as many of these as a run bears.
 pub fn chosen(
@@ -217,7 +227,7 @@ pub fn chosen(
         for topic in of_this.copied().chain(everything.then_some("any")) {
             brief |= seen.insert((case.variant.clone(), topic));
         }
-        case.brief = !whole;
+        case.brief = !whole || case.is_slow && !edited.contains(&case.variant);
         if whole || of_shape {
             taken.push(case);
         } else if brief {
@@ -248,15 +258,18 @@ mod tests {
     #[test]
     fn numbers_deal_all_groups_and_each_run_has_every_shape() {
         let shapes = BTreeSet::from([(1, 1), (2, 1), (3, 1), (1, 2), (1, 4), (2, 2)]);
-        let mut whole = BTreeSet::new();
+        let (mut whole, mut every) = (BTreeSet::new(), BTreeSet::new());
         for number in 0..SHARES as u32 {
             let taken = taken(&[], &[], number);
             assert_eq!(taken.iter().map(Case::shape).collect::<BTreeSet<_>>(), shapes, "{number}");
-            assert!(taken.len() < 13, "{} groups", taken.len());
+            assert!(taken.len() < 11, "{} groups", taken.len());
             whole.extend(taken.iter().filter(|case| !case.brief).map(Case::name));
+            every.extend(taken.iter().map(Case::name));
         }
-        assert_eq!(whole.len(), matrix().cases().len());
-        assert!(whole.len() >= 67, "{} groups", whole.len());
+        let cases = matrix().cases();
+        assert_eq!(every.len(), cases.len());
+        assert_eq!(whole.len(), cases.iter().filter(|case| !case.is_slow).count());
+        assert!((220..cases.len()).contains(&whole.len()), "{} groups", whole.len());
     }
 
     #[test]
