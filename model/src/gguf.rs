@@ -4,13 +4,16 @@
 //!
 //! ```text
 //! *.gguf ─▶ files ─▶ header ─▶ metadata ─▶ configuration, tokenizer
-//!                       └────▶ names ────▶ layout ─▶ Headers; bytes: blocks, k_quants ─▶ affine
+//!                       └─▶ architectures ─▶ layout ─▶ Headers; bytes: blocks, k_quants ─▶ affine
 //! ```
 
 pub mod affine;
+pub mod architectures;
 pub mod block_type;
 pub mod blocks;
 mod configuration;
+pub mod delta_net;
+mod fields;
 pub mod files;
 pub mod header;
 mod iq;
@@ -18,7 +21,6 @@ mod iq_grids;
 mod k_quants;
 pub mod layout;
 pub mod metadata;
-pub mod names;
 mod pre_tokenizers;
 mod rope_factors;
 mod sentence_piece;
@@ -34,11 +36,13 @@ use crate::{
     value_type::ValueType,
 };
 use affine::is_packed_anew;
+use architectures::{ARCHITECTURES, Architecture, LONG_FACTORS, ROPE_FACTORS};
 use block_type::BlockType;
+use delta_net::DeltaHeads;
+use fields::Fields;
 use header::{GgufHeader, GgufTensor};
-use layout::Layout;
+use layout::{Conversion, Layout};
 use metadata::Metadata;
-use names::{ARCHITECTURES, Architecture, ROPE_FACTORS};
 
 /// Longest header read of one file. A vocabulary of 260,000 tokens with its merges takes some 15 MB.
 pub const MAX_HEADER_BYTES: u64 = 64 << 20;
@@ -113,7 +117,8 @@ impl<'a> Gguf<'a> {
     /// The file, by its number, and the bytes of it that the configuration needs beside the metadata.
     pub fn rope_factors(&self) -> Option<(usize, Range<u64>)> {
         let own = |tensors: &[GgufTensor]| {
-            let tensor = tensors.iter().find(|tensor| tensor.name == ROPE_FACTORS)?;
+            let tensor =
+                tensors.iter().find(|tensor| [ROPE_FACTORS, LONG_FACTORS].contains(&tensor.name.as_str()))?;
             let length = tensor.bytes.min(rope_factors::MAX_BYTES);
             Some(tensor.begin..tensor.begin + length)
         };
@@ -132,9 +137,16 @@ impl<'a> Gguf<'a> {
         value: ValueType,
         quantization: Option<LoadQuantization>,
     ) -> Result<ConvertedWeights, Error> {
+        let conversion = Conversion {
+            architecture: self.architecture,
+            layers: Fields::new(self).layers()?,
+            heads: DeltaHeads::read(self)?,
+            value,
+            anew: quantization,
+        };
         let (mut headers, mut layouts) = (Headers::default(), Vec::new());
         for (name, header) in &self.files {
-            let (layout, entries) = Layout::new(self.architecture, &header.tensors, value, quantization)?;
+            let (layout, entries) = Layout::new(&conversion, &header.tensors)?;
             headers.add_converted(name, entries)?;
             layouts.push(layout);
         }

@@ -294,7 +294,7 @@ pub fn packed_entry(entry: &Entry, dimensions: usize) -> Entry {
 }
 
 /// The type of bytes.
-const BYTE: Dtype = Dtype::Other("U8", 1);
+pub(crate) const BYTE: Dtype = Dtype::Other("U8", 1);
 
 fn check_plain(name: &str, entry: &Entry, shape: &[u64], headers: &Headers) -> Result<(), Error> {
     if !entry.dtype.is_float() {

@@ -9,6 +9,8 @@
     reason = "a test reads the recorded file and may fail"
 )]
 
+#[path = "throughput/experts.rs"]
+mod experts;
 #[path = "throughput/fit.rs"]
 mod fit;
 #[path = "throughput/models.rs"]

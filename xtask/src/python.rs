@@ -32,6 +32,7 @@ fn pins() -> String {
          transformers==5.23.0\n\
          numpy>=2,<3\n\
          safetensors==0.8.0\n\
+         gguf==0.19.0\n\
          openai==3.52.0\n"
     )
 }

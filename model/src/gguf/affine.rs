@@ -24,10 +24,10 @@ pub struct GroupPacking {
 }
 
 /// How a matrix of a block type with rows of `columns` is packed, with so many bits what is packed anew; `None` for plain
-/// numbers.
+/// numbers, and for MXFP4, which MLX has too.
 pub fn packing(kind: BlockType, columns: u64, anew: Option<LoadQuantization>) -> Option<GroupPacking> {
     match kind {
-        BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::F64 => None,
+        BlockType::F32 | BlockType::F16 | BlockType::Bf16 | BlockType::F64 | BlockType::Mxfp4 => None,
         BlockType::Q4_0 | BlockType::Q4_1 | BlockType::Q4K => Some(GroupPacking { group_size: 32, bits: 4 }),
         BlockType::Q5_0 | BlockType::Q5_1 | BlockType::Q5K => Some(GroupPacking { group_size: 32, bits: 5 }),
         BlockType::Q8_0 => Some(GroupPacking { group_size: 32, bits: 8 }),
@@ -43,7 +43,7 @@ pub fn packing(kind: BlockType, columns: u64, anew: Option<LoadQuantization>) ->
 
 /// Whether the integers of a block are not the file's own.
 pub fn is_packed_anew(kind: BlockType) -> bool {
-    !kind.is_plain() && !is_affine(kind)
+    !kind.is_plain() && !is_affine(kind) && kind != BlockType::Mxfp4
 }
 
 fn is_affine(kind: BlockType) -> bool {

@@ -5,26 +5,43 @@ use std::io;
 
 use super::{
     affine::{GroupPacking, Packed, packing},
+    architectures::{Architecture, is_of_configuration, mlx_name, stays_wide},
     block_type::BlockType,
     blocks::decode,
+    delta_net::{DeltaHeads, Reorder, TensorPiece, check_groups},
     header::GgufTensor,
-    names::{Architecture, ROPE_FACTORS, mlx_name},
 };
 use crate::{
     error::Unsupported,
     load_quantization::LoadQuantization,
     safetensors::{Dtype, Entry, shorten},
-    tensors::beside,
+    tensors::{BYTE, beside},
     value_type::ValueType,
 };
 
+/// Neighbours that share a scale in MXFP4.
+const MXFP4_GROUP: u64 = 32;
 /// Bytes that are read of the file at once: what is kept beside the converted tensor.
 const READ_BYTES: usize = 1 << 20;
+
+/// What of a file's tensors is converted, and into what.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion {
+    /// What the file's names mean.
+    pub architecture: &'static Architecture,
+    /// Layers of the model. The file may have further ones, which are left out.
+    pub layers: u64,
+    /// Heads of its gated delta nets, if it has such.
+    pub heads: Option<DeltaHeads>,
+    /// The type of numbers, scales and biases.
+    pub value: ValueType,
+    /// Bits of what is packed anew, where they are asked for.
+    pub anew: Option<LoadQuantization>,
+}
 
 /// The converted tensors of one file.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    value: ValueType,
     /// One after the other from 0 on.
     regions: Vec<Region>,
 }
@@ -40,6 +57,10 @@ struct Region {
     /// First byte of its blocks.
     start: u64,
     part: Part,
+    /// Type of its numbers, or of its scales and biases.
+    value: ValueType,
+    /// Where its heads are in another order.
+    reorder: Option<Reorder>,
 }
 
 /// What is made of blocks.
@@ -47,23 +68,31 @@ struct Region {
 enum Part {
     /// Plain numbers, each less so much.
     Plain(f32),
+    /// Logarithms of what plain numbers are below zero.
+    Logarithms,
     /// The integers of packed ones.
     Values(GroupPacking),
     Scales(GroupPacking),
     Biases(GroupPacking),
+    /// MXFP4's own numbers of 4 bits, which MLX has in another order.
+    Mxfp4Values,
+    /// The exponents of their scales.
+    Mxfp4Scales,
 }
 
 impl Part {
     /// Elements that share so many bytes of this part.
     fn group(self, value: ValueType) -> (u64, u64) {
         match self {
-            Self::Plain(_) => (1, value.bytes() as u64),
+            Self::Plain(_) | Self::Logarithms => (1, value.bytes() as u64),
             Self::Values(packing) => {
                 (packing.group_size.into(), u64::from(packing.group_size * packing.bits / 8))
             }
             Self::Scales(packing) | Self::Biases(packing) => {
                 (packing.group_size.into(), value.bytes() as u64)
             }
+            Self::Mxfp4Values => (MXFP4_GROUP, MXFP4_GROUP / 2),
+            Self::Mxfp4Scales => (MXFP4_GROUP, 1),
         }
     }
 }
@@ -71,62 +100,81 @@ impl Part {
 impl Layout {
     /// The layout of a file's tensors, and the entries of a header that would describe it.
     pub(super) fn new(
-        architecture: &Architecture,
+        conversion: &Conversion,
         tensors: &[GgufTensor],
-        value: ValueType,
-        anew: Option<LoadQuantization>,
     ) -> Result<(Self, Vec<(String, Entry)>), Unsupported> {
-        let mut layout = Self { value, regions: Vec::new() };
+        let mut layout = Self { regions: Vec::new() };
         let mut entries = Vec::new();
-        for tensor in tensors.iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
-            let refuse =
-                |reason: String, remedy: &str| Unsupported::tensor(&shorten(&tensor.name), reason, remedy);
-            let Some(name) = mlx_name(architecture, &tensor.name) else {
-                let reason = "this release does not know what it is for".to_owned();
-                return Err(refuse(reason, "use the model as an MLX repository"));
+        for tensor in tensors.iter().filter(|tensor| !is_of_configuration(&tensor.name)) {
+            let (layer, own) = match tensor.name.strip_prefix("blk.").and_then(|name| name.split_once('.')) {
+                Some((layer, own)) => (layer.parse().ok(), own),
+                None => (None, tensor.name.as_str()),
             };
-            let Some(kind) = tensor.element.block_type() else {
-                let reason = format!(
-                    "its type {:?} is not read; read are {}",
-                    tensor.element,
-                    super::block_type::list()
-                );
-                return Err(refuse(reason, "use a file of another quantisation, such as Q4_K_M or Q8_0"));
-            };
+            if layer.is_some_and(|layer: u64| layer >= conversion.layers) {
+                continue;
+            }
             let columns = tensor.shape.last().copied().unwrap_or(0);
-            let packing = packing(kind, columns, anew).filter(|_| tensor.shape.len() > 1);
-            let mut add = |name: String, dtype: Dtype, columns: u64, bytes: u64, part: Part| {
-                let mut shape = tensor.shape.clone();
-                shape.pop();
-                shape.push(columns);
-                let begin = layout.regions.last().map_or(0, |region| region.end);
-                // At most 8 times what is in the file, whose bytes are counted in 64 bits.
-                let end = begin.saturating_add(bytes);
-                let (tensor, start) = (tensor.name.clone(), tensor.begin);
-                layout.regions.push(Region { begin, end, tensor, kind, start, part });
-                entries.push((name, Entry { file: 0, dtype, shape, begin, end }));
-            };
-            let elements = tensor.shape.iter().fold(1_u64, |product, &size| product.saturating_mul(size));
-            let bytes = |part: Part| {
-                let (group, bytes) = part.group(value);
-                (elements / group).saturating_mul(bytes)
-            };
-            match packing {
-                None => {
-                    let less = if name.ends_with("norm.weight") { architecture.norm_offset } else { 0.0 };
-                    add(name, value.dtype(), columns, bytes(Part::Plain(less)), Part::Plain(less));
-                }
-                Some(own) => {
-                    let groups = columns / u64::from(own.group_size);
-                    let words = columns / 32 * u64::from(own.bits);
-                    let (scales, biases) = (beside(&name, "scales"), beside(&name, "biases"));
-                    add(name, Dtype::U32, words, bytes(Part::Values(own)), Part::Values(own));
-                    add(scales, value.dtype(), groups, bytes(Part::Scales(own)), Part::Scales(own));
-                    add(biases, value.dtype(), groups, bytes(Part::Biases(own)), Part::Biases(own));
-                }
+            let whole = || vec![TensorPiece { name: None, rows: None, reorder: None }];
+            for piece in conversion.heads.map_or_else(whole, |heads| heads.pieces(own, columns)) {
+                let name = match (piece.name, layer) {
+                    (Some(name), Some(layer)) => Some(format!("model.layers.{layer}.{name}")),
+                    _ => mlx_name(conversion.architecture, &tensor.name),
+                };
+                layout.add(conversion, tensor, name, &piece, &mut entries)?;
             }
         }
         Ok((layout, entries))
+    }
+
+    /// Adds what one tensor, or a piece of it, becomes.
+    fn add(
+        &mut self,
+        conversion: &Conversion,
+        tensor: &GgufTensor,
+        name: Option<String>,
+        piece: &TensorPiece,
+        entries: &mut Vec<(String, Entry)>,
+    ) -> Result<(), Unsupported> {
+        let refuse =
+            |reason: String, remedy: &str| Unsupported::tensor(&shorten(&tensor.name), reason, remedy);
+        let Some(name) = name else {
+            let reason = "this release does not know what it is for".to_owned();
+            return Err(refuse(reason, "use the model as an MLX repository"));
+        };
+        let Some(kind) = tensor.element.block_type() else {
+            let reason =
+                format!("its type {:?} is not read; read are {}", tensor.element, super::block_type::list());
+            return Err(refuse(reason, "use a file of another quantisation, such as Q4_K_M or Q8_0"));
+        };
+        let mut shape = tensor.shape.clone();
+        if let (Some(rows), Some(first)) = (piece.rows, shape.first_mut()) {
+            *first = rows;
+        }
+        let elements = shape.iter().fold(1_u64, |product, &size| product.saturating_mul(size));
+        let columns = shape.pop().unwrap_or(0);
+        let is_matrix = !shape.is_empty();
+        let is_wide = kind == BlockType::F32 && stays_wide(&name);
+        let value = if is_wide { ValueType::F32 } else { conversion.value };
+        for (name, dtype, columns, part) in parts(conversion, name, kind, columns, is_matrix, value) {
+            let mut shape = shape.clone();
+            shape.push(columns);
+            // Of dimensions of one the file has none. mlx-lm has the one input of each channel last.
+            if name.ends_with("conv1d.weight") {
+                shape.push(1);
+            }
+            if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
+                shape.insert(0, 1);
+            }
+            let begin = self.regions.last().map_or(0, |region| region.end);
+            let (group, bytes) = part.group(value);
+            check_groups(&shorten(&tensor.name), piece.reorder, group)?;
+            // At most 8 times what is in the file, whose bytes are counted in 64 bits.
+            let end = begin.saturating_add((elements / group).saturating_mul(bytes));
+            let (tensor, start, reorder) = (tensor.name.clone(), tensor.begin, piece.reorder);
+            self.regions.push(Region { begin, end, tensor, kind, start, part, value, reorder });
+            entries.push((name, Entry { file: 0, dtype, shape, begin, end }));
+        }
+        Ok(())
     }
 
     /// Fills `out` with the converted bytes from `offset` on, which lie in one tensor; `read` fills bytes of the file
@@ -145,19 +193,71 @@ impl Layout {
                 format!("bytes {offset}..{end} of the converted tensors lie in none; report this as a bug");
             return Err(io::Error::other(problem));
         };
-        region.read(self.value, offset - region.begin, out, read)
+        region.read(offset - region.begin, out, read)
+    }
+}
+
+/// What a tensor of this name becomes: names, types, columns, and how each is made.
+fn parts(
+    conversion: &Conversion,
+    name: String,
+    kind: BlockType,
+    columns: u64,
+    is_matrix: bool,
+    value: ValueType,
+) -> Vec<(String, Dtype, u64, Part)> {
+    let (scales, biases) = (beside(&name, "scales"), beside(&name, "biases"));
+    match packing(kind, columns, conversion.anew) {
+        Some(own) if is_matrix => {
+            let groups = columns / u64::from(own.group_size);
+            let words = columns / 32 * u64::from(own.bits);
+            vec![
+                (name, Dtype::U32, words, Part::Values(own)),
+                (scales, value.dtype(), groups, Part::Scales(own)),
+                (biases, value.dtype(), groups, Part::Biases(own)),
+            ]
+        }
+        None if is_matrix && kind == BlockType::Mxfp4 => vec![
+            (name, Dtype::U32, columns / 8, Part::Mxfp4Values),
+            (scales, BYTE, columns / MXFP4_GROUP, Part::Mxfp4Scales),
+        ],
+        Some(_) | None if name.ends_with(".A_log") => vec![(name, value.dtype(), columns, Part::Logarithms)],
+        Some(_) | None => {
+            let less = if name.ends_with("norm.weight") { conversion.architecture.norm_offset } else { 0.0 };
+            vec![(name, value.dtype(), columns, Part::Plain(less))]
+        }
     }
 }
 
 impl Region {
+    /// The same whatever the order of its heads.
     fn read(
         &self,
-        value: ValueType,
         offset: u64,
         mut out: &mut [u8],
         read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let (group, group_bytes) = self.part.group(value);
+        let Some(reorder) = self.reorder else { return self.read_in_order(offset, out, read) };
+        let (group, bytes) = self.part.group(self.value);
+        let mut at = offset;
+        while !out.is_empty() {
+            let (source, together) = reorder.source(at / bytes * group);
+            let skip = at % bytes;
+            let length = (together / group * bytes - skip).min(out.len() as u64);
+            let (head, tail) = out.split_at_mut(length as usize);
+            self.read_in_order(source / group * bytes + skip, head, read)?;
+            (out, at) = (tail, at + length);
+        }
+        Ok(())
+    }
+
+    fn read_in_order(
+        &self,
+        offset: u64,
+        mut out: &mut [u8],
+        read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (group, group_bytes) = self.part.group(self.value);
         // What is decoded together: whole blocks and whole groups. Both are powers of two.
         let unit = group.max(self.kind.block_elements() as u64);
         let (block, block_bytes) = (self.kind.block_elements() as u64, self.kind.block_bytes() as u64);
@@ -171,7 +271,7 @@ impl Region {
             raw.resize((units * raw_unit) as usize, 0);
             read(self.start + number * raw_unit, &mut raw)?;
             converted.clear();
-            self.convert(value, &raw, &mut converted)?;
+            self.convert(&raw, &mut converted)?;
             let own = converted.get(skip..).unwrap_or_default();
             let length = own.len().min(out.len());
             if length == 0 {
@@ -188,7 +288,8 @@ impl Region {
     }
 
     /// Adds what whole blocks become.
-    fn convert(&self, value: ValueType, raw: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    fn convert(&self, raw: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        let value = self.value;
         let beyond = |found: f32| value.beyond(&self.tensor, found);
         let packed = |own: GroupPacking| {
             let mut packed = Packed::default();
@@ -196,11 +297,14 @@ impl Region {
             packed
         };
         match self.part {
-            Part::Plain(less) => {
+            Part::Plain(_) | Part::Logarithms => {
                 let mut values = vec![0.0; self.kind.block_elements()];
                 for block in raw.chunks_exact(self.kind.block_bytes()) {
                     decode(self.kind, block, &mut values);
-                    values.iter_mut().for_each(|number| *number -= less);
+                    values.iter_mut().for_each(|number| {
+                        *number =
+                            if let Part::Plain(less) = self.part { *number - less } else { (-*number).ln() };
+                    });
                     value.write(&values, out).map_err(beyond)?;
                 }
                 Ok(())
@@ -211,8 +315,23 @@ impl Region {
             }
             Part::Scales(own) => value.write(&packed(own).scales, out).map_err(beyond),
             Part::Biases(own) => value.write(&packed(own).biases, out).map_err(beyond),
+            Part::Mxfp4Values => {
+                out.extend(raw.chunks_exact(self.kind.block_bytes()).flat_map(mxfp4_values));
+                Ok(())
+            }
+            Part::Mxfp4Scales => {
+                out.extend(raw.chunks_exact(self.kind.block_bytes()).map(|block| block[0]));
+                Ok(())
+            }
         }
     }
+}
+
+/// The numbers of a block in their order, the first of two in the lower half of a byte. The block has an exponent, and
+/// bytes with a number of its first half and one of its second half.
+fn mxfp4_values(block: &[u8]) -> [u8; MXFP4_GROUP as usize / 2] {
+    let number = |at: usize| if at < 16 { block[1 + at] & 15 } else { block[1 + at - 16] >> 4 };
+    std::array::from_fn(|pair| number(2 * pair) | number(2 * pair + 1) << 4)
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use super::MAX_HEADER_BYTES;
 const MAX_KEYS: u64 = 4096;
 /// Longest key, by the specification.
 const MAX_KEY_BYTES: u64 = 65_535;
+/// The number of the type of yes and no.
+const FLAG: u32 = 7;
 /// The number of the type of texts.
 const TEXT: u32 = 8;
 /// The number of the type of lists.
@@ -139,6 +141,12 @@ impl<'a> MetaList<'a> {
             _ => f64::NAN,
         })
     }
+
+    /// The values that are yes or no, if they are some.
+    pub fn flags(self) -> impl Iterator<Item = bool> {
+        let bytes = if self.kind == FLAG { self.bytes } else { &[] };
+        bytes.iter().map(|&byte| byte != 0)
+    }
 }
 
 /// The metadata of a file.
@@ -241,7 +249,7 @@ fn list<'a>(cursor: &mut Cursor<'a>, key: &str) -> Result<MetaList<'a>, Stop> {
 /// Bytes of a value of a type that has always as many.
 fn width(kind: u32) -> Option<u64> {
     Some(match kind {
-        0 | 1 | 7 => 1,
+        0 | 1 | FLAG => 1,
         2 | 3 => 2,
         4..=6 => 4,
         10..=12 => 8,
@@ -259,7 +267,7 @@ fn scalar<'a>(kind: u32, bytes: &[u8]) -> Option<MetaValue<'a>> {
         11 => MetaValue::Whole((unsigned as i64).into()),
         6 => MetaValue::Float(f32::from_bits(unsigned as u32).into()),
         12 => MetaValue::Float(f64::from_bits(unsigned)),
-        7 => MetaValue::Flag(unsigned != 0),
+        FLAG => MetaValue::Flag(unsigned != 0),
         _ => return None,
     })
 }

@@ -1,10 +1,10 @@
-//! The factors by which a GGUF file stretches the frequencies of a rotary embedding, one for each pair of a head. Llama
-//! 3's rule has four numbers, of which the file has none: three are the same for all its models, the fourth is the
-//! largest factor.
+//! The factors by which a GGUF file stretches the frequencies of a rotary embedding, one for each pair of a head. Phi's are
+//! those of config.json. Llama 3's rule has four numbers, of which the file has none: three are the same for all its
+//! models, the fourth is the largest factor.
 
 use serde_json::{Value, json};
 
-use super::{names::ROPE_FACTORS, refuse};
+use super::{architectures::ROPE_FACTORS, refuse};
 use crate::error::Unsupported;
 
 /// Most bytes of the factors: those of heads of 1024.
@@ -18,10 +18,14 @@ const HIGH: f32 = 4.0;
 /// How far a factor may be from the rule's: the file's were computed in 32 bits, in another order.
 const TOLERANCE: f32 = 1e-3;
 
+/// The factors of these bytes.
+pub(super) fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
 /// The scaling of `config.json` that has these factors; `None` where they change nothing.
-pub(super) fn scaling(factors: &[u8], base: f32, head_dim: u64) -> Result<Option<Value>, Unsupported> {
-    let numbers = factors.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-    let factors: Vec<f32> = numbers.collect();
+pub(super) fn llama3(factors: &[u8], base: f32, head_dim: u64) -> Result<Option<Value>, Unsupported> {
+    let factors = numbers(factors);
     if factors.len() as u64 * 2 != head_dim {
         let reason = format!("it has {} factors for heads of {head_dim}", factors.len());
         return Err(refuse(ROPE_FACTORS, reason));
@@ -70,16 +74,16 @@ mod tests {
         let bytes =
             |factors: &mut dyn Iterator<Item = f32>| factors.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
         for factor in [8.0, 32.0] {
-            let found = scaling(&bytes(&mut rule(factor)), 5e5, 128).unwrap().unwrap();
+            let found = llama3(&bytes(&mut rule(factor)), 5e5, 128).unwrap().unwrap();
             assert_eq!(found["factor"], factor);
         }
-        assert_eq!(scaling(&bytes(&mut [1.0; 64].into_iter()), 5e5, 128), Ok(None));
+        assert_eq!(llama3(&bytes(&mut [1.0; 64].into_iter()), 5e5, 128), Ok(None));
         for (factors, said) in [
             (bytes(&mut rule(8.0).map(|own| own + 0.1)), "Llama 3's rule"),
             (bytes(&mut [f32::NAN; 64].into_iter()), "factor 0 is NaN"),
             (bytes(&mut [2.0; 8].into_iter()), "8 factors for heads of 128"),
         ] {
-            let error = scaling(&factors, 5e5, 128).unwrap_err().to_string();
+            let error = llama3(&factors, 5e5, 128).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
     }

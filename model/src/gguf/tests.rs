@@ -159,11 +159,11 @@ fn with<T>(file: &GgufFile, then: impl FnOnce(&Gguf<'_>) -> Result<T, Error>) ->
     then(&Gguf::new(vec![("x.gguf".to_owned(), header)])?)
 }
 
-fn config(file: &GgufFile) -> Value {
+pub(super) fn config(file: &GgufFile) -> Value {
     serde_json::from_slice(&with(file, |gguf| gguf.configuration(None)).unwrap()).unwrap()
 }
 
-fn rejection(file: &GgufFile) -> String {
+pub(super) fn rejection(file: &GgufFile) -> String {
     let read = with(file, |gguf| {
         gguf.configuration(None)?;
         gguf.weights(gguf.value_type(), None)?;
@@ -313,7 +313,7 @@ fn what_the_engine_cannot_be_sure_of_is_refused_by_name() {
             GgufFile::new().text("general.architecture", "mamba"),
             "\"mamba\" is not supported as GGUF; supported are llama",
         ),
-        (GgufFile::new().text("general.architecture", "llama"), "llama.attention.head_count is missing"),
+        (GgufFile::new().text("general.architecture", "llama"), "llama.embedding_length is missing"),
         (llama().whole("split.count", 3), "it is one of 3 parts, and 1 are there"),
         (
             llama().whole("llama.expert_count", 8),

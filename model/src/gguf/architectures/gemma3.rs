@@ -1,0 +1,29 @@
+//! Gemma 3.
+
+use super::{Architecture, plain};
+
+/// Layers of Gemma 3's largest model, whose queries are scaled by its width.
+const GEMMA_3_27B_LAYERS: u64 = 62;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    norm_offset: 1.0,
+    modules: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ],
+    fields: |fields| {
+        let (hidden, heads) = (fields.number("embedding_length")?, fields.number("attention.head_count")?);
+        let own_width = hidden.checked_div(heads).unwrap_or(0);
+        let by_width = fields.number("block_count")? == GEMMA_3_27B_LAYERS;
+        let head_dim = fields.optional("attention.key_length")?.unwrap_or(own_width);
+        fields.set("query_pre_attn_scalar", if by_width { own_width } else { head_dim });
+        fields.set("hidden_activation", "gelu_pytorch_tanh");
+        fields.copy("sliding_window", "attention.sliding_window")?;
+        if let Some(cap) = fields.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0) {
+            fields.set("final_logit_softcapping", cap);
+        }
+        Ok(())
+    },
+    ..plain("gemma3", "gemma3_text")
+};

@@ -1,0 +1,16 @@
+//! Phi-3, 3.5 and 4.
+
+use super::{Architecture, Rotated, plain};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    rotated: Rotated::Share,
+    // Gate and input in one matrix.
+    modules: &[("ffn_up", "mlp.gate_up_proj")],
+    fields: |fields| {
+        if let Some(window) = fields.optional("attention.sliding_window")?.filter(|window| *window > 0) {
+            fields.set("sliding_window", window);
+        }
+        Ok(())
+    },
+    ..plain("phi3", "phi3")
+};

@@ -1,0 +1,157 @@
+//! Which fields of config.json the keys of an architecture make, and what is refused. That llama.cpp's own files of every
+//! architecture answer as their repositories is shown in `engine/tests/gguf`.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::gguf::tests::{GgufFile, config, rejection};
+
+fn float(file: GgufFile, key: &str, number: f32) -> GgufFile {
+    file.value(key, 6, &number.to_le_bytes())
+}
+
+/// A list of yes and no.
+fn flags(file: GgufFile, key: &str, flags: &[u8]) -> GgufFile {
+    let head = [&7_u32.to_le_bytes()[..], &(flags.len() as u64).to_le_bytes()];
+    file.value(key, 9, &[&head.concat()[..], flags].concat())
+}
+
+/// A file of an architecture with these keys of its own.
+fn with(architecture: &str, keys: &[(&str, u32)]) -> GgufFile {
+    let file = GgufFile::model(architecture, 64, 128, 8);
+    keys.iter().fold(file, |file, (key, number)| file.whole(&format!("{architecture}.{key}"), *number))
+}
+
+const EXPERTS: [(&str, u32); 4] = [
+    ("expert_count", 8),
+    ("expert_used_count", 2),
+    ("expert_feed_forward_length", 32),
+    ("expert_gating_func", 2),
+];
+const LATENT: [(&str, u32); 6] = [
+    ("attention.kv_lora_rank", 32),
+    ("attention.q_lora_rank", 48),
+    ("attention.key_length", 48),
+    ("attention.value_length", 32),
+    ("attention.key_length_mla", 40),
+    ("attention.value_length_mla", 24),
+];
+
+fn check(found: &Value, expected: &[(&str, Value)]) {
+    for (field, value) in expected {
+        assert_eq!(&found[field], value, "{field} of {}", found["model_type"]);
+    }
+}
+
+#[test]
+fn keys_become_the_fields_of_their_family() {
+    let deepseek =
+        float(with("deepseek2", &[&LATENT[..], &EXPERTS].concat()), "deepseek2.rope.scaling.factor", 4.0)
+            .text("deepseek2.rope.scaling.type", "yarn");
+    let deepseek = float(deepseek, "deepseek2.rope.scaling.yarn_log_multiplier", 0.1);
+    let found = config(&deepseek);
+    check(
+        &found,
+        &[
+            ("model_type", json!("deepseek_v3")),
+            ("kv_lora_rank", json!(32)),
+            ("q_lora_rank", json!(48)),
+            ("qk_rope_head_dim", json!(16)),
+            ("qk_nope_head_dim", json!(24)),
+            ("v_head_dim", json!(24)),
+            ("num_key_value_heads", json!(4)),
+            ("n_routed_experts", json!(8)),
+            ("n_group", json!(1)),
+            ("norm_topk_prob", json!(false)),
+        ],
+    );
+    assert!((found["rope_scaling"]["mscale_all_dim"].as_f64().unwrap() - 1.0).abs() < 1e-6);
+    let glm = with(
+        "glm4moe",
+        &[&EXPERTS[..], &[("nextn_predict_layers", 1), ("attention.key_length", 32)]].concat(),
+    );
+    let expected = [
+        ("num_hidden_layers", json!(0)),
+        ("partial_rotary_factor", json!(0.5)),
+        ("use_qk_norm", json!(false)),
+    ];
+    check(&config(&glm), &expected);
+    let minimax = with("minimax-m2", &[&EXPERTS[..], &[("attention.key_length", 32)]].concat());
+    check(&config(&minimax), &[("rotary_dim", json!(16)), ("partial_rotary_factor", Value::Null)]);
+    let olmo = flags(
+        with("olmo2", &[("attention.sliding_window", 8)]),
+        "olmo2.attention.sliding_window_pattern",
+        &[1],
+    );
+    check(&config(&olmo), &[("model_type", json!("olmo3")), ("layer_types", json!(["sliding_attention"]))]);
+    check(&config(&with("olmo2", &[])), &[("model_type", json!("olmo2")), ("layer_types", Value::Null)]);
+    let granite = float(with("granite", &[]), "granite.embedding_scale", 12.0);
+    check(&config(&granite), &[("embedding_multiplier", json!(12.0)), ("rope_traditional", json!(true))]);
+    let ministral = float(with("mistral3", &[]), "mistral3.attention.temperature_scale", 0.5);
+    check(&config(&ministral), &[("model_type", json!("ministral3"))]);
+    let delta = [
+        ("ssm.group_count", 2),
+        ("ssm.time_step_rank", 4),
+        ("ssm.state_size", 16),
+        ("ssm.inner_size", 128),
+        ("ssm.conv_kernel", 4),
+    ];
+    let qwen = flags(with("qwen35", &delta), "qwen35.attention.recurrent_layers", &[1]);
+    let expected = [
+        ("model_type", json!("qwen3_5_text")),
+        ("linear_value_head_dim", json!(32)),
+        ("layer_types", json!(["linear_attention"])),
+    ];
+    check(&config(&qwen), &expected);
+}
+
+#[test]
+fn relatives_that_compute_otherwise_are_refused() {
+    let without_gating: Vec<_> = LATENT.into_iter().chain(EXPERTS.into_iter().take(3)).collect();
+    let softmax: Vec<_> = EXPERTS.into_iter().take(3).chain([("expert_gating_func", 1)]).collect();
+    for (file, said) in [
+        (
+            with("deepseek2", &without_gating),
+            "deepseek2.expert_gating_func: it is missing, as in files of DeepSeek V2",
+        ),
+        (with("glm4moe", &softmax), "glm4moe.expert_gating_func: 1 is not supported; supported is 2"),
+        (
+            with("qwen3", &[("rope.scaling.attn_factor", 1)]),
+            "qwen3.rope.scaling.attn_factor: this release does not know",
+        ),
+        (
+            with("granite", &[("rope.dimension_count_swa", 8)]),
+            "dimension_count_swa: this release does not know it",
+        ),
+    ] {
+        let error = rejection(&file);
+        assert!(error.contains(said), "{said}: {error}");
+    }
+}
+
+#[test]
+fn names_are_those_of_an_mlx_repository_or_none() {
+    for (name, expected) in [
+        ("token_embd.weight", Some("model.embed_tokens.weight")),
+        ("output.weight", Some("lm_head.weight")),
+        ("blk.17.attn_q.bias", Some("model.layers.17.self_attn.q_proj.bias")),
+        ("blk.0.ffn_down_exps.weight", Some("model.layers.0.mlp.switch_mlp.down_proj.weight")),
+        ("blk.3.exp_probs_b.bias", Some("model.layers.3.mlp.gate.e_score_correction_bias")),
+        ("blk.00.attn_q.weight", None),
+        ("blk.+1.attn_q.weight", None),
+        ("blk.0.ssm_in.weight", None),
+        ("blk.0.attn_q", None),
+        ("v.blk.0.attn_q.weight", None),
+        ("output", None),
+    ] {
+        assert_eq!(mlx_name(&ARCHITECTURES[0], name).as_deref(), expected, "{name}");
+    }
+    for (architecture, name, expected) in [
+        ("gemma3", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"),
+        ("gpt-oss", "blk.2.attn_sinks.weight", "model.layers.2.self_attn.sinks"),
+        ("gpt-oss", "blk.2.ffn_gate_inp.bias", "model.layers.2.mlp.router.bias"),
+    ] {
+        let own = ARCHITECTURES.iter().find(|own| own.name == architecture).unwrap();
+        assert_eq!(mlx_name(own, name).as_deref(), Some(expected), "{name}");
+    }
+}

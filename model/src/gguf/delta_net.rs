@@ -1,0 +1,183 @@
+//! In which order a GGUF file has the heads of gated delta nets. In an MLX repository the value heads of a key head are
+//! neighbours. A file of Qwen3.5 has the first one of every key head, then the second ones; one of Qwen3-Next has two
+//! projections in one matrix, by key head.
+
+use super::{Gguf, fields::Fields};
+use crate::{
+    config::MAX_SIZE,
+    error::{Error, Unsupported},
+};
+
+/// The order of a file's value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// Those of a key head are neighbours; `ssm_ba` has the rows of `in_proj_b` and of `in_proj_a` of one key head after
+    /// the other.
+    Grouped,
+    /// The first ones of all key heads, then the second ones, and so on.
+    Tiled,
+}
+
+/// The heads of a model's gated delta nets.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaHeads {
+    order: HeadOrder,
+    keys: u64,
+    /// Value heads of a key head.
+    each: u64,
+    key_dim: u64,
+    value_dim: u64,
+}
+
+/// Heads, and the elements between them, in a tensor whose heads an MLX repository has in another order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reorder {
+    /// Elements before the heads, which lie as they are.
+    pub skip: u64,
+    /// Elements of a head that lie together.
+    pub head: u64,
+    /// Heads that are neighbours.
+    each: u64,
+    /// Where the first one begins in the file, after what is skipped.
+    begin: u64,
+    /// From one head to its neighbour in the file, and from the first of some neighbours to that of the next ones.
+    steps: [u64; 2],
+    /// Elements after which all of it repeats.
+    period: u64,
+}
+
+impl Reorder {
+    /// Where an element lies in the file, and how many from it on lie together.
+    pub fn source(&self, element: u64) -> (u64, u64) {
+        let Some(after) = element.checked_sub(self.skip) else { return (element, self.skip - element) };
+        let within = after % self.period;
+        let (head, offset) = (within / self.head, within % self.head);
+        let neighbour = (head % self.each).saturating_mul(self.steps[0]);
+        let first = (head / self.each).saturating_mul(self.steps[1]);
+        let before = self.skip + (after - within);
+        let source = [self.begin, neighbour, first, offset].into_iter().fold(before, u64::saturating_add);
+        (source, self.head - offset)
+    }
+}
+
+/// What an MLX repository has of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPiece {
+    /// Module and field in a layer.
+    pub name: Option<&'static str>,
+    /// Its rows, where they are some of the tensor's.
+    pub rows: Option<u64>,
+    /// Where its heads are in another order.
+    pub reorder: Option<Reorder>,
+}
+
+impl DeltaHeads {
+    /// Those of a file; `None` for an architecture without any.
+    pub fn read(gguf: &Gguf<'_>) -> Result<Option<Self>, Error> {
+        let Some(order) = gguf.architecture.delta_net else { return Ok(None) };
+        let mut fields = Fields::new(gguf);
+        let mut numbers = [0; 4];
+        let keys = ["ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "ssm.inner_size"];
+        for (number, key) in numbers.iter_mut().zip(keys) {
+            *number = fields.number(key)?;
+            if !(1..=u64::from(MAX_SIZE)).contains(number) {
+                return Err(fields.refuse(key, format!("{number} is not supported")).into());
+            }
+        }
+        let [keys, values, key_dim, width] = numbers;
+        if !values.is_multiple_of(keys) || !width.is_multiple_of(values) {
+            let reason =
+                format!("{values} value heads of {width} elements for {keys} key heads are not supported");
+            return Err(fields.refuse("ssm.time_step_rank", reason).into());
+        }
+        Ok(Some(Self { order, keys, each: values / keys, key_dim, value_dim: width / values }))
+    }
+
+    /// What an MLX repository has of a layer's tensor with rows of so many columns; one piece without anything special for
+    /// those whose order is the same.
+    pub fn pieces(&self, tensor: &str, columns: u64) -> Vec<TensorPiece> {
+        let plain = |reorder| TensorPiece { name: None, rows: None, reorder };
+        // Of a hostile file these are beyond any number; its shapes are then refused.
+        let rows = |rows: u64| rows.saturating_mul(columns).max(1);
+        let tiled = |skip: u64, head: u64| {
+            let all = |heads: u64| heads.saturating_mul(head);
+            let (steps, period) = ([all(self.keys), head], all(self.keys * self.each));
+            Some(Reorder { skip, head, each: self.each, begin: 0, steps, period })
+        };
+        let (value, before) = (rows(self.value_dim), rows(2 * self.keys * self.key_dim));
+        match (self.order, tensor) {
+            (HeadOrder::Grouped, "ssm_ba.weight") => {
+                let half = |name, begin| {
+                    let (head, steps) = (rows(1), [rows(1), rows(2 * self.each)]);
+                    let period = rows(2 * self.each * self.keys);
+                    let reorder = Reorder { skip: 0, head, each: self.each, begin, steps, period };
+                    let rows = Some(self.keys * self.each);
+                    TensorPiece { name: Some(name), rows, reorder: Some(reorder) }
+                };
+                vec![
+                    half("linear_attn.in_proj_b.weight", 0),
+                    half("linear_attn.in_proj_a.weight", rows(self.each)),
+                ]
+            }
+            (HeadOrder::Grouped, _) => vec![plain(None)],
+            (HeadOrder::Tiled, _) if self.each == 1 => vec![plain(None)],
+            (HeadOrder::Tiled, "attn_qkv.weight" | "ssm_conv1d.weight") => vec![plain(tiled(before, value))],
+            (HeadOrder::Tiled, "attn_gate.weight") => vec![plain(tiled(0, value))],
+            (HeadOrder::Tiled, "ssm_alpha.weight" | "ssm_beta.weight") => vec![plain(tiled(0, rows(1)))],
+            (HeadOrder::Tiled, "ssm_a" | "ssm_dt.bias") => vec![plain(tiled(0, 1))],
+            // Heads are columns of it.
+            (HeadOrder::Tiled, "ssm_out.weight") => vec![plain(tiled(0, self.value_dim))],
+            (HeadOrder::Tiled, _) => vec![plain(None)],
+        }
+    }
+}
+
+/// That heads are whole groups of a packing, which cannot be taken apart.
+pub fn check_groups(tensor: &str, reorder: Option<Reorder>, group: u64) -> Result<(), Unsupported> {
+    let Some(Reorder { skip, head, .. }) = reorder else { return Ok(()) };
+    if skip.is_multiple_of(group) && head.is_multiple_of(group) {
+        return Ok(());
+    }
+    let reason = format!("heads of {head} elements are not whole groups of {group}");
+    Err(Unsupported::tensor(tensor, reason, "use the model as an MLX repository"))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub const TWO_BY_THREE: DeltaHeads =
+        DeltaHeads { order: HeadOrder::Tiled, keys: 2, each: 3, key_dim: 1, value_dim: 2 };
+
+    fn order(piece: &TensorPiece, elements: u64) -> Vec<u64> {
+        (0..elements).map(|element| piece.reorder.unwrap().source(element).0).collect()
+    }
+
+    #[test]
+    fn tiled_heads_become_neighbours_of_their_key_head() {
+        let [gates] = &TWO_BY_THREE.pieces("ssm_a", 6)[..] else { panic!("one tensor of one") };
+        // The file has heads 0 and 3, 1 and 4, 2 and 5.
+        assert_eq!(order(gates, 6), [0, 2, 4, 1, 3, 5]);
+        let [mixed] = &TWO_BY_THREE.pieces("attn_qkv.weight", 1)[..] else { panic!("one tensor of one") };
+        // Four rows of queries and keys, then two rows a head.
+        assert_eq!(order(mixed, 10), [0, 1, 2, 3, 4, 5, 8, 9, 12, 13]);
+        assert_eq!(mixed.reorder.unwrap().source(1), (1, 3));
+        assert_eq!(mixed.reorder.unwrap().source(7), (9, 1));
+        let [back] = &TWO_BY_THREE.pieces("ssm_out.weight", 12)[..] else { panic!("one tensor of one") };
+        let row = [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11];
+        let both: Vec<u64> = row.into_iter().chain(row.map(|column| 12 + column)).collect();
+        assert_eq!(order(back, 24), both);
+    }
+
+    #[test]
+    fn projections_that_lie_by_key_head_are_taken_apart() {
+        let heads = DeltaHeads { order: HeadOrder::Grouped, ..TWO_BY_THREE };
+        let [b, a] = &heads.pieces("ssm_ba.weight", 1)[..] else { panic!("two tensors of one") };
+        assert_eq!((b.rows, order(b, 6)), (Some(6), vec![0, 1, 2, 6, 7, 8]));
+        assert_eq!(order(a, 6), [3, 4, 5, 9, 10, 11]);
+        assert_eq!(
+            heads.pieces("attn_qkv.weight", 1),
+            [TensorPiece { name: None, rows: None, reorder: None }]
+        );
+    }
+}
