@@ -135,7 +135,7 @@ fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
     };
     let config: Value = serde_json::from_slice(config).unwrap();
     let given = serde_json::json!({"config": config, "prompts": prompts, "tokens": TOKENS});
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/mlx_lm.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/answers.py");
     let mut child = Command::new(python)
         .arg(script)
         .arg(file)
@@ -146,7 +146,7 @@ fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
         .unwrap();
     child.stdin.take().unwrap().write_all(given.to_string().as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "mlx_lm.py failed: {}", output.status);
+    assert!(output.status.success(), "answers.py failed: {}", output.status);
     Some(serde_json::from_slice(&output.stdout).unwrap())
 }
 

@@ -1,6 +1,6 @@
 """What mlx-lm answers with the weights of a GGUF file, for the test `gguf` to hold the engine to.
 
-    mlx_lm.py FILE < {"config": …, "prompts": [[…]], "tokens": 24}
+    answers.py FILE < {"config": …, "prompts": [[…]], "tokens": 24}
 
 MLX's own reader of GGUF loads the file and unpacks its blocks, so nothing here knows Russet's. Of Russet's is the
 configuration alone. Of blocks that MLX does not read the test gives the numbers, as 32 bits in FILE.safetensors. Writes {"tokens": [[…]], "gaps": [[…]]}, the gap between the two most probable tokens of each.
