@@ -51,7 +51,7 @@ cargo xtask VERB
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N] [ONLY]
                     the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
-  proof exactness [ONLY]
+  proof exactness [--missing | PART...]
                     every group compared with mlx-lm, written to docs/evidence; ONLY is a part of groups' names
   proof fuzz [EXECUTIONS]
                     the fuzz targets of model/fuzz, 10 million executions each, written to docs/evidence

@@ -1,4 +1,5 @@
-//! `cargo xtask proof exactness [ONLY]`: every group, whole, and the table of what was found in docs/evidence.
+//! `cargo xtask proof exactness [--missing | PART...]`: every group, whole, and the table of what was found in
+//! docs/evidence.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
@@ -20,16 +21,23 @@ const COLUMNS: [&str; 5] = ["", "in batches ", "with drafts ", "unread ", "besid
 const HEAD: &str = "| group | apart | in batches | with drafts | unread | beside a single rank | commit |\n\
     |---|---|---|---|---|---|---|\n";
 
-/// Compares all groups, or those with a part in their names; lines of others stay.
+/// Compares all groups, those that the page has no line of, or those with one of some parts in their names; lines of
+/// others stay.
 pub fn proof(arguments: &[String]) -> Result<()> {
-    let only = arguments.first().map_or("", String::as_str);
+    let path = cargo::root().join(PAGE);
+    let former = fs::read_to_string(&path).unwrap_or_default();
+    let is_wanted = |name: &str| match arguments {
+        [] => true,
+        [flag] if flag == "--missing" => !former.contains(&format!("\n| {name} |")),
+        parts => parts.iter().any(|part| name.contains(part.as_str())),
+    };
     let commit = commit()?;
     let (mlx, python) = setup::with_python()?;
     let matrix = matrix()?;
     let every = matrix.cases();
     let names: Vec<String> = every.iter().map(Case::name).collect();
-    let cases: Vec<Case> = every.into_iter().filter(|case| case.name().contains(only)).collect();
-    ensure!(!cases.is_empty(), "no group has {only:?} in its name");
+    let cases: Vec<Case> = every.into_iter().filter(|case| is_wanted(&case.name())).collect();
+    ensure!(!cases.is_empty(), "no group is meant by {arguments:?}");
     let variables = prepared(&python, &matrix, &cases)?;
     let report = std::path::absolute(cargo::programs().join("exactness-report.json"))?;
     let mut test = test_binaries::command(&mlx, "exactness")?;
@@ -38,8 +46,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     let found = fs::read(&report).with_context(|| format!("read {}", report.display()))?;
     let found: Vec<Value> = serde_json::from_slice(&found)?;
     ensure!(found.len() == cases.len(), "{} of {} groups were reported", found.len(), cases.len());
-    let path = cargo::root().join(PAGE);
-    let page = page(&fs::read_to_string(&path).unwrap_or_default(), &names, &found, &commit);
+    let page = page(&former, &names, &found, &commit);
     fs::write(&path, &page)?;
     let in_page = |case: &Case| page.contains(&format!("\n| {} |", case.name()));
     let shown: Vec<Case> = matrix.cases().into_iter().filter(in_page).collect();
