@@ -51,8 +51,8 @@ cargo xtask VERB
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N] [ONLY]
                     the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
-  proof exactness [--missing | PART...]
-                    every group compared with mlx-lm, written to docs/evidence; ONLY is a part of groups' names
+  proof exactness [--missing] [PART...]
+                    every group compared with mlx-lm, written to docs/evidence; or those it lacks and those of a PART
   proof fuzz [EXECUTIONS]
                     the fuzz targets of model/fuzz, 10 million executions each, written to docs/evidence
   proof scenarios   every end-to-end scenario, written to docs/evidence

@@ -1,4 +1,4 @@
-//! `cargo xtask proof exactness [--missing | PART...]`: every group, whole, and the table of what was found in
+//! `cargo xtask proof exactness [--missing] [PART...]`: every group, whole, and the table of what was found in
 //! docs/evidence.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
@@ -26,10 +26,12 @@ const HEAD: &str = "| group | apart | in batches | with drafts | unread | beside
 pub fn proof(arguments: &[String]) -> Result<()> {
     let path = cargo::root().join(PAGE);
     let former = fs::read_to_string(&path).unwrap_or_default();
-    let is_wanted = |name: &str| match arguments {
-        [] => true,
-        [flag] if flag == "--missing" => !former.contains(&format!("\n| {name} |")),
-        parts => parts.iter().any(|part| name.contains(part.as_str())),
+    let is_wanted = |name: &str| {
+        let by = |argument: &String| match argument.as_str() {
+            "--missing" => !former.contains(&format!("\n| {name} |")),
+            part => name.contains(part),
+        };
+        arguments.is_empty() || arguments.iter().any(by)
     };
     let commit = commit()?;
     let (mlx, python) = setup::with_python()?;
