@@ -58,16 +58,29 @@ pub fn proof(arguments: &[String]) -> Result<()> {
 
 /// Compiles the targets, beside what else is compiled: with coverage nothing can be shared.
 fn build() -> Result<PathBuf> {
-    let target = std::path::absolute(cargo::programs().with_file_name("fuzz"))?;
     let triple = host()?;
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // With a target named, the flags are not those of build scripts.
-    cargo::without_own_variables(command.args(["build", "--release", "--locked", "--target", &triple]))
-        .args(["--manifest-path", "model/fuzz/Cargo.toml"])
-        .env("CARGO_TARGET_DIR", &target)
-        .env("RUSTFLAGS", FLAGS);
-    cargo::run(&mut command)?;
-    Ok(target.join(triple).join("release"))
+    let mut command = command(&["build", "--release", "--target", &triple])?;
+    cargo::run(command.env("RUSTFLAGS", FLAGS))?;
+    Ok(target_dir()?.join(triple).join("release"))
+}
+
+/// That the targets compile, without a warning.
+pub fn check() -> Result<()> {
+    cargo::run(command(&["clippy"])?.args(["--", "-D", "warnings"]))
+}
+
+/// A cargo command on the targets.
+fn command(arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo::without_own_variables(command.args(arguments));
+    command.args(["--locked", "--manifest-path", "model/fuzz/Cargo.toml"]);
+    command.env("CARGO_TARGET_DIR", target_dir()?);
+    Ok(command)
+}
+
+fn target_dir() -> Result<PathBuf> {
+    Ok(std::path::absolute(cargo::programs().with_file_name("fuzz"))?)
 }
 
 /// The triple of this machine.

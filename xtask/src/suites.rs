@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use crate::slice::{self, ScenarioRun};
-use crate::{cargo, charts, exactness, mlx, real_weights, setup, test_binaries, tidy};
+use crate::{cargo, charts, exactness, fuzz, mlx, real_weights, setup, test_binaries, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
@@ -80,6 +80,8 @@ pub fn lint() -> Result<()> {
         &prepared,
         &["clippy", "--workspace", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
     ))?;
+    // A workspace of its own, which a change of the model's crate may break.
+    fuzz::check()?;
     tidy::run(&[])
 }
 

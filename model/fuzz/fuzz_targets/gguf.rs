@@ -1,5 +1,5 @@
 //! A GGUF file that begins with any bytes, and has as much data behind them as the last four say: header, configuration,
-//! weights, tokenizer, template, and the model that they make.
+//! weights and the first of their bytes, tokenizer, template, and the model that they make.
 
 #![no_main]
 
@@ -40,6 +40,18 @@ fn whole(header: GgufHeader<'_>, start: &[u8], size: u64) {
     let _ = gguf.complete(&mut TokenizerFiles::default());
     let _ = gguf.tokenizer();
     let Ok(config) = gguf.configuration(factors) else { return };
-    let Ok(weights) = gguf.weights(gguf.value_type()) else { return };
+    let Ok(weights) = gguf.weights(gguf.value_type(), None) else { return };
+    for (_, entry) in weights.headers.iter() {
+        let mut converted = vec![0; entry.bytes().min(256) as usize];
+        let Some(layout) = weights.layouts.get(entry.file) else { continue };
+        let _ = layout.read(entry.begin, &mut converted, &|offset, out| {
+            // What lies behind the bytes given is zeros.
+            let given = usize::try_from(offset).ok().and_then(|at| start.get(at..)).unwrap_or_default();
+            let length = given.len().min(out.len());
+            out.fill(0);
+            out[..length].copy_from_slice(&given[..length]);
+            Ok(())
+        });
+    }
     let _ = ModelShape::read(&config, &weights.headers);
 }

@@ -243,9 +243,10 @@ impl Region {
         while !out.is_empty() {
             let (source, together) = reorder.source(at / bytes * group);
             let skip = at % bytes;
-            let length = (together / group * bytes - skip).min(out.len() as u64);
+            let length = ((together / group).saturating_mul(bytes) - skip).min(out.len() as u64);
             let (head, tail) = out.split_at_mut(length as usize);
-            self.read_in_order(source / group * bytes + skip, head, read)?;
+            let source = (source / group).saturating_mul(bytes).saturating_add(skip);
+            self.read_in_order(source, head, read)?;
             (out, at) = (tail, at + length);
         }
         Ok(())
@@ -269,7 +270,7 @@ impl Region {
         while !out.is_empty() {
             let units = ((skip + out.len()) as u64).div_ceil(unit_bytes).min(at_once);
             raw.resize((units * raw_unit) as usize, 0);
-            read(self.start + number * raw_unit, &mut raw)?;
+            read(self.start.saturating_add(number.saturating_mul(raw_unit)), &mut raw)?;
             converted.clear();
             self.convert(&raw, &mut converted)?;
             let own = converted.get(skip..).unwrap_or_default();
