@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN_3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const KIMI_K2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -34,91 +35,37 @@ pub(super) struct PreTokenizer {
     pub ignore_merges: bool,
 }
 
+/// Nothing but GPT-2's own splitting.
+const PLAIN: PreTokenizer =
+    PreTokenizer { names: &[], splits: &[], digits: false, composes: false, ignore_merges: false };
 const KNOWN: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["smollm", "starcoder", "refact", "command-r", "codeshell"],
-        splits: &[],
         digits: true,
-        composes: false,
-        ignore_merges: false,
+        ..PLAIN
     },
-    PreTokenizer {
-        names: &["gpt-2", "phi-2", "olmo", "mpt", "gigachat", "granite-docling"],
-        splits: &[],
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
+    PreTokenizer { names: &["gpt-2", "phi-2", "olmo", "mpt", "gigachat", "granite-docling"], ..PLAIN },
     PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
         splits: &[LLAMA_3],
-        digits: false,
-        composes: false,
         ignore_merges: true,
+        ..PLAIN
     },
-    PreTokenizer {
-        names: &["dbrx", "smaug-bpe"],
-        splits: &[LLAMA_3],
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
+    PreTokenizer { names: &["dbrx", "smaug-bpe"], splits: &[LLAMA_3], ..PLAIN },
     PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen", "megrez"],
         splits: &[QWEN_2],
-        digits: false,
         composes: true,
-        ignore_merges: false,
+        ..PLAIN
     },
-    PreTokenizer {
-        names: &["tekken"],
-        splits: &[TEKKEN],
-        digits: false,
-        composes: false,
-        ignore_merges: true,
-    },
-    PreTokenizer {
-        names: &["glm4"],
-        splits: &[LLAMA_3],
-        digits: false,
-        composes: false,
-        ignore_merges: true,
-    },
-    PreTokenizer {
-        names: &["gpt-4o", "minimax-m2"],
-        splits: &[GPT_4O],
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
-    PreTokenizer {
-        names: &["deepseek-v3"],
-        splits: &DEEPSEEK_3,
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
-    PreTokenizer {
-        names: &["kimi-k2"],
-        splits: &[KIMI_K2],
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
-    PreTokenizer {
-        names: &["seed-coder"],
-        splits: &[SEED],
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
-    PreTokenizer {
-        names: &["default"],
-        splits: &DEFAULT,
-        digits: false,
-        composes: false,
-        ignore_merges: false,
-    },
+    PreTokenizer { names: &["qwen35"], splits: &[QWEN_3_5], ..PLAIN },
+    PreTokenizer { names: &["tekken"], splits: &[TEKKEN], ignore_merges: true, ..PLAIN },
+    PreTokenizer { names: &["glm4"], splits: &[LLAMA_3], ignore_merges: true, ..PLAIN },
+    PreTokenizer { names: &["gpt-4o", "minimax-m2"], splits: &[GPT_4O], ..PLAIN },
+    PreTokenizer { names: &["deepseek-v3"], splits: &DEEPSEEK_3, ..PLAIN },
+    PreTokenizer { names: &["kimi-k2"], splits: &[KIMI_K2], ..PLAIN },
+    PreTokenizer { names: &["seed-coder"], splits: &[SEED], ..PLAIN },
+    PreTokenizer { names: &["default"], splits: &DEFAULT, ..PLAIN },
 ];
 
 /// The one of this name.
