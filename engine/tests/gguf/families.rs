@@ -1,11 +1,11 @@
 //! Random weights of every architecture that is read as GGUF, written by llama.cpp's own package with its names, keys
 //! and orders, answer as the MLX repository that they are of.
 
-use std::{path::Path, process::Command};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{LoadDtype, answer, model, random_weights, runtime};
+use super::{LoadDtype, answer, model, random_weights, runtime, script};
 use crate::random_weights::Numbers;
 
 /// A small model of each architecture, with every piece of it.
@@ -107,13 +107,7 @@ fn kinds() -> Vec<Value> {
 /// The file that llama.cpp's package makes of a folder; `None` without a Python to run it, which CI does not allow.
 /// Experts that it packs are then in the folder as what they were rounded to.
 fn export(folder: &Path, file: &Path) -> Option<()> {
-    let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
-        println!("RUSSET_PYTHON is not set: no file was written; `cargo xtask test` sets it");
-        return None;
-    };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/export.py");
-    let status = Command::new(python).arg(script).arg(folder).arg(file).status().unwrap();
+    let status = script("export.py")?.arg(folder).arg(file).status().unwrap();
     assert!(status.success(), "export.py failed: {status}");
     Some(())
 }

@@ -126,18 +126,24 @@ struct Oracle {
     gaps: Vec<Vec<f32>>,
 }
 
-/// mlx-lm's answers to prompts; `None` without a Python to run it, which CI does not allow.
-fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
+/// A command that runs a script of this test; `None` without a Python, which CI does not allow.
+fn script(name: &str) -> Option<Command> {
     let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
         assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
-        println!("RUSSET_PYTHON is not set: mlx-lm was not asked; `cargo xtask test` sets it");
+        println!("RUSSET_PYTHON is not set: {name} did not run; `cargo xtask test` sets it");
         return None;
     };
+    let mut command = Command::new(python);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name));
+    Some(command)
+}
+
+/// mlx-lm's answers to prompts; `None` without a Python to run it, which CI does not allow.
+fn oracle(file: &Path, config: &[u8], prompts: &[Vec<u32>]) -> Option<Oracle> {
+    let mut python = script("answers.py")?;
     let config: Value = serde_json::from_slice(config).unwrap();
     let given = serde_json::json!({"config": config, "prompts": prompts, "tokens": TOKENS});
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/answers.py");
-    let mut child = Command::new(python)
-        .arg(script)
+    let mut child = python
         .arg(file)
         .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::piped())

@@ -32,8 +32,6 @@ pub struct Architecture {
     pub rotated: Rotated,
     /// Whether the rows of queries and keys are stored so that neighbours are rotated, not halves.
     pub traditional_rope: bool,
-    /// What `rope.scaling.yarn_log_multiplier` is of config.json's `mscale_all_dim`.
-    pub log_multiplier: f64,
     /// What the file adds to the weights of norms: MLX adds it when it computes.
     pub norm_offset: f32,
     /// Modules of a layer that are not in [`MODULES`], or mean something else.
@@ -90,7 +88,6 @@ const fn plain(name: &'static str, model_type: &'static str) -> Architecture {
         model_type,
         rotated: Rotated::Whole,
         traditional_rope: false,
-        log_multiplier: 1.0,
         norm_offset: 0.0,
         modules: &[],
         tensors: &[],

@@ -26,9 +26,7 @@ pub(super) fn of(gguf: &Gguf<'_>, factors: Option<&[u8]>) -> Result<Value, Error
     let layers = fields.layers()?;
     fields.set("num_hidden_layers", layers);
     // Of models whose layers are all experts, some files have none.
-    if let Some(width) = fields.optional("feed_forward_length")? {
-        fields.set("intermediate_size", width);
-    }
+    fields.copy_optional("intermediate_size", "feed_forward_length")?;
     let heads = fields.number("attention.head_count")?;
     let kv_heads = fields.of_some_layers("attention.head_count_kv")?.unwrap_or(heads);
     fields.set("num_key_value_heads", kv_heads);
@@ -59,8 +57,7 @@ fn width_of_heads(fields: &mut Fields<'_, '_>) -> Result<u64, Error> {
     if rotated == Rotated::OfLatent {
         return fields.number("rope.dimension_count");
     }
-    let (hidden, heads) = (fields.number("embedding_length")?, fields.number("attention.head_count")?);
-    let head_dim = fields.optional("attention.key_length")?.unwrap_or(hidden.checked_div(heads).unwrap_or(0));
+    let head_dim = fields.head_dim()?;
     fields.set("head_dim", head_dim);
     let width = fields.optional("rope.dimension_count")?.unwrap_or(head_dim);
     let mut has_to_be = vec![("attention.value_length", fields.optional("attention.value_length")?)];
@@ -89,6 +86,11 @@ fn scaling(
     base: f64,
     rotated: u64,
 ) -> Result<Option<Value>, Error> {
+    let is_long = fields.has_tensor(LONG_FACTORS);
+    // Then there is nothing else to scale by: what the file says besides is refused.
+    if let Some(factors) = factors.filter(|_| !is_long) {
+        return Ok(rope_factors::llama3(factors, base as f32, rotated)?);
+    }
     let legacy = fields.float("rope.scale_linear")?.filter(|factor| *factor != 1.0 && *factor != 0.0);
     let kind = match fields.get("rope.scaling.type") {
         Some(MetaValue::Text(kind)) => shorten(kind),
@@ -97,37 +99,37 @@ fn scaling(
     };
     let factor = fields.float("rope.scaling.factor")?.filter(|factor| *factor != 0.0).or(legacy);
     let original = fields.optional("rope.scaling.original_context_length")?;
-    let is_long = fields.has_tensor(LONG_FACTORS);
-    let kind = match (kind.as_str(), factor, factors) {
-        (_, _, Some(factors)) if !is_long => {
-            return Ok(rope_factors::llama3(factors, base as f32, rotated)?);
-        }
-        (_, _, Some(_)) => "longrope",
-        ("none", _, _) | ("", None, None) => return Ok(None),
-        ("", Some(_), None) => "linear",
-        (kind, _, _) => kind,
+    let kind = match (kind.as_str(), factor) {
+        _ if is_long => "longrope",
+        ("none", _) | ("", None) => return Ok(None),
+        ("", Some(_)) => "linear",
+        (kind, _) => kind,
     };
     let mut scaling = json!({"rope_type": kind});
     if let Some(factors) = factors {
         scaling["long_factor"] = rope_factors::numbers(factors).into();
     }
-    // Files have one number for both.
-    let multiplier = fields.architecture().log_multiplier;
-    let mscale = fields.float("rope.scaling.yarn_log_multiplier")?.map(|own| own / multiplier);
-    for (field, number) in [
-        ("factor", factor),
-        ("original_max_position_embeddings", original.map(|tokens| tokens as f64)),
-        ("beta_fast", fields.float("rope.scaling.yarn_beta_fast")?),
-        ("beta_slow", fields.float("rope.scaling.yarn_beta_slow")?),
-        ("attention_factor", fields.float("rope.scaling.yarn_attn_factor")?),
-        ("attention_factor", fields.float("rope.scaling.attn_factor")?),
-        ("mscale", mscale),
-        ("mscale_all_dim", mscale),
-        ("llama_4_scaling_beta", fields.float("attention.temperature_scale")?),
-    ] {
+    let mut set = |field: &str, number: Option<f64>| {
         if let Some(number) = number {
             scaling[field] = number.into();
         }
+    };
+    set("factor", factor);
+    set("original_max_position_embeddings", original.map(|tokens| tokens as f64));
+    let own: &[(&str, &str)] = match kind {
+        "yarn" => &[
+            ("beta_fast", "rope.scaling.yarn_beta_fast"),
+            ("beta_slow", "rope.scaling.yarn_beta_slow"),
+            ("attention_factor", "rope.scaling.yarn_attn_factor"),
+        ],
+        "longrope" => &[("attention_factor", "rope.scaling.attn_factor")],
+        _ => &[],
+    };
+    for (field, key) in own {
+        set(field, fields.float(key)?);
+    }
+    if let Value::Object(scaling) = &mut scaling {
+        scaling.append(&mut fields.rope);
     }
     Ok(Some(scaling))
 }

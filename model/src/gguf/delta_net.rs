@@ -96,39 +96,43 @@ impl DeltaHeads {
     /// What an MLX repository has of a layer's tensor with rows of so many columns; one piece without anything special for
     /// those whose order is the same.
     pub fn pieces(&self, tensor: &str, columns: u64) -> Vec<TensorPiece> {
-        let plain = |reorder| TensorPiece { name: None, rows: None, reorder };
         // Of a hostile file these are beyond any number; its shapes are then refused.
         let rows = |rows: u64| rows.saturating_mul(columns).max(1);
-        let tiled = |skip: u64, head: u64| {
+        if (self.order, tensor) == (HeadOrder::Grouped, "ssm_ba.weight") {
+            let half = |name, begin| {
+                let (head, steps) = (rows(1), [rows(1), rows(2 * self.each)]);
+                let period = rows(2 * self.each * self.keys);
+                let reorder = Reorder { skip: 0, head, each: self.each, begin, steps, period };
+                let rows = Some(self.keys * self.each);
+                TensorPiece { name: Some(name), rows, reorder: Some(reorder) }
+            };
+            return vec![
+                half("linear_attn.in_proj_b.weight", 0),
+                half("linear_attn.in_proj_a.weight", rows(self.each)),
+            ];
+        }
+        let is_tiled = self.order == HeadOrder::Tiled && self.each > 1;
+        let reorder = self.tile(tensor, rows).filter(|_| is_tiled).map(|(skip, head)| {
             let all = |heads: u64| heads.saturating_mul(head);
             let (steps, period) = ([all(self.keys), head], all(self.keys * self.each));
-            Some(Reorder { skip, head, each: self.each, begin: 0, steps, period })
-        };
-        let (value, before) = (rows(self.value_dim), rows(2 * self.keys * self.key_dim));
-        match (self.order, tensor) {
-            (HeadOrder::Grouped, "ssm_ba.weight") => {
-                let half = |name, begin| {
-                    let (head, steps) = (rows(1), [rows(1), rows(2 * self.each)]);
-                    let period = rows(2 * self.each * self.keys);
-                    let reorder = Reorder { skip: 0, head, each: self.each, begin, steps, period };
-                    let rows = Some(self.keys * self.each);
-                    TensorPiece { name: Some(name), rows, reorder: Some(reorder) }
-                };
-                vec![
-                    half("linear_attn.in_proj_b.weight", 0),
-                    half("linear_attn.in_proj_a.weight", rows(self.each)),
-                ]
+            Reorder { skip, head, each: self.each, begin: 0, steps, period }
+        });
+        vec![TensorPiece { name: None, rows: None, reorder }]
+    }
+
+    /// Elements before the value heads of a tensor, and those of a head; `None` for one without such heads.
+    fn tile(&self, tensor: &str, rows: impl Fn(u64) -> u64) -> Option<(u64, u64)> {
+        Some(match tensor {
+            "attn_qkv.weight" | "ssm_conv1d.weight" => {
+                (rows(2 * self.keys * self.key_dim), rows(self.value_dim))
             }
-            (HeadOrder::Grouped, _) => vec![plain(None)],
-            (HeadOrder::Tiled, _) if self.each == 1 => vec![plain(None)],
-            (HeadOrder::Tiled, "attn_qkv.weight" | "ssm_conv1d.weight") => vec![plain(tiled(before, value))],
-            (HeadOrder::Tiled, "attn_gate.weight") => vec![plain(tiled(0, value))],
-            (HeadOrder::Tiled, "ssm_alpha.weight" | "ssm_beta.weight") => vec![plain(tiled(0, rows(1)))],
-            (HeadOrder::Tiled, "ssm_a" | "ssm_dt.bias") => vec![plain(tiled(0, 1))],
+            "attn_gate.weight" => (0, rows(self.value_dim)),
+            "ssm_alpha.weight" | "ssm_beta.weight" => (0, rows(1)),
+            "ssm_a" | "ssm_dt.bias" => (0, 1),
             // Heads are columns of it.
-            (HeadOrder::Tiled, "ssm_out.weight") => vec![plain(tiled(0, self.value_dim))],
-            (HeadOrder::Tiled, _) => vec![plain(None)],
-        }
+            "ssm_out.weight" => (0, self.value_dim),
+            _ => return None,
+        })
     }
 }
 

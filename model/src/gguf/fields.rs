@@ -35,11 +35,13 @@ pub struct Fields<'g, 'a> {
     /// Keys that were asked for.
     read: BTreeSet<String>,
     map: Map<String, Value>,
+    /// Fields of `rope_scaling` that the architecture sets.
+    pub(super) rope: Map<String, Value>,
 }
 
 impl<'g, 'a> Fields<'g, 'a> {
     pub(super) fn new(gguf: &'g Gguf<'a>) -> Self {
-        Self { gguf, read: BTreeSet::new(), map: Map::new() }
+        Self { gguf, read: BTreeSet::new(), map: Map::new(), rope: Map::new() }
     }
 
     /// The configuration, if every key of the architecture was asked for, is known to change nothing, or asks for nothing.
@@ -85,6 +87,14 @@ impl<'g, 'a> Fields<'g, 'a> {
     pub fn copy(&mut self, field: &str, key: &str) -> Result<(), Error> {
         let number = self.number(key)?;
         self.set(field, number);
+        Ok(())
+    }
+
+    /// The same where it is there.
+    pub fn copy_optional(&mut self, field: &str, key: &str) -> Result<(), Error> {
+        if let Some(number) = self.optional(key)? {
+            self.set(field, number);
+        }
         Ok(())
     }
 
@@ -137,6 +147,37 @@ impl<'g, 'a> Fields<'g, 'a> {
                 Err(self.refuse("expert_gating_func", reason).into())
             }
         }
+    }
+
+    /// Sets the window that layers look back over; whether there is one.
+    pub fn set_window(&mut self) -> Result<bool, Error> {
+        let window = self.optional("attention.sliding_window")?.filter(|window| *window > 0);
+        if let Some(window) = window {
+            self.set("sliding_window", window);
+        }
+        Ok(window.is_some())
+    }
+
+    /// Sets the kind of each layer: the first one of two, or the second.
+    pub fn set_layer_types(&mut self, is_second: impl IntoIterator<Item = bool>, [first, second]: [&str; 2]) {
+        let kinds = is_second.into_iter().map(|is_second| if is_second { second } else { first });
+        self.set("layer_types", kinds.map(Value::from).collect::<Vec<_>>());
+    }
+
+    /// What grows with the factor of YaRN: one number in a file, which counts it in `unit`, and two in config.json.
+    pub fn set_yarn_growth(&mut self, unit: f64) -> Result<(), Error> {
+        if let Some(own) = self.float("rope.scaling.yarn_log_multiplier")? {
+            for field in ["mscale", "mscale_all_dim"] {
+                self.rope.insert(field.to_owned(), (own / unit).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements of a head.
+    pub fn head_dim(&mut self) -> Result<u64, Error> {
+        let (hidden, heads) = (self.number("embedding_length")?, self.number("attention.head_count")?);
+        Ok(self.optional("attention.key_length")?.unwrap_or(hidden.checked_div(heads).unwrap_or(0)))
     }
 
     /// Whether layers have biases of queries, keys and values.

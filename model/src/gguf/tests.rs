@@ -151,7 +151,7 @@ impl GgufFile {
 }
 
 /// What is found in a file.
-fn with<T>(file: &GgufFile, then: impl FnOnce(&Gguf<'_>) -> Result<T, Error>) -> Result<T, Error> {
+pub(super) fn with<T>(file: &GgufFile, then: impl FnOnce(&Gguf<'_>) -> Result<T, Error>) -> Result<T, Error> {
     let bytes = file.bytes();
     let HeaderRead::Whole(header) = HeaderRead::new("x.gguf", &bytes, bytes.len() as u64)? else {
         panic!("the whole file is not enough")

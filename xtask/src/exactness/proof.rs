@@ -28,7 +28,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     let former = fs::read_to_string(&path).unwrap_or_default();
     let is_wanted = |name: &str| {
         let by = |argument: &String| match argument.as_str() {
-            "--missing" => !former.contains(&format!("\n| {name} |")),
+            "--missing" => !has_line(&former, name),
             part => name.contains(part),
         };
         arguments.is_empty() || arguments.iter().any(by)
@@ -50,13 +50,18 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     ensure!(found.len() == cases.len(), "{} of {} groups were reported", found.len(), cases.len());
     let page = page(&former, &names, &found, &commit);
     fs::write(&path, &page)?;
-    let in_page = |case: &Case| page.contains(&format!("\n| {} |", case.name()));
+    let in_page = |case: &Case| has_line(&page, &case.name());
     let shown: Vec<Case> = matrix.cases().into_iter().filter(in_page).collect();
     let models = cargo::root().join(support::PAGE);
     let text = fs::read_to_string(&models).with_context(|| format!("read {}", models.display()))?;
     fs::write(&models, support::page(&text, &matrix, &shown)?)?;
     println!("{page}");
     Ok(())
+}
+
+/// Whether a page has a line of a group.
+fn has_line(page: &str, name: &str) -> bool {
+    page.contains(&format!("\n| {name} |"))
 }
 
 /// The page with new lines in place of those of the same groups; groups that are no more are left out.

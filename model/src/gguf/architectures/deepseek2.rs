@@ -16,7 +16,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         // Of older files: both in one matrix.
         ("attn_kv_b", "self_attn.kv_b_proj"),
     ],
-    log_multiplier: 0.1,
     fields,
     ..plain("deepseek2", "deepseek_v3")
 };
@@ -44,8 +43,7 @@ fn fields(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
     fields.set("qk_nope_head_dim", key.saturating_sub(rotated));
     fields.set("v_head_dim", value);
     fields.copy("kv_lora_rank", "attention.kv_lora_rank")?;
-    if let Some(rank) = fields.optional("attention.q_lora_rank")? {
-        fields.set("q_lora_rank", rank);
-    }
+    fields.copy_optional("q_lora_rank", "attention.q_lora_rank")?;
+    fields.set_yarn_growth(0.1)?;
     fields.sigmoid_experts()
 }

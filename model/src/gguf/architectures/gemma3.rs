@@ -13,11 +13,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ("post_ffw_norm", "post_feedforward_layernorm"),
     ],
     fields: |fields| {
-        let (hidden, heads) = (fields.number("embedding_length")?, fields.number("attention.head_count")?);
-        let own_width = hidden.checked_div(heads).unwrap_or(0);
-        let by_width = fields.number("block_count")? == GEMMA_3_27B_LAYERS;
-        let head_dim = fields.optional("attention.key_length")?.unwrap_or(own_width);
-        fields.set("query_pre_attn_scalar", if by_width { own_width } else { head_dim });
+        let scalar = match fields.number("block_count")? {
+            GEMMA_3_27B_LAYERS => {
+                let hidden = fields.number("embedding_length")?;
+                hidden.checked_div(fields.number("attention.head_count")?).unwrap_or(0)
+            }
+            _ => fields.head_dim()?,
+        };
+        fields.set("query_pre_attn_scalar", scalar);
         fields.set("hidden_activation", "gelu_pytorch_tanh");
         fields.copy("sliding_window", "attention.sliding_window")?;
         if let Some(cap) = fields.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0) {

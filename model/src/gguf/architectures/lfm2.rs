@@ -1,7 +1,5 @@
 //! LFM2 and LFM2.5, dense and with experts.
 
-use serde_json::Value;
-
 use super::{Architecture, plain};
 use crate::{error::Error, gguf::fields::Fields};
 
@@ -53,7 +51,6 @@ const TENSORS: &[(&str, &str)] = &[("exp_probs_b.bias", "feed_forward.expert_bia
 fn mixers(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
     fields.copy_float("norm_eps", "attention.layer_norm_rms_epsilon")?;
     let heads = fields.by_layer("attention.head_count_kv")?;
-    let kind = |&heads: &u64| if heads == 0 { "conv" } else { "full_attention" };
-    fields.set("layer_types", heads.iter().map(kind).map(Value::from).collect::<Vec<_>>());
+    fields.set_layer_types(heads.into_iter().map(|heads| heads == 0), ["full_attention", "conv"]);
     fields.copy("conv_L_cache", "shortconv.l_cache")
 }

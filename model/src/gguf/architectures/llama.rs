@@ -7,9 +7,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     fields: |fields| {
         fields.set_attention_bias();
         // Mistral's first models, whose layers look back over a window.
-        if let Some(window) = fields.optional("attention.sliding_window")?.filter(|window| *window > 0) {
+        if fields.set_window()? {
             fields.set("model_type", "mistral");
-            fields.set("sliding_window", window);
         }
         Ok(())
     },

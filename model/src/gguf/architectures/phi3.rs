@@ -6,11 +6,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     rotated: Rotated::Share,
     // Gate and input in one matrix.
     modules: &[("ffn_up", "mlp.gate_up_proj")],
-    fields: |fields| {
-        if let Some(window) = fields.optional("attention.sliding_window")?.filter(|window| *window > 0) {
-            fields.set("sliding_window", window);
-        }
-        Ok(())
-    },
+    fields: |fields| fields.set_window().map(drop),
     ..plain("phi3", "phi3")
 };

@@ -1,7 +1,5 @@
 //! Qwen3-Next, Qwen3.5 and 3.6, whose gated delta nets have their projections apart.
 
-use serde_json::Value;
-
 use super::{Architecture, Names, Rotated, plain};
 use crate::{
     error::Error,
@@ -58,16 +56,10 @@ fn delta_nets(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
     }
     let (width, heads) = (fields.number("ssm.inner_size")?, fields.number("ssm.time_step_rank")?);
     fields.set("linear_value_head_dim", width.checked_div(heads).unwrap_or(0));
-    if let Some(interval) = fields.optional("full_attention_interval")? {
-        fields.set("full_attention_interval", interval);
-    }
+    fields.copy_optional("full_attention_interval", "full_attention_interval")?;
     if let Some(recurrent) = fields.flags("attention.recurrent_layers")? {
         let layers = fields.layers()? as usize;
-        let kind = |recurrent| if recurrent { "linear_attention" } else { "full_attention" };
-        fields.set(
-            "layer_types",
-            recurrent.into_iter().take(layers).map(kind).map(Value::from).collect::<Vec<_>>(),
-        );
+        fields.set_layer_types(recurrent.into_iter().take(layers), ["full_attention", "linear_attention"]);
     }
     Ok(())
 }

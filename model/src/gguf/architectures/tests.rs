@@ -87,8 +87,11 @@ fn keys_become_the_fields_of_their_family() {
     check(&config(&with("olmo2", &[])), &[("model_type", json!("olmo2")), ("layer_types", Value::Null)]);
     let granite = float(with("granite", &[]), "granite.embedding_scale", 12.0);
     check(&config(&granite), &[("embedding_multiplier", json!(12.0)), ("rope_traditional", json!(true))]);
-    let ministral = float(with("mistral3", &[]), "mistral3.attention.temperature_scale", 0.5);
-    check(&config(&ministral), &[("model_type", json!("ministral3"))]);
+    let temperature = |file| float(file, "mistral3.attention.temperature_scale", 0.5);
+    let yarn = with("mistral3", &[]).text("mistral3.rope.scaling.type", "yarn");
+    let ministral = config(&temperature(float(yarn, "mistral3.rope.scaling.factor", 4.0)));
+    check(&ministral, &[("model_type", json!("ministral3"))]);
+    check(&ministral["rope_scaling"], &[("llama_4_scaling_beta", json!(0.5)), ("factor", json!(4.0))]);
     let delta = [
         ("ssm.group_count", 2),
         ("ssm.time_step_rank", 4),
@@ -109,7 +112,24 @@ fn keys_become_the_fields_of_their_family() {
 fn relatives_that_compute_otherwise_are_refused() {
     let without_gating: Vec<_> = LATENT.into_iter().chain(EXPERTS.into_iter().take(3)).collect();
     let softmax: Vec<_> = EXPERTS.into_iter().take(3).chain([("expert_gating_func", 1)]).collect();
+    let linear = with("llama", &[]).text("llama.rope.scaling.type", "linear");
+    let linear = float(linear, "llama.rope.scaling.factor", 4.0);
+    let yarn =
+        float(with("qwen3", &[]).text("qwen3.rope.scaling.type", "yarn"), "qwen3.rope.scaling.factor", 4.0);
     for (file, said) in [
+        (
+            float(linear.clone(), "llama.rope.scaling.yarn_attn_factor", 0.5),
+            "yarn_attn_factor: this release does not",
+        ),
+        (float(linear, "llama.attention.temperature_scale", 0.5), "temperature_scale: this release does not"),
+        (
+            float(yarn, "qwen3.rope.scaling.yarn_log_multiplier", 0.1),
+            "yarn_log_multiplier: this release does not",
+        ),
+        (
+            float(with("mistral3", &[]), "mistral3.attention.temperature_scale", 0.5),
+            "temperature_scale: it counts from the original context of YaRN",
+        ),
         (
             with("deepseek2", &without_gating),
             "deepseek2.expert_gating_func: it is missing, as in files of DeepSeek V2",
@@ -127,6 +147,16 @@ fn relatives_that_compute_otherwise_are_refused() {
         let error = rejection(&file);
         assert!(error.contains(said), "{said}: {error}");
     }
+}
+
+#[test]
+fn what_a_file_scales_by_beside_its_factors_is_refused() {
+    let ones: Vec<u8> = [1_f32; 8].into_iter().flat_map(f32::to_le_bytes).collect();
+    let read = |file: &GgufFile| crate::gguf::tests::with(file, |gguf| gguf.configuration(Some(&ones)));
+    assert!(read(&with("llama", &[])).is_ok());
+    let both = float(with("llama", &[]), "llama.rope.scaling.factor", 4.0);
+    let error = read(&both).unwrap_err().to_string();
+    assert!(error.contains("llama.rope.scaling.factor: this release does not know it"), "{error}");
 }
 
 #[test]
