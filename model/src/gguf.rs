@@ -21,6 +21,7 @@ mod iq_grids;
 mod k_quants;
 pub mod layout;
 pub mod metadata;
+pub mod pieces;
 mod pre_tokenizers;
 mod rope_factors;
 mod sentence_piece;

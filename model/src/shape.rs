@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 8;
+pub const READER: u32 = 9;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 

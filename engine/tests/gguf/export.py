@@ -44,6 +44,9 @@ ARCHITECTURES = {
     "deepseek_v3": MODEL_ARCH.DEEPSEEK2,
     "glm4_moe_lite": MODEL_ARCH.DEEPSEEK2,
     "minimax_m2": MODEL_ARCH.MINIMAXM2,
+    "mistral4": MODEL_ARCH.MISTRAL4,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
+    "nemotron_h": MODEL_ARCH.NEMOTRON_H,
     "lfm2": MODEL_ARCH.LFM2,
     "lfm2_moe": MODEL_ARCH.LFM2MOE,
 }
@@ -57,7 +60,10 @@ EXPORTED = [
         for own, theirs in [("gate", "w1"), ("up", "w3"), ("down", "w2")]
     ),
     *((f".feed_forward.{own}_proj.", f".feed_forward.{theirs}.") for own, theirs in [("gate", "w1"), ("up", "w3"), ("down", "w2")]),
+    (".mlp.switch_mlp.fc1.", ".mlp.experts.up_proj."),
+    (".mlp.switch_mlp.fc2.", ".mlp.experts.down_proj."),
     (".switch_mlp.", ".experts."),
+    (".switch_glu.", "."),
     (".embed_q.", ".k_b_proj."),
     (".unembed_out.", ".v_b_proj."),
     (".e_score_correction_bias", ".e_score_correction.bias"),
@@ -72,15 +78,17 @@ def main(folder, file):
     weights = load_file(folder / "model.safetensors")
     kind = config["model_type"]
     architecture = ARCHITECTURES[kind]
+    if kind == "nemotron_h" and "n_routed_experts" in config:
+        architecture = MODEL_ARCH.NEMOTRON_H_MOE
     writer = GGUFWriter(file, MODEL_ARCH_NAMES[architecture])
     add_keys(writer, config, kind, weights)
     add_tokenizer(writer, config, kind)
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, value in exported(weights, config, kind):
-        exported_name = name
+        exported_name = nemotron(name) if kind == "nemotron_h" else name
         for own, other in EXPORTED:
             exported_name = exported_name.replace(own, other)
-        suffixes = (".weight", ".bias")
+        suffixes = (".weight", ".bias", ".scale")
         # Stacked experts of an LFM2 are known without the beginning.
         theirs = names.get_name(exported_name, suffixes) or names.get_name(exported_name.removeprefix("model."), suffixes)
         assert theirs is not None, f"the package has no name for {exported_name}"
@@ -105,8 +113,71 @@ def exported(weights, config, kind):
     """The tensors as the converter writes them, without dimensions of one."""
     if "linear_num_key_heads" in config:
         weights = dict(delta_nets(weights, config, kind))
+    if kind in ["gemma4_text", "mistral4"]:
+        weights = dict(merged_experts(weights))
+    if kind == "gemma4_text":
+        weights = dict(gemma4(weights, config))
     for name, value in in_file_order(weights, config, kind):
-        yield name, np.ascontiguousarray(value.squeeze())
+        value = np.atleast_1d(value.squeeze())
+        if kind == "nemotron_h":
+            # The converter makes columns of what is one number a head, and rows of what is normalised together.
+            if name.endswith((".A_log", ".D")):
+                value = (-np.exp(value) if name.endswith(".A_log") else value).reshape(-1, 1)
+            elif name.endswith(".mamba.norm.weight"):
+                value = value.reshape(config["n_groups"], -1)
+        yield name, np.ascontiguousarray(value)
+
+
+def merged_experts(weights):
+    """Gate and up of each expert in one tensor."""
+    for name, value in weights.items():
+        if "_glu.up_proj" in name or "switch_mlp.up_proj" in name:
+            continue
+        if "_glu.gate_proj" in name or "switch_mlp.gate_proj" in name:
+            up = weights[name.replace("gate_proj", "up_proj")]
+            yield name.replace("gate_proj", "gate_up_proj"), np.concatenate([value, up], 1)
+        else:
+            yield name, value
+
+
+def gemma4(weights, config):
+    """Names that the package has otherwise, and what nothing reads: keys and values of layers that read others'."""
+    for name, value in weights.items():
+        if name.endswith("layer_scalar"):
+            yield name + ".weight", value
+        elif name.endswith("router.scale"):
+            yield name.replace("router.scale", "router.proj.scale"), value
+        elif name.endswith("router.per_expert_scale"):
+            yield name.replace("router.per_expert_scale", "experts.down_proj.scale"), value
+        else:
+            yield name, value
+    layers = config["num_hidden_layers"]
+    for layer in range(layers - config["num_kv_shared_layers"], layers):
+        for own in ["k_proj", "v_proj", "k_norm"]:
+            yield f"model.layers.{layer}.self_attn.{own}.weight", weights["model.norm.weight"]
+    if config["num_kv_shared_layers"] == 0:
+        assert "model.layers.1.self_attn.v_proj.weight" not in weights, "values are keys there"
+    width = config["global_head_dim"]
+    share = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    rotated = int(width * share / 2)
+    yield "rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (width // 2 - rotated), dtype=np.float32)
+
+
+def nemotron(name):
+    """As exports of Nemotron have it; stacked experts have the usual name."""
+    if ".switch_mlp." in name:
+        return name
+    for own, other in [
+        ("model.layers.", "backbone.layers."),
+        ("model.embed_tokens.", "backbone.embeddings."),
+        ("model.norm.", "backbone.norm_f."),
+        (".mamba.", ".mixer."),
+        (".self_attn.", ".mixer."),
+        (".mlp.", ".mixer."),
+        (".mixer.dt_bias", ".mixer.dt.bias"),
+    ]:
+        name = name.replace(own, other)
+    return name
 
 
 def delta_nets(weights, config, kind):
@@ -168,19 +239,25 @@ def add_keys(writer, config, kind, weights):
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if kind not in ["gemma4_text", "nemotron_h"]:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     kv_heads = 1 if latent else config["num_key_value_heads"]
     if "full_attn_idxs" in config:
         layers = range(config["num_hidden_layers"])
         kv_heads = [kv_heads if layer in config["full_attn_idxs"] else 0 for layer in layers]
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_head_count_kv(kv_heads)
+    if kind == "gemma4_text":
+        add_kinds_of_layers(writer, config)
+    elif kind == "nemotron_h":
+        add_states(writer, config)
+    else:
+        writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_file_type(0)
     writer.add_vocab_size(config["vocab_size"])
-    if not latent and head_dim * heads != config["hidden_size"]:
+    if kind != "gemma4_text" and not latent and head_dim * heads != config["hidden_size"]:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     rope = config.get("rope_scaling") or {}
@@ -196,7 +273,11 @@ def add_keys(writer, config, kind, weights):
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     elif "mscale_all_dim" in rope:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-    if kind == "phi3":
+    if kind == "gemma4_text":
+        writer.add_rope_dimension_count(config["global_head_dim"])
+        writer.add_rope_dimension_count_swa(head_dim)
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    elif kind == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
         writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1)))
         writer.add_sliding_window(0)
@@ -234,21 +315,58 @@ def add_keys(writer, config, kind, weights):
     for field in ["num_experts", "num_local_experts", "n_routed_experts"]:
         if field in config:
             writer.add_expert_count(config[field])
-            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
             width = config.get("moe_intermediate_size", config["intermediate_size"])
             writer.add_expert_feed_forward_length(width)
     if "n_group" in config:
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
     for field in ["first_k_dense_replace", "num_dense_layers"]:
-        if field in config:
+        if config.get(field) is not None:
             writer.add_leading_dense_block_count(config[field])
     if "n_shared_experts" in config:
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-    if any(name.endswith(("e_score_correction_bias", "expert_bias")) for name in weights):
+    for field, add in [("moe_shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length), ("moe_latent_size", writer.add_moe_latent_size)]:
+        if field in config:
+            add(config[field])
+    if kind != "nemotron_h" and any(name.endswith(("e_score_correction_bias", "expert_bias")) for name in weights):
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def add_kinds_of_layers(writer, config):
+    """Of a Gemma 4, whose layers differ."""
+    windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    full, local = config["num_global_key_value_heads"] or config["num_key_value_heads"], config["num_key_value_heads"]
+    writer.add_head_count_kv([local if is_local else full for is_local in windowed])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(windowed)
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_key_length(config["global_head_dim"])
+    writer.add_value_length(config["global_head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    width, own = config["intermediate_size"], len(windowed) - config["num_kv_shared_layers"]
+    doubled = [width if layer < own else 2 * width for layer in range(len(windowed))]
+    writer.add_feed_forward_length(doubled if config["use_double_wide_mlp"] else width)
+
+
+def add_states(writer, config):
+    """Of a Nemotron-H, whose layers are one block each."""
+    pattern = config["hybrid_override_pattern"]
+    width = config["moe_intermediate_size"] if "E" in pattern else config["intermediate_size"]
+    writer.add_head_count_kv([config["num_key_value_heads"] if kind == "*" else 0 for kind in pattern])
+    writer.add_feed_forward_length([width if kind in "-E" else 0 for kind in pattern])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_state_size(config["ssm_state_size"])
+    writer.add_ssm_group_count(config["n_groups"])
+    writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+    writer.add_ssm_time_step_rank(config["mamba_num_heads"])
+    writer.add_rope_scaling_finetuned(False)
 
 
 def add_tokenizer(writer, config, kind):

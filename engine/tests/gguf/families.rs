@@ -39,6 +39,22 @@ fn kinds() -> Vec<Value> {
                        "partial_rotary_factor": 0.25});
     let gated = json!({"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
                        "shared_expert_intermediate_size": 64, "norm_topk_prob": true});
+    let by_kind = json!({
+        "head_dim": 16, "global_head_dim": 32, "sliding_window": 24, "attention_k_eq_v": true,
+        "num_global_key_value_heads": 1, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": false, "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "tie_word_embeddings": true, "rope_theta": 1000000.0,
+    });
+    let inputs = json!({"attention_k_eq_v": false, "num_global_key_value_heads": null, "num_kv_shared_layers": 2,
+                        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 260,
+                        "use_double_wide_mlp": true});
+    let states = json!({"hybrid_override_pattern": "M*M-", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+                        "ssm_state_size": 16, "conv_kernel": 4, "use_conv_bias": true, "layer_norm_epsilon": 1e-5});
     let factors: Vec<f64> = (0..16).map(|pair| 1.0 + f64::from(pair) / 4.0).collect();
     vec![
         of("qwen2", json!({"head_dim": 16})),
@@ -80,11 +96,11 @@ fn kinds() -> Vec<Value> {
         of(
             "deepseek_v3",
             with(
-                json!({"rope_scaling": yarn, "q_lora_rank": null, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
+                json!({"rope_scaling": yarn.clone(), "q_lora_rank": null, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
                                       "qk_nope_head_dim": 32, "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": null}),
             ),
         ),
-        of("glm4_moe_lite", with(latent)),
+        of("glm4_moe_lite", with(latent.clone())),
         of(
             "minimax_m2",
             json!({"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 16,
@@ -92,6 +108,25 @@ fn kinds() -> Vec<Value> {
         ),
         of("mistral", json!({})),
         of("ministral3", json!({"rope_scaling": growing})),
+        of("mistral4", with(merged(&[&latent, &json!({"rope_scaling": yarn})]))),
+        of("gemma4_text", by_kind.clone()),
+        of("gemma4_text", merged(&[&by_kind, &inputs])),
+        of(
+            "gemma4_text",
+            merged(&[
+                &by_kind,
+                &json!({"enable_moe_block": true, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32}),
+            ]),
+        ),
+        of("nemotron_h", states.clone()),
+        of(
+            "nemotron_h",
+            with(merged(&[
+                &states,
+                &json!({"hybrid_override_pattern": "ME*E", "moe_latent_size": 48, "n_group": 1, "topk_group": 1,
+                        "moe_shared_expert_intermediate_size": 64, "first_k_dense_replace": null}),
+            ])),
+        ),
         of("lfm2", convs.clone()),
         of(
             "lfm2_moe",

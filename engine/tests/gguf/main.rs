@@ -16,6 +16,7 @@ mod model;
 mod random_weights;
 #[path = "../support/share.rs"]
 mod share;
+mod tokenizers;
 
 use std::{
     io::Write as _,

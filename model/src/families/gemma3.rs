@@ -83,7 +83,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let mut description = described(config, has_head, layers.collect::<Result<_, Error>>()?);
     description.tied = !has_head;
     description.norm_offset = NormOffset::One;
-    description.logit_cap = document.float("final_logit_softcapping")?;
+    description.logit_cap = document.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
     description.embedding_scale = Some(in_bfloat16((config.hidden_size as f32).sqrt()));
     give_windows(config, &mut description, &windowed)?;
     Ok(description)

@@ -91,7 +91,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     });
     let mut description = described(config, has_head, layers.collect());
     description.tied = !has_head;
-    description.logit_cap = document.float("final_logit_softcapping")?;
+    description.logit_cap = document.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
     description.embedding_scale = Some((config.hidden_size as f32).sqrt());
     description.per_layer_inputs = per_layer_inputs(config, activation)?;
     give_windows(config, &mut description, &windowed)?;

@@ -4,6 +4,7 @@
 
 mod deepseek2;
 mod gemma3;
+mod gemma4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
@@ -11,6 +12,8 @@ mod lfm2;
 mod llama;
 mod minimax_m2;
 mod mistral3;
+mod mistral4;
+mod nemotron_h;
 mod olmo2;
 mod phi3;
 mod qwen;
@@ -55,6 +58,8 @@ pub enum Rotated {
     Width(&'static str),
     /// Heads are made of a latent: the architecture says what of them.
     OfLatent,
+    /// Kinds of layers differ in it, in their heads and in the width of their MLP: the architecture says how.
+    ByLayer,
 }
 
 /// Every architecture whose names are known. Whether its family is supported, `families` decides.
@@ -67,7 +72,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3next::QWEN3_5,
     qwen3next::QWEN3_5_MOE,
     mistral3::ARCHITECTURE,
+    mistral4::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma4::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
     glm4moe::ARCHITECTURE,
     deepseek2::ARCHITECTURE,
@@ -79,6 +86,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     seed_oss::ARCHITECTURE,
     lfm2::DENSE,
     lfm2::SPARSE,
+    nemotron_h::DENSE,
+    nemotron_h::SPARSE,
 ];
 
 /// An architecture without anything special.
@@ -117,6 +126,10 @@ const MODEL: Names = &[
     // An LFM2's last norm, which has the name of one that others have before their first layer.
     ("token_embd_norm", "model.embedding_norm"),
     ("output", "lm_head"),
+    // A Gemma 4's inputs of its layers.
+    ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+    ("per_layer_model_proj", "model.per_layer_model_projection"),
+    ("per_layer_proj_norm", "model.per_layer_projection_norm"),
 ];
 /// Modules of a layer.
 const MODULES: Names = &[

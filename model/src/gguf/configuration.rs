@@ -25,13 +25,17 @@ pub(super) fn of(gguf: &Gguf<'_>, factors: Option<&[u8]>) -> Result<Value, Error
     }
     let layers = fields.layers()?;
     fields.set("num_hidden_layers", layers);
-    // Of models whose layers are all experts, some files have none.
-    fields.copy_optional("intermediate_size", "feed_forward_length")?;
-    let heads = fields.number("attention.head_count")?;
-    let kv_heads = fields.of_some_layers("attention.head_count_kv")?.unwrap_or(heads);
-    fields.set("num_key_value_heads", kv_heads);
-    let epsilon = fields.float("attention.layer_norm_rms_epsilon")?;
-    fields.set("rms_norm_eps", epsilon.ok_or_else(|| fields.missing("attention.layer_norm_rms_epsilon"))?);
+    if architecture.rotated != Rotated::ByLayer {
+        // Of models whose layers are all experts, some files have none.
+        if let Some(width) = fields.of_some_layers("feed_forward_length")? {
+            fields.set("intermediate_size", width);
+        }
+        let heads = fields.number("attention.head_count")?;
+        let kv_heads = fields.of_some_layers("attention.head_count_kv")?.unwrap_or(heads);
+        fields.set("num_key_value_heads", kv_heads);
+    }
+    const EPSILON: &str = "attention.layer_norm_rms_epsilon";
+    fields.copy_float("rms_norm_eps", EPSILON)?;
     let base = fields.float("rope.freq_base")?.unwrap_or(10_000.0);
     fields.set("rope_theta", base);
     fields.set("rope_traditional", architecture.traditional_rope);
@@ -39,7 +43,12 @@ pub(super) fn of(gguf: &Gguf<'_>, factors: Option<&[u8]>) -> Result<Value, Error
     fields.set("tie_word_embeddings", gguf.tensor("output.weight").is_none());
     fields.set("eos_token_id", super::tokenizer::end_tokens(gguf.metadata()));
     let rotated = width_of_heads(&mut fields)?;
+    fields.factors = factors;
     (architecture.fields)(&mut fields)?;
+    if !fields.is_set("rms_norm_eps") {
+        return Err(fields.missing(EPSILON));
+    }
+    let factors = fields.factors.take();
     if let Some(scaling) = scaling(&mut fields, factors, base, rotated)? {
         fields.set("rope_scaling", scaling);
     }
@@ -51,11 +60,11 @@ fn vocabulary(gguf: &Gguf<'_>) -> u64 {
     gguf.tensor("token_embd.weight").and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0)
 }
 
-/// Sets the width of a head and what of it is rotated; returns the latter.
+/// Sets the width of a head and what of it is rotated, where the architecture leaves that; returns the latter.
 fn width_of_heads(fields: &mut Fields<'_, '_>) -> Result<u64, Error> {
     let rotated = fields.architecture().rotated;
-    if rotated == Rotated::OfLatent {
-        return fields.number("rope.dimension_count");
+    if let Rotated::OfLatent | Rotated::ByLayer = rotated {
+        return Ok(fields.optional("rope.dimension_count")?.unwrap_or(0));
     }
     let head_dim = fields.head_dim()?;
     fields.set("head_dim", head_dim);
@@ -66,7 +75,7 @@ fn width_of_heads(fields: &mut Fields<'_, '_>) -> Result<u64, Error> {
             fields.set("partial_rotary_factor", width as f64 / head_dim as f64);
         }
         Rotated::Width(field) => fields.set(field, width),
-        Rotated::Whole | Rotated::Share | Rotated::OfLatent => {
+        Rotated::Whole | Rotated::Share | Rotated::OfLatent | Rotated::ByLayer => {
             has_to_be.push(("rope.dimension_count", Some(width)));
         }
     }

@@ -2,11 +2,12 @@
 //! neighbours. A file of Qwen3.5 has the first one of every key head, then the second ones; one of Qwen3-Next has two
 //! projections in one matrix, by key head.
 
-use super::{Gguf, fields::Fields};
-use crate::{
-    config::MAX_SIZE,
-    error::{Error, Unsupported},
+use super::{
+    Gguf,
+    fields::Fields,
+    pieces::{Reorder, TensorPiece},
 };
+use crate::{config::MAX_SIZE, error::Error};
 
 /// The order of a file's value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,48 +28,6 @@ pub struct DeltaHeads {
     each: u64,
     key_dim: u64,
     value_dim: u64,
-}
-
-/// Heads, and the elements between them, in a tensor whose heads an MLX repository has in another order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reorder {
-    /// Elements before the heads, which lie as they are.
-    pub skip: u64,
-    /// Elements of a head that lie together.
-    pub head: u64,
-    /// Heads that are neighbours.
-    each: u64,
-    /// Where the first one begins in the file, after what is skipped.
-    begin: u64,
-    /// From one head to its neighbour in the file, and from the first of some neighbours to that of the next ones.
-    steps: [u64; 2],
-    /// Elements after which all of it repeats.
-    period: u64,
-}
-
-impl Reorder {
-    /// Where an element lies in the file, and how many from it on lie together.
-    pub fn source(&self, element: u64) -> (u64, u64) {
-        let Some(after) = element.checked_sub(self.skip) else { return (element, self.skip - element) };
-        let within = after % self.period;
-        let (head, offset) = (within / self.head, within % self.head);
-        let neighbour = (head % self.each).saturating_mul(self.steps[0]);
-        let first = (head / self.each).saturating_mul(self.steps[1]);
-        let before = self.skip + (after - within);
-        let source = [self.begin, neighbour, first, offset].into_iter().fold(before, u64::saturating_add);
-        (source, self.head - offset)
-    }
-}
-
-/// What an MLX repository has of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorPiece {
-    /// Module and field in a layer.
-    pub name: Option<&'static str>,
-    /// Its rows, where they are some of the tensor's.
-    pub rows: Option<u64>,
-    /// Where its heads are in another order.
-    pub reorder: Option<Reorder>,
 }
 
 impl DeltaHeads {
@@ -99,17 +58,14 @@ impl DeltaHeads {
         // Of a hostile file these are beyond any number; its shapes are then refused.
         let rows = |rows: u64| rows.saturating_mul(columns).max(1);
         if (self.order, tensor) == (HeadOrder::Grouped, "ssm_ba.weight") {
-            let half = |name, begin| {
+            let half = |tensor, begin| {
                 let (head, steps) = (rows(1), [rows(1), rows(2 * self.each)]);
                 let period = rows(2 * self.each * self.keys);
                 let reorder = Reorder { skip: 0, head, each: self.each, begin, steps, period };
                 let rows = Some(self.keys * self.each);
-                TensorPiece { name: Some(name), rows, reorder: Some(reorder) }
+                TensorPiece { tensor: Some(tensor), rows, reorder: Some(reorder) }
             };
-            return vec![
-                half("linear_attn.in_proj_b.weight", 0),
-                half("linear_attn.in_proj_a.weight", rows(self.each)),
-            ];
+            return vec![half("ssm_beta.weight", 0), half("ssm_alpha.weight", rows(self.each))];
         }
         let is_tiled = self.order == HeadOrder::Tiled && self.each > 1;
         let reorder = self.tile(tensor, rows).filter(|_| is_tiled).map(|(skip, head)| {
@@ -117,7 +73,7 @@ impl DeltaHeads {
             let (steps, period) = ([all(self.keys), head], all(self.keys * self.each));
             Reorder { skip, head, each: self.each, begin: 0, steps, period }
         });
-        vec![TensorPiece { name: None, rows: None, reorder }]
+        vec![TensorPiece { reorder, ..TensorPiece::WHOLE }]
     }
 
     /// Elements before the value heads of a tensor, and those of a head; `None` for one without such heads.
@@ -134,16 +90,6 @@ impl DeltaHeads {
             _ => return None,
         })
     }
-}
-
-/// That heads are whole groups of a packing, which cannot be taken apart.
-pub fn check_groups(tensor: &str, reorder: Option<Reorder>, group: u64) -> Result<(), Unsupported> {
-    let Some(Reorder { skip, head, .. }) = reorder else { return Ok(()) };
-    if skip.is_multiple_of(group) && head.is_multiple_of(group) {
-        return Ok(());
-    }
-    let reason = format!("heads of {head} elements are not whole groups of {group}");
-    Err(Unsupported::tensor(tensor, reason, "use the model as an MLX repository"))
 }
 
 #[cfg(test)]
@@ -179,9 +125,6 @@ pub(super) mod tests {
         let [b, a] = &heads.pieces("ssm_ba.weight", 1)[..] else { panic!("two tensors of one") };
         assert_eq!((b.rows, order(b, 6)), (Some(6), vec![0, 1, 2, 6, 7, 8]));
         assert_eq!(order(a, 6), [3, 4, 5, 9, 10, 11]);
-        assert_eq!(
-            heads.pieces("attn_qkv.weight", 1),
-            [TensorPiece { name: None, rows: None, reorder: None }]
-        );
+        assert_eq!(heads.pieces("attn_qkv.weight", 1), [TensorPiece::WHOLE]);
     }
 }

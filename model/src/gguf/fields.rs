@@ -26,8 +26,9 @@ const HARMLESS: &[&str] = &[
     // Of positions in pictures.
     "rope.dimension_sections",
 ];
-/// What `expert_gating_func` says of sigmoids.
-const SIGMOID: u64 = 2;
+/// What `expert_gating_func` says.
+pub const SOFTMAX: u64 = 1;
+pub const SIGMOID: u64 = 2;
 
 /// A configuration under construction.
 pub struct Fields<'g, 'a> {
@@ -37,11 +38,13 @@ pub struct Fields<'g, 'a> {
     map: Map<String, Value>,
     /// Fields of `rope_scaling` that the architecture sets.
     pub(super) rope: Map<String, Value>,
+    /// The bytes of [`Gguf::rope_factors`], until something reads them.
+    pub(super) factors: Option<&'g [u8]>,
 }
 
 impl<'g, 'a> Fields<'g, 'a> {
     pub(super) fn new(gguf: &'g Gguf<'a>) -> Self {
-        Self { gguf, read: BTreeSet::new(), map: Map::new(), rope: Map::new() }
+        Self { gguf, read: BTreeSet::new(), map: Map::new(), rope: Map::new(), factors: None }
     }
 
     /// The configuration, if every key of the architecture was asked for, is known to change nothing, or asks for nothing.
@@ -74,6 +77,11 @@ impl<'g, 'a> Fields<'g, 'a> {
         self.gguf.tensor(name).is_some()
     }
 
+    /// Rows of a tensor, where the file has it.
+    pub fn rows(&self, name: &str) -> Option<u64> {
+        self.gguf.tensor(name).and_then(|tensor| tensor.shape.first().copied())
+    }
+
     /// How the file's tokenizer splits text.
     pub fn pre_tokenizer(&self) -> Option<&'a str> {
         self.gguf.metadata().text("tokenizer.ggml.pre")
@@ -81,6 +89,10 @@ impl<'g, 'a> Fields<'g, 'a> {
 
     pub fn set(&mut self, field: &str, value: impl Into<Value>) {
         self.map.insert(field.to_owned(), value.into());
+    }
+
+    pub fn is_set(&self, field: &str) -> bool {
+        self.map.contains_key(field)
     }
 
     /// The whole number of a key, which has to be there.
@@ -113,13 +125,12 @@ impl<'g, 'a> Fields<'g, 'a> {
         self.copy(width, "expert_feed_forward_length")
     }
 
-    /// Experts as DeepSeek's and GLM's configurations have them, chosen by sigmoids, with one that every token passes.
-    pub fn sigmoid_experts(&mut self) -> Result<(), Error> {
-        self.chosen_by_sigmoids()?;
+    /// Experts as DeepSeek's configurations have them, chosen by sigmoids or by a softmax, with one that every token passes.
+    pub fn grouped_experts(&mut self, scoring: u64) -> Result<(), Error> {
+        self.chosen_by(scoring)?;
         self.experts(["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
         for (field, key, otherwise) in [
             ("n_shared_experts", "expert_shared_count", 0),
-            ("first_k_dense_replace", "leading_dense_block_count", 0),
             ("n_group", "expert_group_count", 1),
             ("topk_group", "expert_group_used_count", 1),
         ] {
@@ -132,18 +143,27 @@ impl<'g, 'a> Fields<'g, 'a> {
         Ok(())
     }
 
+    /// The same behind some layers without experts.
+    pub fn grouped_experts_after(&mut self, field: &str, scoring: u64) -> Result<(), Error> {
+        let dense = self.optional("leading_dense_block_count")?.unwrap_or(0);
+        self.set(field, dense);
+        self.grouped_experts(scoring)
+    }
+
     /// Layers without those that predict further tokens, which the file counts and which are not loaded.
     pub fn layers(&mut self) -> Result<u64, Error> {
         let further = self.optional("nextn_predict_layers")?.unwrap_or(0);
         Ok(self.number("block_count")?.saturating_sub(further))
     }
 
-    /// That scores of experts are sigmoids, or that the file leaves it to the architecture.
-    pub fn chosen_by_sigmoids(&mut self) -> Result<(), Error> {
+    /// That scores of experts are made so, or that the file leaves it to the architecture.
+    pub fn chosen_by(&mut self, scoring: u64) -> Result<(), Error> {
         match self.optional("expert_gating_func")? {
-            None | Some(0 | SIGMOID) => Ok(()),
+            None | Some(0) => Ok(()),
+            Some(own) if own == scoring => Ok(()),
             Some(other) => {
-                let reason = format!("{other} is not supported; supported is {SIGMOID}, sigmoids");
+                let name = if scoring == SIGMOID { "sigmoids" } else { "a softmax" };
+                let reason = format!("{other} is not supported; supported is {scoring}, {name}");
                 Err(self.refuse("expert_gating_func", reason).into())
             }
         }
@@ -229,6 +249,25 @@ impl<'g, 'a> Fields<'g, 'a> {
             Some(_) => Err(self.bad(key, "is no list with a number for each layer")),
             None => Err(self.missing(key)),
         }
+    }
+
+    /// The whole number that layers of each of two kinds have, the first kind and the second; `None` for a kind that no
+    /// layer is of.
+    pub fn of_kinds(&mut self, key: &str, is_second: &[bool]) -> Result<[Option<u64>; 2], Error> {
+        let numbers = match self.get(key) {
+            Some(MetaValue::List(_)) => self.by_layer(key)?,
+            _ => vec![self.number(key)?; is_second.len()],
+        };
+        let mut found = [None; 2];
+        for (number, is_second) in numbers.into_iter().zip(is_second) {
+            let own = &mut found[usize::from(*is_second)];
+            if own.is_some_and(|own| own != number) {
+                let reason = "it differs between layers of one kind".to_owned();
+                return Err(self.refuse(key, reason).into());
+            }
+            *own = Some(number);
+        }
+        Ok(found)
     }
 
     pub fn number(&mut self, key: &str) -> Result<u64, Error> {

@@ -8,8 +8,9 @@ use super::{
     architectures::{Architecture, is_of_configuration, mlx_name, stays_wide},
     block_type::BlockType,
     blocks::decode,
-    delta_net::{DeltaHeads, Reorder, TensorPiece, check_groups},
+    delta_net::DeltaHeads,
     header::GgufTensor,
+    pieces::{Reorder, TensorPiece, pieces},
 };
 use crate::{
     error::Unsupported,
@@ -107,17 +108,18 @@ impl Layout {
         let mut entries = Vec::new();
         for tensor in tensors.iter().filter(|tensor| !is_of_configuration(&tensor.name)) {
             let (layer, own) = match tensor.name.strip_prefix("blk.").and_then(|name| name.split_once('.')) {
-                Some((layer, own)) => (layer.parse().ok(), own),
+                Some((layer, own)) => (Some(layer), own),
                 None => (None, tensor.name.as_str()),
             };
-            if layer.is_some_and(|layer: u64| layer >= conversion.layers) {
+            let index = layer.and_then(|layer| layer.parse::<u64>().ok());
+            if index.is_some_and(|index| index >= conversion.layers) {
                 continue;
             }
-            let columns = tensor.shape.last().copied().unwrap_or(0);
-            let whole = || vec![TensorPiece { name: None, rows: None, reorder: None }];
-            for piece in conversion.heads.map_or_else(whole, |heads| heads.pieces(own, columns)) {
-                let name = match (piece.name, layer) {
-                    (Some(name), Some(layer)) => Some(format!("model.layers.{layer}.{name}")),
+            for piece in pieces(own, tensor, conversion.heads) {
+                let name = match (piece.tensor, layer) {
+                    (Some(own), Some(layer)) => {
+                        mlx_name(conversion.architecture, &format!("blk.{layer}.{own}"))
+                    }
                     _ => mlx_name(conversion.architecture, &tensor.name),
                 };
                 layout.add(conversion, tensor, name, &piece, &mut entries)?;
@@ -147,8 +149,8 @@ impl Layout {
             return Err(refuse(reason, "use a file of another quantisation, such as Q4_K_M or Q8_0"));
         };
         let mut shape = tensor.shape.clone();
-        if let (Some(rows), Some(first)) = (piece.rows, shape.first_mut()) {
-            *first = rows;
+        if let (Some(rows), Some(own)) = (piece.rows, shape.iter_mut().rev().nth(1)) {
+            *own = rows;
         }
         let elements = shape.iter().fold(1_u64, |product, &size| product.saturating_mul(size));
         let columns = shape.pop().unwrap_or(0);
@@ -158,16 +160,12 @@ impl Layout {
         for (name, dtype, columns, part) in parts(conversion, name, kind, columns, is_matrix, value) {
             let mut shape = shape.clone();
             shape.push(columns);
-            // Of dimensions of one the file has none. mlx-lm has the one input of each channel last.
-            if name.ends_with("conv1d.weight") {
-                shape.push(1);
-            }
-            if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
-                shape.insert(0, 1);
-            }
+            let shape = in_repository(&name, shape);
             let begin = self.regions.last().map_or(0, |region| region.end);
             let (group, bytes) = part.group(value);
-            check_groups(&shorten(&tensor.name), piece.reorder, group)?;
+            if let Some(reorder) = piece.reorder {
+                reorder.check_groups(&shorten(&tensor.name), group)?;
+            }
             // At most 8 times what is in the file, whose bytes are counted in 64 bits.
             let end = begin.saturating_add((elements / group).saturating_mul(bytes));
             let (tensor, start, reorder) = (tensor.name.clone(), tensor.begin, piece.reorder);
@@ -195,6 +193,22 @@ impl Layout {
         };
         region.read(offset - region.begin, out, read)
     }
+}
+
+/// The shape of a tensor in an MLX repository. A file has no dimensions of one, nor the one of neighbours that are
+/// normalised together, and it has a column of what is one number a head.
+fn in_repository(name: &str, mut shape: Vec<u64>) -> Vec<u64> {
+    // mlx-lm has the one input of each channel last.
+    if name.ends_with("conv1d.weight") {
+        shape.push(1);
+    }
+    if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
+        shape.insert(0, 1);
+    }
+    if [".mamba.A_log", ".mamba.D", ".mamba.norm.weight"].iter().any(|field| name.ends_with(field)) {
+        shape = vec![shape.iter().fold(1, |product, &size| product.saturating_mul(size))];
+    }
+    shape
 }
 
 /// What a tensor of this name becomes: names, types, columns, and how each is made.

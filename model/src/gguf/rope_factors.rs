@@ -15,12 +15,29 @@ const ORIGINAL: f32 = 8192.0;
 const LOW: f32 = 1.0;
 /// The original context over this is the longest wavelength that is left as it is.
 const HIGH: f32 = 4.0;
+/// The least factor of a pair that is not rotated: over a billion tokens it turns by less than a number can tell.
+const UNROTATED: f32 = 1e20;
 /// How far a factor may be from the rule's: the file's were computed in 32 bits, in another order.
 const TOLERANCE: f32 = 1e-3;
 
 /// The factors of these bytes.
 pub(super) fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// The share of pairs that are rotated, which come first, where the others are as good as not by an immense factor.
+pub(super) fn share(bytes: &[u8]) -> Result<f64, Unsupported> {
+    let factors = numbers(bytes);
+    let rotated = factors.iter().take_while(|own| **own == 1.0).count();
+    if let Some((at, found)) =
+        factors.iter().enumerate().skip(rotated).find(|(_, own)| own.is_nan() || **own < UNROTATED)
+    {
+        let reason = format!(
+            "factor {at} is {found}, and factors of such heads are 1 first and then at least {UNROTATED:e}"
+        );
+        return Err(refuse(ROPE_FACTORS, reason));
+    }
+    Ok(rotated as f64 / factors.len().max(1) as f64)
 }
 
 /// The scaling of `config.json` that has these factors; `None` where they change nothing.
@@ -85,6 +102,16 @@ mod tests {
         ] {
             let error = llama3(&factors, 5e5, 128).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn factors_of_ones_and_immense_ones_are_a_share_and_others_none() {
+        let bytes = |factors: &[f32]| factors.iter().copied().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        assert_eq!(share(&bytes(&[1.0, 1e30, 1e30, 1e30])), Ok(0.25));
+        assert_eq!(share(&bytes(&[1.0; 4])), Ok(1.0));
+        for factors in [[1.0, 2.0], [1e30, 1.0], [1.0, f32::NAN]] {
+            assert!(share(&bytes(&factors)).is_err(), "{factors:?}");
         }
     }
 }

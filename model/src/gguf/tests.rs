@@ -83,7 +83,7 @@ impl GgufFile {
         file.vector("blk.0.attn_norm.weight", hidden).vector("blk.0.ffn_norm.weight", hidden)
     }
 
-    fn matrix(self, name: &str, columns: u64, rows: u64, kind: u32) -> Self {
+    pub fn matrix(self, name: &str, columns: u64, rows: u64, kind: u32) -> Self {
         let element = block_type::ElementType::of(kind).unwrap();
         let bytes = columns * rows / element.block_elements() * element.block_bytes();
         self.tensor(name, &[columns, rows], kind, vec![0; bytes as usize])
@@ -345,7 +345,7 @@ fn tokenizers_that_are_not_known_are_refused_by_name() {
         (file(&[]), "tokenizer.ggml.model: it is missing"),
         (
             file(&[("tokenizer.ggml.model", "bert")]),
-            "\"bert\" is not supported; supported are gpt2 and llama",
+            "\"bert\" is not supported; supported are gpt2, llama and gemma4",
         ),
         (
             file(&[("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "klingon")]),
@@ -367,6 +367,10 @@ fn tokenizers_that_are_not_known_are_refused_by_name() {
                 .texts("tokenizer.ggml.tokens", &["a".to_owned()])
                 .texts("tokenizer.ggml.merges", &["ab".to_owned()]),
             "merge 0 is no pair of tokens",
+        ),
+        (
+            file(&[("tokenizer.ggml.model", "gemma4")]).texts("tokenizer.ggml.tokens", &["a".to_owned()]),
+            "its metadata has no tokenizer.ggml.merges",
         ),
         (
             file(&[("tokenizer.ggml.model", "llama")]).texts("tokenizer.ggml.tokens", &["a".to_owned()]),

@@ -1,5 +1,6 @@
-//! `tokenizer.json`, `tokenizer_config.json` and the chat template from the vocabulary of a GGUF file. Two kinds of
-//! vocabularies are read: byte-level merges (`gpt2`), and SentencePiece's with scores (`llama`).
+//! `tokenizer.json`, `tokenizer_config.json` and the chat template from the vocabulary of a GGUF file. Three
+//! kinds of vocabularies are read: byte-level merges (`gpt2`), SentencePiece's with scores (`llama`), and its pieces with
+//! merges (`gemma4`).
 
 use serde_json::{Map, Value, json};
 
@@ -29,7 +30,16 @@ const MAX_ADDED: usize = 1 << 16;
 /// Longest template; published ones have up to 20 kB.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// Tokens that end a turn, whatever `eos_token_id` says: some files name only what ends a document.
-const TURN_ENDS: [&str; 5] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"];
+const TURN_ENDS: [&str; 7] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<turn|>",
+    // What a tool answers comes next.
+    "<|tool_response>",
+];
 
 /// What a token is for, by its number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +117,10 @@ fn token_type(number: f64) -> TokenType {
 /// The kind of a vocabulary.
 enum Kind {
     ByteLevel(&'static PreTokenizer),
+    /// Merges follow of scores.
     SentencePiece,
+    /// The same pieces, with merges.
+    Pieces,
 }
 
 fn kind(metadata: &Metadata<'_>) -> Result<Kind, Unsupported> {
@@ -121,8 +134,11 @@ fn kind(metadata: &Metadata<'_>) -> Result<Kind, Unsupported> {
             known.map(Kind::ByteLevel)
         }
         Some("llama") => Ok(Kind::SentencePiece),
+        Some("gemma4") => Ok(Kind::Pieces),
         Some(other) => {
-            Err(refuse(MODEL, format!("{:?} is not supported; supported are gpt2 and llama", shorten(other))))
+            let reason =
+                format!("{:?} is not supported; supported are gpt2, llama and gemma4", shorten(other));
+            Err(refuse(MODEL, reason))
         }
         None => Err(refuse(MODEL, "it is missing".to_owned())),
     }
@@ -205,38 +221,45 @@ impl Gguf<'_> {
                     decoder,
                     model(json!({"ignore_merges": pre.ignore_merges})),
                 );
-                write_vocabulary(&mut out, &vocabulary);
-                let merges = self.metadata().list(MERGES);
-                let merges = merges.ok_or_else(|| bad(format!("its metadata has no {MERGES}")))?;
-                if merges.count > MAX_MERGES {
-                    let problem =
-                        format!("it has {} merges, more than the limit of {MAX_MERGES}", merges.count);
-                    return Err(bad(problem).into());
-                }
-                for (number, merge) in merges.texts().enumerate() {
-                    let pair = merge.and_then(|merge| merge.split_once(' '));
-                    let (left, right) =
-                        pair.ok_or_else(|| bad(format!("merge {number} is no pair of tokens")))?;
-                    write_merge(&mut out, number, left, right);
-                }
             }
-            Kind::SentencePiece => {
-                let scores = self.metadata().list(sentence_piece::SCORES);
-                let merges = sentence_piece::merges(&vocabulary, scores).map_err(bad)?;
-                let has_prefix = sentence_piece::has_prefix(self.metadata());
+            Kind::SentencePiece | Kind::Pieces => {
+                let has_prefix =
+                    matches!(kind, Kind::SentencePiece) && sentence_piece::has_prefix(self.metadata());
                 let unknown = vocabulary.tokens.iter().find(|(_, kind)| *kind == TokenType::Unknown);
                 let more = json!({"unk_token": unknown.map(|(text, _)| text), "fuse_unk": true, "byte_fallback": true});
                 let (normalizer, decoder) = sentence_piece::steps(has_prefix);
                 steps(normalizer, Value::Null, decoder, model(more));
-                write_vocabulary(&mut out, &vocabulary);
-                let text = |id: u32| vocabulary.tokens.get(id as usize).map_or("", |(text, _)| text);
-                for (number, (left, right)) in merges.into_iter().enumerate() {
-                    write_merge(&mut out, number, text(left), text(right));
-                }
             }
+        }
+        write_vocabulary(&mut out, &vocabulary);
+        if let Kind::SentencePiece = kind {
+            let scores = self.metadata().list(sentence_piece::SCORES);
+            let text = |id: u32| vocabulary.tokens.get(id as usize).map_or("", |(text, _)| text);
+            let merges = sentence_piece::merges(&vocabulary, scores).map_err(bad)?;
+            for (number, (left, right)) in merges.into_iter().enumerate() {
+                write_merge(&mut out, number, text(left), text(right));
+            }
+        } else {
+            self.write_merges(&mut out)?;
         }
         out += "]}}";
         Ok(out.into_bytes())
+    }
+
+    /// Writes the merges that the file has.
+    fn write_merges(&self, out: &mut String) -> Result<(), FileError> {
+        let bad = |problem: String| FileError::BadGguf { file: self.files[0].0.clone(), problem };
+        let merges = self.metadata().list(MERGES);
+        let merges = merges.ok_or_else(|| bad(format!("its metadata has no {MERGES}")))?;
+        if merges.count > MAX_MERGES {
+            return Err(bad(format!("it has {} merges, more than the limit of {MAX_MERGES}", merges.count)));
+        }
+        for (number, merge) in merges.texts().enumerate() {
+            let pair = merge.and_then(|merge| merge.split_once(' '));
+            let (left, right) = pair.ok_or_else(|| bad(format!("merge {number} is no pair of tokens")))?;
+            write_merge(out, number, left, right);
+        }
+        Ok(())
     }
 
     /// `tokenizer_config.json`: the special tokens that templates write.

@@ -1,7 +1,10 @@
 //! DeepSeek V3, V3.1 and R1, Kimi K2, and GLM-4.7-Flash, whose heads are made of a latent.
 
 use super::{Architecture, Rotated, plain};
-use crate::{error::Error, gguf::fields::Fields};
+use crate::{
+    error::Error,
+    gguf::fields::{Fields, SIGMOID},
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     rotated: Rotated::OfLatent,
@@ -28,6 +31,12 @@ fn fields(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
         let reason = "it is missing, as in files of DeepSeek V2, which is not supported".to_owned();
         return Err(fields.refuse("expert_gating_func", reason).into());
     }
+    latent(fields)?;
+    fields.grouped_experts_after("first_k_dense_replace", SIGMOID)
+}
+
+/// Heads, and what they are made of.
+pub(super) fn latent(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
     // The file says of the cache what config.json says of heads: one of them, of the latent's width.
     fields.optional("attention.head_count_kv")?;
     let heads = fields.number("attention.head_count")?;
@@ -44,6 +53,5 @@ fn fields(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
     fields.set("v_head_dim", value);
     fields.copy("kv_lora_rank", "attention.kv_lora_rank")?;
     fields.copy_optional("q_lora_rank", "attention.q_lora_rank")?;
-    fields.set_yarn_growth(0.1)?;
-    fields.sigmoid_experts()
+    fields.set_yarn_growth(0.1)
 }

@@ -1,6 +1,7 @@
 //! GLM-4.5 to 4.7. The small GLM-4.7-Flash is a `deepseek2`.
 
 use super::{Architecture, Rotated, plain};
+use crate::gguf::fields::SIGMOID;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     rotated: Rotated::Share,
@@ -9,7 +10,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         fields.set_attention_bias();
         let normalises = fields.has_tensor("blk.0.attn_q_norm.weight");
         fields.set("use_qk_norm", normalises);
-        fields.sigmoid_experts()
+        fields.grouped_experts_after("first_k_dense_replace", SIGMOID)
     },
     ..plain("glm4moe", "glm4_moe")
 };

@@ -1,7 +1,10 @@
 //! LFM2 and LFM2.5, dense and with experts.
 
 use super::{Architecture, plain};
-use crate::{error::Error, gguf::fields::Fields};
+use crate::{
+    error::Error,
+    gguf::fields::{Fields, SIGMOID},
+};
 
 pub(super) const DENSE: Architecture = Architecture {
     modules: MODULES,
@@ -18,7 +21,7 @@ pub(super) const SPARSE: Architecture = Architecture {
     modules: MODULES,
     tensors: TENSORS,
     fields: |fields| {
-        fields.chosen_by_sigmoids()?;
+        fields.chosen_by(SIGMOID)?;
         fields.experts(["num_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
         let dense = fields.optional("leading_dense_block_count")?.unwrap_or(0);
         fields.set("num_dense_layers", dense);

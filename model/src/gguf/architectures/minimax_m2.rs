@@ -1,6 +1,7 @@
 //! MiniMax M2 to M2.7.
 
 use super::{Architecture, Rotated, plain};
+use crate::gguf::fields::SIGMOID;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     rotated: Rotated::Width("rotary_dim"),
@@ -12,7 +13,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     ],
     tensors: &[("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias")],
     fields: |fields| {
-        fields.chosen_by_sigmoids()?;
+        fields.chosen_by(SIGMOID)?;
         fields.experts(["num_local_experts", "num_experts_per_tok", "intermediate_size"])
     },
     ..plain("minimax-m2", "minimax_m2")

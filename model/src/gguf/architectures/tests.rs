@@ -16,6 +16,13 @@ fn flags(file: GgufFile, key: &str, flags: &[u8]) -> GgufFile {
     file.value(key, 9, &[&head.concat()[..], flags].concat())
 }
 
+/// A list of whole numbers.
+fn numbers(file: GgufFile, key: &str, numbers: &[u32]) -> GgufFile {
+    let head = [&4_u32.to_le_bytes()[..], &(numbers.len() as u64).to_le_bytes()];
+    let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    file.value(key, 9, &[&head.concat()[..], &numbers].concat())
+}
+
 /// A file of an architecture with these keys of its own.
 fn with(architecture: &str, keys: &[(&str, u32)]) -> GgufFile {
     let file = GgufFile::model(architecture, 64, 128, 8);
@@ -108,6 +115,87 @@ fn keys_become_the_fields_of_their_family() {
     check(&config(&qwen), &expected);
 }
 
+/// A file without the sizes that differ from layer to layer, which a key may have once.
+fn by_layer(architecture: &str, layers: u32) -> GgufFile {
+    let key = |key: &str| format!("{architecture}.{key}");
+    let file = GgufFile::new()
+        .text("general.architecture", architecture)
+        .whole(&key("block_count"), layers)
+        .whole(&key("context_length"), 128)
+        .whole(&key("embedding_length"), 64)
+        .whole(&key("attention.head_count"), 4)
+        .text("tokenizer.ggml.model", "gpt2")
+        .matrix("token_embd.weight", 64, 6, 8);
+    float(float(file, &key("attention.layer_norm_rms_epsilon"), 1e-5), &key("rope.freq_base"), 1e6)
+}
+
+const WIDTHS: [(&str, u32); 7] = [
+    ("attention.key_length", 32),
+    ("attention.value_length", 32),
+    ("attention.key_length_swa", 16),
+    ("attention.value_length_swa", 16),
+    ("attention.sliding_window", 8),
+    ("rope.dimension_count", 32),
+    ("attention.shared_kv_layers", 1),
+];
+
+/// A Gemma 4 of three layers.
+fn gemma(widths: [u32; 3], heads: [u32; 3]) -> GgufFile {
+    let file = WIDTHS
+        .iter()
+        .fold(by_layer("gemma4", 3), |file, (key, number)| file.whole(&format!("gemma4.{key}"), *number));
+    let file = flags(file, "gemma4.attention.sliding_window_pattern", &[1, 0, 1]);
+    let file = numbers(file, "gemma4.attention.head_count_kv", &heads);
+    numbers(file, "gemma4.feed_forward_length", &widths)
+}
+
+#[test]
+fn sizes_that_differ_by_layer_become_those_of_its_kind() {
+    let expected = [
+        ("layer_types", json!(["sliding_attention", "full_attention", "sliding_attention"])),
+        ("head_dim", json!(16)),
+        ("global_head_dim", json!(32)),
+        ("num_key_value_heads", json!(2)),
+        ("num_global_key_value_heads", json!(1)),
+        ("attention_k_eq_v", json!(true)),
+        ("num_kv_shared_layers", json!(1)),
+        ("intermediate_size", json!(96)),
+        ("use_double_wide_mlp", json!(true)),
+        ("final_logit_softcapping", json!(0.0)),
+    ];
+    let found = config(&gemma([96, 96, 192], [2, 1, 2]));
+    check(&found, &expected);
+    let full = &found["rope_parameters"]["full_attention"];
+    check(full, &[("partial_rotary_factor", json!(1.0)), ("rope_theta", json!(1e6))]);
+    check(&config(&gemma([96, 96, 96], [2, 1, 2])), &[("use_double_wide_mlp", json!(false))]);
+    for (file, said) in [
+        (gemma([96, 96, 96], [2, 1, 1]), "head_count_kv: it differs between layers of one kind"),
+        (gemma([96, 96, 128], [2, 1, 2]), "feed_forward_length: 128 where others have 96 is not supported"),
+        (by_layer("gemma4", 1), "gemma4.attention.sliding_window_pattern is missing"),
+    ] {
+        let error = rejection(&file);
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    let states =
+        [("ssm.inner_size", 64), ("ssm.time_step_rank", 4), ("ssm.group_count", 2), ("ssm.state_size", 8)];
+    let nemotron = states.iter().fold(by_layer("nemotron_h", 3), |file, (key, number)| {
+        file.whole(&format!("nemotron_h.{key}"), *number)
+    });
+    let nemotron = numbers(
+        nemotron.whole("nemotron_h.ssm.conv_kernel", 4),
+        "nemotron_h.attention.head_count_kv",
+        &[0, 2, 0],
+    );
+    let nemotron = numbers(nemotron, "nemotron_h.feed_forward_length", &[0, 0, 96]);
+    let expected = [
+        ("hybrid_override_pattern", json!("M*-")),
+        ("intermediate_size", json!(96)),
+        ("mamba_head_dim", json!(16)),
+        ("use_conv_bias", json!(false)),
+    ];
+    check(&config(&nemotron), &expected);
+}
+
 #[test]
 fn relatives_that_compute_otherwise_are_refused() {
     let without_gating: Vec<_> = LATENT.into_iter().chain(EXPERTS.into_iter().take(3)).collect();
@@ -133,6 +221,10 @@ fn relatives_that_compute_otherwise_are_refused() {
         (
             with("deepseek2", &without_gating),
             "deepseek2.expert_gating_func: it is missing, as in files of DeepSeek V2",
+        ),
+        (
+            with("mistral4", &[&LATENT[..], &EXPERTS].concat()),
+            "mistral4.expert_gating_func: 2 is not supported; supported is 1, a softmax",
         ),
         (with("glm4moe", &softmax), "glm4moe.expert_gating_func: 1 is not supported; supported is 2"),
         (
