@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use crate::slice::{self, ScenarioRun};
+use crate::slice::{self, POLICY, ScenarioRun, Slice};
 use crate::{cargo, charts, exactness, fuzz, mlx, real_weights, setup, test_binaries, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
@@ -74,6 +74,10 @@ pub fn lint() -> Result<()> {
         &prepared,
         &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
     ))?;
+    // In CI the rest belongs to the slice that compiles for Macs and runs the fuzz targets.
+    if !Slice::of_this_run()?.runs(POLICY) {
+        return tidy::run(&[]);
+    }
     // The engine's serving half compiles without MLX, as `cargo xtask macos` builds it for Macs. No other package has
     // default features, and with the whole workspace the dependencies are those that were just checked.
     cargo::run(&mut cargo::command(

@@ -13,7 +13,7 @@ const SHARES: usize = 90;
 const MAX_WHOLE: usize = 6;
 
 /// Most that it has compared in brief, beside those of every shape: where all depend on a change, each run takes others.
-const MAX_BRIEF: usize = 16;
+const MAX_BRIEF: usize = 12;
 
 /// Parts of a path, and the topic whose groups a change there concerns. A family's name in a path concerns the family.
 const TOPICS: &[(&str, &str)] = &[
