@@ -12,6 +12,9 @@ use crate::{
 
 /// Tokens of a prompt that one rank computes at once; it bounds the activations.
 pub const PREFILL_TOKENS: u32 = 2048;
+/// The same in a pipeline: the first stage starts the next chunk while this one is in a later stage. With chunks as long
+/// as the whole prompt, only one stage would work.
+pub const PIPELINE_PREFILL_TOKENS: u32 = 512;
 /// Positions by which a KV cache grows: the last of them may be all but empty.
 pub const CACHE_STEP: u32 = 256;
 /// Most bytes of attention scores at once. No smaller than it needs to be: smaller products are slower. A GPU writes
@@ -83,6 +86,8 @@ pub struct Load {
     pub tokens: u64,
     /// Layers of the rank.
     pub layers: u64,
+    /// Whether other stages of a pipeline have further layers.
+    pub in_pipeline: bool,
     /// Whether it has the head.
     pub head: bool,
     /// Ranks that share its layers.
@@ -108,9 +113,10 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
         vocabulary,
         value_bytes,
     } = *widths;
-    let Load { context, sequences, tokens, layers, head, tensor_size, kv_ranks, cached_bytes } = *load;
+    let Load { context, sequences, tokens, layers, in_pipeline, head, tensor_size, kv_ranks, cached_bytes } =
+        *load;
     let [size, kv_size] = [tensor_size, kv_ranks].map(|ranks| ranks.max(1));
-    let piece = context.min(u64::from(PREFILL_TOKENS));
+    let piece = context.min(u64::from(if in_pipeline { PIPELINE_PREFILL_TOKENS } else { PREFILL_TOKENS }));
     let shared = [(mlp, MLP_STATES, size), (queries, QUERY_STATES, size), (keys, KEY_STATES, kv_size)]
         .map(|(width, states, size)| width.saturating_mul(states).saturating_mul(value_bytes).div_ceil(size))
         .into_iter()

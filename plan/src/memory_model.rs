@@ -374,6 +374,7 @@ impl<'a> MemoryModel<'a> {
             sequences: u64::from(self.capacity.max_sequences),
             tokens: self.capacity.reserved_tokens(),
             layers: count,
+            in_pipeline: count < u64::from(self.shape.layers),
             head,
             tensor_size: ranks.size,
             kv_ranks: ranks.kv,

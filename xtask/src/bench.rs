@@ -166,7 +166,7 @@ pub fn bench(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` selects faults by a part of
+/// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` selects faults and groups of memory by a part of
 /// their names; other lines stay, with the commit they were measured at. For a soak `N` are seconds.
 pub fn proof(arguments: &[String]) -> Result<()> {
     // Their tables have no rounds.
@@ -202,7 +202,10 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     } else {
         for round in 1..=rounds {
             println!("▸ round {round} of {rounds}");
-            measured.extend((area.run)(&prepared)?);
+            measured.extend(match arguments.get(2).filter(|_| area.name == "memory") {
+                Some(only) => memory::some(&prepared, only)?,
+                None => (area.run)(&prepared)?,
+            });
         }
     }
     if area.name == "plan" {

@@ -50,7 +50,8 @@ cargo xtask VERB
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N] [ONLY]
-                    the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
+                    the same over N rounds, written to docs/evidence; ONLY is a part of the names of faults, or of
+                    memory's groups
   proof exactness [--missing] [PART...]
                     every group compared with mlx-lm, written to docs/evidence; or those it lacks and those of a PART
   proof fuzz [EXECUTIONS]

@@ -5,9 +5,8 @@ use russet_model::cost;
 /// Prefill chunk while no sequence decodes: mlx-lm's chunk size, so that both compute the same sums in the
 /// same order.
 const PREFILL_CHUNK: u32 = cost::PREFILL_TOKENS;
-/// Prefill chunk in a pipeline: the first stage starts the next chunk while this one is in a later stage.
-/// With chunks as long as the whole prompt, only one stage would work.
-const PIPELINE_PREFILL_CHUNK: u32 = 512;
+/// Prefill chunk in a pipeline.
+const PIPELINE_PREFILL_CHUNK: u32 = cost::PIPELINE_PREFILL_TOKENS;
 /// Prefill chunk beside decoding sequences. Prefill tokens cost more than decode tokens, and decoding should
 /// not stall: this chunk takes a few times as long as a step without. Smaller chunks would re-read the
 /// weights before that pays.

@@ -3,8 +3,9 @@
     export.py FOLDER FILE
 
 Names of tensors and of keys, and the format, are those of llama.cpp's own package `gguf`; which keys a model has, and in
-which order rows lie, follows llama.cpp's converter. gpt-oss' experts are packed in MXFP4 by that package, and what they
-were rounded to replaces them in FOLDER.
+which order rows lie, follows llama.cpp's converter. gpt-oss' experts are packed in MXFP4 by that package, and in files of
+DeepSeek as they were before latents were read directly (OLDER) what latents become in Q8_0; what they were rounded to
+replaces them in FOLDER.
 """
 
 import json
@@ -73,6 +74,10 @@ EXPORTED = [
 ]
 
 
+# What a configuration calls the release of Transformers that saved it, for such files.
+OLDER = "4.33.0"
+
+
 def main(folder, file):
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
@@ -83,8 +88,13 @@ def main(folder, file):
     writer = GGUFWriter(file, MODEL_ARCH_NAMES[architecture])
     add_keys(writer, config, kind, weights)
     add_tokenizer(writer, config, kind)
+    rounded = kind == "gpt_oss" or config.get("transformers_version") == OLDER
+    if config.get("transformers_version") == OLDER:
+        together(weights, writer, config)
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, value in exported(weights, config, kind):
+        if config.get("transformers_version") == OLDER and name.endswith((".embed_q.weight", ".unembed_out.weight")):
+            continue
         exported_name = nemotron(name) if kind == "nemotron_h" else name
         for own, other in EXPORTED:
             exported_name = exported_name.replace(own, other)
@@ -101,12 +111,25 @@ def main(folder, file):
     for length in ["long", "short"]:
         if factors := (config.get("rope_scaling") or {}).get(f"{length}_factor"):
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(factors, dtype=np.float32))
-    if kind == "gpt_oss":
+    if rounded:
         save_file(weights, folder / "model.safetensors", {"format": "mlx"})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def together(weights, writer, config):
+    """Writes what latents become, of keys and values head by head in one matrix, and rounds it in `weights`."""
+    kind = GGMLQuantizationType.Q8_0
+    for layer in range(config["num_hidden_layers"]):
+        keys, values = (f"model.layers.{layer}.self_attn.{own}.weight" for own in ["embed_q", "unembed_out"])
+        both = np.concatenate([weights[keys].swapaxes(1, 2), weights[values]], 1)
+        packed = quantize(both.reshape(-1, both.shape[-1]), kind)
+        writer.add_tensor(f"blk.{layer}.attn_kv_b.weight", packed, raw_dtype=kind)
+        both = dequantize(packed, kind).astype(np.float32).reshape(both.shape)
+        of_keys, of_values = np.split(both, [config["qk_nope_head_dim"]], 1)
+        weights[keys], weights[values] = np.ascontiguousarray(of_keys.swapaxes(1, 2)), np.ascontiguousarray(of_values)
 
 
 def exported(weights, config, kind):
@@ -242,7 +265,8 @@ def add_keys(writer, config, kind, weights):
     if kind not in ["gemma4_text", "nemotron_h"]:
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    kv_heads = 1 if latent else config["num_key_value_heads"]
+    older = config.get("transformers_version") == OLDER
+    kv_heads = 1 if latent and not older else config["num_key_value_heads"]
     if "full_attn_idxs" in config:
         layers = range(config["num_hidden_layers"])
         kv_heads = [kv_heads if layer in config["full_attn_idxs"] else 0 for layer in layers]
@@ -285,10 +309,15 @@ def add_keys(writer, config, kind, weights):
         rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
         writer.add_rope_dimension_count(rotated)
         writer.add_kv_lora_rank(rank)
-        writer.add_key_length(rank + rotated)
-        writer.add_value_length(rank)
-        writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
-        writer.add_value_length_mla(config["v_head_dim"])
+        widths = config["qk_nope_head_dim"] + rotated, config["v_head_dim"]
+        if older:
+            writer.add_key_length(widths[0])
+            writer.add_value_length(widths[1])
+        else:
+            writer.add_key_length(rank + rotated)
+            writer.add_value_length(rank)
+            writer.add_key_length_mla(widths[0])
+            writer.add_value_length_mla(widths[1])
         if config.get("q_lora_rank"):
             writer.add_q_lora_rank(config["q_lora_rank"])
     else:

@@ -66,12 +66,13 @@ struct RankMemory {
 }
 
 /// Calls the callback for every rank of `model`: a single rank, a pipeline of two, and a tensor group of two.
-/// With a draft model on rank 0, if one is given.
+/// With a draft model on rank 0, if one is given; of groups in whose names `only` is.
 async fn measure(
     model: &Path,
     draft: Option<&Path>,
     sizes: &Sizes,
     room: ServingCapacity,
+    only: &str,
     look: impl Fn(RankMemory),
 ) {
     let shape = shape_of(model).await;
@@ -86,6 +87,9 @@ async fn measure(
         ("a pipeline of 2", vec![all - half, half], 1),
         ("a tensor group of 2", vec![all], 2),
     ] {
+        if !group.contains(only) {
+            continue;
+        }
         let peaks = fill(model, draft, &layers, members, room).await;
         let split = layers.iter().flat_map(|&count| vec![count as u32; members]).collect();
         let partition = Partition::with_tensor(split, members as u32, shape.layers).unwrap();
@@ -226,6 +230,7 @@ async fn small_model_takes_no_more(sizes: Sizes, room: ServingCapacity, drafted:
         draft.as_ref().map(TempDir::path),
         &sizes,
         room,
+        "",
         |RankMemory { name, need, draft_workspace: beside, peak, .. }| {
             let planned = need.total() - ENGINE_BASE_BYTES;
             assert!(
@@ -248,19 +253,27 @@ async fn small_model_takes_no_more(sizes: Sizes, room: ServingCapacity, drafted:
 async fn large_models() {
     // The default of a deployment.
     let headroom_percent = 5;
+    let only = std::env::var("RUSSET_ONLY").unwrap_or_default();
     for (what, sizes, context_tokens, max_sequences, kv_cache) in weights::LARGE {
         let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
         let room =
             ServingCapacity { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
         let model = weights::write(&sizes);
-        measure(model.path(), None, &sizes, room, |RankMemory { name, need, peak, process, .. }| {
-            let MemoryEstimate { weights, kv, overhead } = need;
-            let line = serde_json::json!({
-                "what": format!("{what}, {max_sequences} × {context_tokens} tokens, {name}"),
-                "weights": weights, "kv": kv, "overhead": overhead, "peak": peak, "process": process,
-            });
-            println!("\n{line}");
-        })
+        measure(
+            model.path(),
+            None,
+            &sizes,
+            room,
+            &only,
+            |RankMemory { name, need, peak, process, .. }| {
+                let MemoryEstimate { weights, kv, overhead } = need;
+                let line = serde_json::json!({
+                    "what": format!("{what}, {max_sequences} × {context_tokens} tokens, {name}"),
+                    "weights": weights, "kv": kv, "overhead": overhead, "peak": peak, "process": process,
+                });
+                println!("\n{line}");
+            },
+        )
         .await;
     }
 }

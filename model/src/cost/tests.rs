@@ -29,6 +29,7 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
                 sequences: 4,
                 tokens,
                 layers: 32,
+                in_pipeline: false,
                 head,
                 tensor_size,
                 kv_ranks: tensor_size.min(8),
@@ -54,6 +55,9 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
     ] {
         assert_eq!(work(context, head, size), bytes, "{context} tokens, {size} ranks");
     }
+    // A pipeline computes a quarter of such a piece at once.
+    let load = Load { context: 8192, tensor_size: 1, kv_ranks: 1, in_pipeline: true, ..Load::default() };
+    assert_eq!(activation_bytes(&widths, &load), (hidden + shared) / 4 + scores);
     // Inputs of the layers' own, which every rank has whole.
     let load = Load { context: 8192, tensor_size: 2, ..Load::default() };
     let with = activation_bytes(&Widths { per_layer_inputs: 35 * 256, ..widths }, &load);
@@ -164,6 +168,7 @@ fn hostile_loads_saturate() {
         sequences: most,
         tokens: most,
         layers: most,
+        in_pipeline: true,
         head: true,
         tensor_size: 0,
         kv_ranks: 0,

@@ -17,9 +17,14 @@ const MIB: f64 = 1048576.0;
 
 /// Runs the large half of the engine's memory tests.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
+    some(prepared, "")
+}
+
+/// The same of groups in whose names `only` is.
+pub fn some(prepared: &mlx::Prepared, only: &str) -> Result<Vec<BenchRow>> {
     let mut memory = test_binaries::command(prepared, "memory")?;
     // What the test runs have a share of, and what only this proof runs; never two at once.
-    memory.args(["--include-ignored", "--nocapture", "--test-threads=1"]);
+    memory.args(["--include-ignored", "--nocapture", "--test-threads=1"]).env("RUSSET_ONLY", only);
     let ranks = figures(&mut memory, "the memory test of the engine")?;
     Ok(ranks.iter().map(rows).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
