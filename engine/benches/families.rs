@@ -24,6 +24,7 @@ use std::{
 };
 
 use russet_engine::{
+    executor::Executor,
     runtime::{Runtime, RuntimeConfig},
     weights::LoadDtype,
 };

@@ -144,9 +144,9 @@ impl<'g, 'a> Fields<'g, 'a> {
     }
 
     /// The same behind some layers without experts.
-    pub fn grouped_experts_after(&mut self, field: &str, scoring: u64) -> Result<(), Error> {
+    pub fn grouped_experts_after_dense(&mut self, scoring: u64) -> Result<(), Error> {
         let dense = self.optional("leading_dense_block_count")?.unwrap_or(0);
-        self.set(field, dense);
+        self.set("first_k_dense_replace", dense);
         self.grouped_experts(scoring)
     }
 

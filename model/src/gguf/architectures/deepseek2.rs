@@ -32,7 +32,7 @@ fn fields(fields: &mut Fields<'_, '_>) -> Result<(), Error> {
         return Err(fields.refuse("expert_gating_func", reason).into());
     }
     latent(fields)?;
-    fields.grouped_experts_after("first_k_dense_replace", SIGMOID)
+    fields.grouped_experts_after_dense(SIGMOID)
 }
 
 /// Heads, and what they are made of.

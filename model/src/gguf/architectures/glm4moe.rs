@@ -10,7 +10,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         fields.set_attention_bias();
         let normalises = fields.has_tensor("blk.0.attn_q_norm.weight");
         fields.set("use_qk_norm", normalises);
-        fields.grouped_experts_after("first_k_dense_replace", SIGMOID)
+        fields.grouped_experts_after_dense(SIGMOID)
     },
     ..plain("glm4moe", "glm4_moe")
 };

@@ -12,7 +12,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         if let Some(scale) = fields.float("attention.temperature_scale")?.filter(|scale| *scale != 0.0) {
             fields.rope.insert("llama_4_scaling_beta".to_owned(), scale.into());
         }
-        fields.grouped_experts_after("first_k_dense_replace", SOFTMAX)
+        fields.grouped_experts_after_dense(SOFTMAX)
     },
     ..deepseek2::ARCHITECTURE
 };
