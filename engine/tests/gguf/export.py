@@ -3,9 +3,8 @@
     export.py FOLDER FILE
 
 Names of tensors and of keys, and the format, are those of llama.cpp's own package `gguf`; which keys a model has, and in
-which order rows lie, follows llama.cpp's converter. gpt-oss' experts are packed in MXFP4 by that package, and in files of
-DeepSeek as they were before latents were read directly (OLDER) what latents become in Q8_0; what they were rounded to
-replaces them in FOLDER.
+which order rows lie, follows llama.cpp's converter. gpt-oss' experts are packed in MXFP4 by that package, and what they
+were rounded to replaces them in FOLDER.
 """
 
 import json
@@ -74,7 +73,8 @@ EXPORTED = [
 ]
 
 
-# What a configuration calls the release of Transformers that saved it, for such files.
+# What a configuration calls the release of Transformers that saved it, for files of DeepSeek as they were before latents
+# were read directly: with what latents become, of keys and values in one matrix.
 OLDER = "4.33.0"
 
 
@@ -88,7 +88,6 @@ def main(folder, file):
     writer = GGUFWriter(file, MODEL_ARCH_NAMES[architecture])
     add_keys(writer, config, kind, weights)
     add_tokenizer(writer, config, kind)
-    rounded = kind == "gpt_oss" or config.get("transformers_version") == OLDER
     if config.get("transformers_version") == OLDER:
         together(weights, writer, config)
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
@@ -111,7 +110,7 @@ def main(folder, file):
     for length in ["long", "short"]:
         if factors := (config.get("rope_scaling") or {}).get(f"{length}_factor"):
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(factors, dtype=np.float32))
-    if rounded:
+    if kind == "gpt_oss":
         save_file(weights, folder / "model.safetensors", {"format": "mlx"})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -120,16 +119,11 @@ def main(folder, file):
 
 
 def together(weights, writer, config):
-    """Writes what latents become, of keys and values head by head in one matrix, and rounds it in `weights`."""
-    kind = GGMLQuantizationType.Q8_0
+    """Writes what latents become, head by head: the rows of its keys, then those of its values."""
     for layer in range(config["num_hidden_layers"]):
-        keys, values = (f"model.layers.{layer}.self_attn.{own}.weight" for own in ["embed_q", "unembed_out"])
-        both = np.concatenate([weights[keys].swapaxes(1, 2), weights[values]], 1)
-        packed = quantize(both.reshape(-1, both.shape[-1]), kind)
-        writer.add_tensor(f"blk.{layer}.attn_kv_b.weight", packed, raw_dtype=kind)
-        both = dequantize(packed, kind).astype(np.float32).reshape(both.shape)
-        of_keys, of_values = np.split(both, [config["qk_nope_head_dim"]], 1)
-        weights[keys], weights[values] = np.ascontiguousarray(of_keys.swapaxes(1, 2)), np.ascontiguousarray(of_values)
+        keys, values = (weights[f"model.layers.{layer}.self_attn.{own}.weight"] for own in ["embed_q", "unembed_out"])
+        both = np.concatenate([keys.swapaxes(1, 2), values], 1)
+        writer.add_tensor(f"blk.{layer}.attn_kv_b.weight", np.ascontiguousarray(both.reshape(-1, both.shape[-1])))
 
 
 def exported(weights, config, kind):
