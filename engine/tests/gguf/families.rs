@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{LoadDtype, answer, model, random_weights, runtime, script};
+use super::{LoadDtype, answer, model, random_weights, runtime, script, share};
 use crate::random_weights::Numbers;
 
 /// A small model of each architecture, with every piece of it.
@@ -151,7 +151,7 @@ fn export(folder: &Path, file: &Path) -> Option<()> {
 
 #[test]
 fn every_architecture_answers_as_its_repository() {
-    for config in kinds() {
+    for config in share::of_this_run(kinds(), 2) {
         let kind = &config["model_type"];
         println!("{kind}");
         let repository = random_weights::write(&config, Numbers::F32, 0.3);
