@@ -195,8 +195,8 @@ impl Layout {
     }
 }
 
-/// The shape of a tensor in an MLX repository. A file has no dimensions of one, nor the one of neighbours that are
-/// normalised together, and it has a column of what is one number a head.
+/// The shape of a tensor in an MLX repository. A file has no dimensions of one; of state spaces it has what is one number
+/// a head as a column, and the norm as a row for each group.
 fn in_repository(name: &str, mut shape: Vec<u64>) -> Vec<u64> {
     // mlx-lm has the one input of each channel last.
     if name.ends_with("conv1d.weight") {
