@@ -26,13 +26,9 @@ use std::{
 use russet_engine::{
     executor::Executor,
     runtime::{Runtime, RuntimeConfig},
-    weights::LoadDtype,
 };
 use russet_rpc::engine::{Phase, engine_client::EngineClient};
-use russet_wire::{
-    engine_config::OverlapScheduling,
-    engine_options::{KvCacheType, RouterBroadcast, Speculation},
-};
+use russet_wire::engine_options::Speculation;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tonic::transport::Channel;
@@ -211,23 +207,7 @@ async fn load(lab: &EngineHarness) {
 /// How long this process takes to have the weights of a folder in memory.
 async fn read(folder: &Path) -> Duration {
     let started = Instant::now();
-    let runtime = Runtime::start(RuntimeConfig {
-        model_dir: folder.to_owned(),
-        layers_per_rank: None,
-        tensor_size: 1,
-        rank: 0,
-        devices: None,
-        dtype: LoadDtype::AsStored,
-        quantization: None,
-        kv_cache: KvCacheType::AsComputed,
-        router_broadcast: RouterBroadcast::Auto,
-        blas_threads: 1,
-        overlap: OverlapScheduling::Off,
-        wired: false,
-        disk_cache: None,
-        draft_dir: None,
-    })
-    .unwrap();
+    let runtime = Runtime::start(RuntimeConfig::alone(folder.to_owned())).unwrap();
     runtime.load().await.unwrap().unwrap();
     started.elapsed()
 }

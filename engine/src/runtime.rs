@@ -80,6 +80,27 @@ pub struct RuntimeConfig {
 }
 
 impl RuntimeConfig {
+    /// Of one rank that has the whole model, as the files have it, with one thread for products and without anything
+    /// that pays only in a server.
+    pub fn alone(model_dir: PathBuf) -> Self {
+        Self {
+            model_dir,
+            layers_per_rank: None,
+            tensor_size: 1,
+            rank: 0,
+            devices: None,
+            dtype: LoadDtype::AsStored,
+            quantization: None,
+            kv_cache: KvCacheType::AsComputed,
+            router_broadcast: RouterBroadcast::Auto,
+            blas_threads: 1,
+            overlap: OverlapScheduling::Off,
+            wired: false,
+            disk_cache: None,
+            draft_dir: None,
+        }
+    }
+
     /// Number of ranks in the group.
     fn size(&self) -> u32 {
         self.layers_per_rank.as_ref().map_or(1, Vec::len) as u32
@@ -341,20 +362,11 @@ mod tests {
 
     fn config(layers_per_rank: Option<Vec<u32>>, rank: u32) -> RuntimeConfig {
         RuntimeConfig {
-            model_dir: PathBuf::from("/nowhere"),
             layers_per_rank,
-            tensor_size: 1,
             rank,
-            devices: None,
-            dtype: LoadDtype::AsStored,
-            quantization: None,
-            kv_cache: KvCacheType::AsComputed,
-            router_broadcast: RouterBroadcast::Auto,
-            blas_threads: 1,
             overlap: OverlapScheduling::Auto,
             wired: true,
-            disk_cache: None,
-            draft_dir: None,
+            ..RuntimeConfig::alone(PathBuf::from("/nowhere"))
         }
     }
 

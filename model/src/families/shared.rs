@@ -117,6 +117,11 @@ pub(super) fn rope_of(
     Ok(Rope { width, base, traditional: config.rope_traditional, scaling })
 }
 
+/// What logits are softly capped at; 0 is no cap.
+pub(super) fn logit_cap(config: &Config) -> Result<Option<f32>, FileError> {
+    Ok(config.document.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0))
+}
+
 /// How queries grow with their position, if they do.
 pub(super) fn query_scale(config: &Config) -> Option<QueryScale> {
     let fields = &config.rope_scaling;

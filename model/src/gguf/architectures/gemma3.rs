@@ -23,10 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         fields.set("query_pre_attn_scalar", scalar);
         fields.set("hidden_activation", "gelu_pytorch_tanh");
         fields.copy("sliding_window", "attention.sliding_window")?;
-        if let Some(cap) = fields.float("final_logit_softcapping")?.filter(|cap| *cap != 0.0) {
-            fields.set("final_logit_softcapping", cap);
-        }
-        Ok(())
+        fields.copy_float("final_logit_softcapping", "final_logit_softcapping")
     },
     ..plain("gemma3", "gemma3_text")
 };
