@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::conversation::Message;
 use russet_wire::engine_options::Speculation;
 use russet_wire::event::GenerationEvent;
-use russet_wire::request::{GenerationRequest, Message};
+use russet_wire::request::GenerationRequest;
 use tonic::transport::Channel;
 
 use arrivals::{Arrival, ROUNDS, Times, beside, serve, throughput};
@@ -148,7 +149,7 @@ async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
 /// The trained model with an output that repeats earlier text, with and without speculation.
 async fn speculation(lab: &mut EngineHarness) {
     let smoke = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
-    let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let turn = |role: &str, content: &str| Message::new(role, content);
     let question = "What is 17 + 25? Think step by step.";
     let answer = "7 + 5 = 12, 1 + 2 + 1 = 4, so 17 + 25 = 42.";
     let messages = vec![turn("user", question), turn("assistant", answer), turn("user", question)];
@@ -167,9 +168,9 @@ async fn speculation(lab: &mut EngineHarness) {
             let started = Instant::now();
             loop {
                 match next(&mut events).await {
-                    Some(GenerationEvent::Token { text: piece, .. }) => {
+                    Some(GenerationEvent::Token { delta, .. }) => {
                         times.push(started.elapsed().as_secs_f64());
-                        text.push_str(&piece);
+                        text.push_str(&delta.text);
                     }
                     Some(GenerationEvent::Started { .. }) => {}
                     Some(GenerationEvent::Finished { .. }) => break,

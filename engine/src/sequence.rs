@@ -2,6 +2,7 @@
 //! resumes after preemption. It neither waits nor sends.
 
 mod output;
+mod tool_call_ids;
 
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::GenerationRequest;
@@ -362,8 +363,9 @@ mod tests {
     use super::*;
     use crate::fixture::{self, END, USER, token_of_byte};
     use crate::tokenizer::ChatTokenizer;
+    use russet_wire::conversation::Message;
     use russet_wire::event::{FinishReason, GenerationEvent};
-    use russet_wire::request::{Message, Sampling};
+    use russet_wire::request::Sampling;
 
     const LOOKUP: Proposers = Proposers { prompt_lookup: true, draft_model: false };
     const THRESHOLD: AcceptanceThreshold = AcceptanceThreshold { prompt_lookup: 0.1, draft_model: 0.3 };
@@ -371,15 +373,8 @@ mod tests {
     fn request() -> GenerationRequest {
         GenerationRequest {
             id: "r".into(),
-            messages: vec![Message { role: "user".into(), content: "hi".into() }],
-            max_tokens: None,
-            sampling: Sampling::default(),
-            stop: Vec::new(),
-            ignore_eos: false,
-            emitted: Vec::new(),
-            priority: 0,
-            deadline_milliseconds: None,
-            cache_salt: String::new(),
+            messages: vec![Message::new("user", "hi")],
+            ..GenerationRequest::default()
         }
     }
 
@@ -430,8 +425,8 @@ mod tests {
             assert_eq!(banned.is_empty(), !request.ignore_eos);
             assert_eq!(sequence.verify(&[Ok::<u32, ()>(token)]), 1);
             let AcceptedToken { event, finished } = sequence.accept(token).unwrap();
-            if let Some(GenerationEvent::Token { id, text }) = event {
-                output.events.push((id, text));
+            if let Some(GenerationEvent::Token { id, delta }) = event {
+                output.events.push((id, delta.text));
             }
             output.count = sequence.usage().completion_tokens;
             output.finished = finished;

@@ -2,16 +2,12 @@
 //! of a model folder. All of it is data; no code of a model runs. Not here: requests and weights.
 
 mod added_tokens;
-pub mod chat_template;
 pub mod detokenizer;
 mod encoder;
 mod folder;
-#[cfg(test)]
-mod peak_memory;
 mod steps;
 pub mod stop_strings;
-mod template_filters;
-mod template_memory;
+mod templates;
 mod token_length;
 mod word_cuts;
 
@@ -19,19 +15,20 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use jiff::Zoned;
+use russet_chat::parser::{OutputParser, opens_reasoning};
+use russet_chat::template::{Prompt, TemplateError};
 use russet_model::config::whole;
 use russet_model::tokenizer_files::EndTokenIds;
-use russet_wire::request::Message;
+use russet_wire::conversation::{Message, Tool};
 use serde::Deserialize as _;
 use serde_json::Value;
 use thiserror::Error;
 use tokenizers::Tokenizer;
 
-use chat_template::{SpecialTokens, Template, TemplateError};
 use detokenizer::Detokenizer;
 use encoder::{Encoder, MAX_PIECE_BYTES};
 use folder::TokenizerFolder;
+use templates::ChatTemplates;
 
 /// Why text and tokens cannot be converted.
 #[derive(Debug, Error)]
@@ -174,11 +171,19 @@ pub struct PromptLimits<'a> {
     pub is_abandoned: &'a dyn Fn() -> bool,
 }
 
+/// A conversation in tokens.
+pub struct PreparedPrompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Reads what the model answers.
+    pub parser: OutputParser,
+}
+
 /// A model's tokenizer and template.
 pub struct ChatTokenizer {
     tokenizer: Arc<Tokenizer>,
     encoder: Encoder,
-    template: Template,
+    templates: ChatTemplates,
     eos_token_ids: Arc<[u32]>,
     vocabulary: Option<u64>,
 }
@@ -212,31 +217,23 @@ impl ChatTokenizer {
         let folder = TokenizerFolder::open(dir)?;
         let tokenizer = added_tokens::load(&folder)?;
         let config = folder.read_json("tokenizer_config.json")?.unwrap_or_default();
-        let special = |name: &str| special_token(&config[name]);
-        let special = SpecialTokens {
-            bos: special("bos_token"),
-            eos: special("eos_token"),
-            pad: special("pad_token"),
-            unk: special("unk_token"),
-        };
+        let special = added_tokens::named(&folder, &config)?;
         let mut ends = BTreeSet::new();
         for file in ["generation_config.json", "config.json"] {
             let ids = &folder.read_json(file)?.unwrap_or_default()["eos_token_id"];
             ends.extend(parse_eos_ids(&folder.path(file), ids)?);
         }
-        ends.extend(special.eos.as_deref().and_then(|token| tokenizer.token_to_id(token)));
+        ends.extend(special.get("eos_token").and_then(|token| tokenizer.token_to_id(token)));
         if ends.is_empty() {
             return Err(TokenizerError::NoEosToken(dir.to_owned()));
         }
-        let (path, source) = template_source(&folder, &config)?;
-        let template = Template::new(&source, special)
-            .map_err(|error| TokenizerError::Broken { path, reason: error.to_string() })?;
+        let templates = ChatTemplates::load(&folder, &config, &special)?;
         let vocabulary = folder.read_json("config.json")?.and_then(|config| whole(&config["vocab_size"]));
         let tokenizer = Arc::new(tokenizer);
         Ok(Self {
             encoder: Encoder::new(tokenizer.clone()),
             tokenizer,
-            template,
+            templates,
             eos_token_ids: ends.into_iter().collect(),
             vocabulary,
         })
@@ -248,24 +245,34 @@ impl ChatTokenizer {
     /// # Errors
     /// Among others [`TokenizerError::ContextLength`] where that is certain before all of it is tokenised: a
     /// prompt of which all tokens are known may still fill the context.
-    pub fn prompt(
+    pub fn prompt(&self, prompt: &Prompt<'_>, limits: &PromptLimits<'_>) -> Result<Vec<u32>, TokenizerError> {
+        self.prepare(prompt, limits).map(|prepared| prepared.tokens)
+    }
+
+    /// Tokenises a conversation like [`prompt`](Self::prompt), and gives what reads its answer.
+    ///
+    /// # Errors
+    /// Those of [`prompt`](Self::prompt).
+    pub fn prepare(
         &self,
-        messages: &[Message],
-        now: &Zoned,
+        prompt: &Prompt<'_>,
         limits: &PromptLimits<'_>,
-    ) -> Result<Vec<u32>, TokenizerError> {
+    ) -> Result<PreparedPrompt, TokenizerError> {
         if (limits.is_abandoned)() {
             return Err(TokenizerError::Abandoned);
         }
-        self.encoder.check_conversation(messages.iter().map(|message| message.content.as_str()), limits)?;
-        let text = self.template.render(messages, now)?;
+        let texts = prompt.messages.iter().flat_map(Message::texts);
+        self.encoder.check_conversation(texts.chain(prompt.tools.iter().flat_map(Tool::texts)), limits)?;
+        let (template, format) = self.templates.of(prompt);
+        let text = template.render(prompt)?;
         // The template inserts the special tokens itself.
         let tokens = self.encoder.encode(&text, limits)?;
         if let Some((id, vocabulary)) = self.first_out_of_vocabulary(&tokens) {
             let text = self.tokenizer.id_to_token(id).unwrap_or_default();
             return Err(TokenizerError::NotInModel { id, text, vocabulary });
         }
-        Ok(tokens)
+        let parser = OutputParser::new(format, prompt.tools.into(), opens_reasoning(format, &text));
+        Ok(PreparedPrompt { tokens, parser })
     }
 
     /// Checks that all emitted tokens of a resumed request are in the vocabulary.
@@ -308,38 +315,6 @@ fn load_tokenizer(folder: &TokenizerFolder) -> Result<Tokenizer, TokenizerError>
     Ok(tokenizer)
 }
 
-/// The template, from the first of its places that has one: an empty one is none.
-fn template_source(
-    folder: &TokenizerFolder,
-    tokenizer_config: &Value,
-) -> Result<(PathBuf, String), TokenizerError> {
-    if let Some(bytes) = folder.read("chat_template.jinja")? {
-        let path = folder.path("chat_template.jinja");
-        let source = String::from_utf8(bytes)
-            .map_err(|error| TokenizerError::Broken { path: path.clone(), reason: error.to_string() })?;
-        if !source.trim().is_empty() {
-            return Ok((path, source));
-        }
-    }
-    let own = folder.read_json("chat_template.json")?;
-    if let Some(source) = own.as_ref().and_then(|file| default_template(&file["chat_template"])) {
-        return Ok((folder.path("chat_template.json"), source));
-    }
-    default_template(&tokenizer_config["chat_template"])
-        .map(|source| (folder.path("tokenizer_config.json"), source))
-        .ok_or_else(|| TokenizerError::NoTemplate(folder.path("")))
-}
-
-/// A template, or the one named `default` of several, in a list or by their names.
-fn default_template(value: &Value) -> Option<String> {
-    let text = match value {
-        Value::Array(named) => named.iter().find(|one| one["name"] == "default")?["template"].as_str(),
-        Value::Object(named) => named.get("default")?.as_str(),
-        value => value.as_str(),
-    };
-    text.filter(|text| !text.trim().is_empty()).map(str::to_owned)
-}
-
 /// A token written as its text, or as an object with its text and its flags.
 fn special_token(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
@@ -355,17 +330,26 @@ fn parse_eos_ids(path: &Path, value: &Value) -> Result<Vec<u32>, TokenizerError>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
+    use jiff::Zoned;
+
     use super::*;
     use crate::fixture;
 
     /// The prompt of one message from a user.
     fn prompt(tokens: &ChatTokenizer, content: &str) -> Result<Vec<u32>, TokenizerError> {
         let limits = PromptLimits { context_tokens: u32::MAX, is_abandoned: &|| false };
-        tokens.prompt(&say(content), &Zoned::now(), &limits)
+        tokens.prompt(&prompt_of(&say(content)), &limits)
+    }
+
+    fn prompt_of(messages: &[Message]) -> Prompt<'_> {
+        static NOW: LazyLock<Zoned> = LazyLock::new(Zoned::now);
+        Prompt::new(messages, &NOW)
     }
 
     fn say(content: &str) -> Vec<Message> {
-        vec![Message { role: "user".into(), content: content.into() }]
+        vec![Message::new("user", content)]
     }
 
     #[test]
@@ -539,7 +523,11 @@ mod tests {
                 text.iter().for_each(|text| std::fs::write(dir.path().join(file), text).unwrap());
             }
             let loaded = ChatTokenizer::load(dir.path());
-            let said = loaded.map(|tokens| tokens.template.render(&say("hi"), &Zoned::now()).unwrap());
+            let said = loaded.map(|tokens| {
+                let messages = say("hi");
+                let prompt = prompt_of(&messages);
+                tokens.templates.of(&prompt).0.render(&prompt).unwrap()
+            });
             match (said, expected) {
                 (Ok(said), Some(expected)) => assert_eq!(said, expected),
                 (Err(TokenizerError::NoTemplate(_)), None) => {}

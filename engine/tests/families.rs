@@ -19,9 +19,10 @@ use std::path::Path;
 
 use futures::future::join_all;
 use russet_rpc::engine as pb;
+use russet_wire::conversation::Message;
 use russet_wire::engine_options::RouterBroadcast;
 use russet_wire::event::{GenerationEvent, Usage};
-use russet_wire::request::{GenerationRequest, Message};
+use russet_wire::request::GenerationRequest;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -132,8 +133,7 @@ async fn every_kind_of_layer_goes_back_to_what_is_repeated() {
     let first: String = (0..60).map(|number| format!("{number} or ")).collect();
     let with = |said: &[&str]| {
         let roles = ["user", "assistant"].into_iter().cycle();
-        let message =
-            |(role, text): (&str, &&str)| Message { role: role.to_owned(), content: (*text).to_owned() };
+        let message = |(role, text): (&str, &&str)| Message::new(role, *text);
         let messages = roles.zip(said).map(message).collect();
         GenerationRequest { messages, ..question("") }
     };

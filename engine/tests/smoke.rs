@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use futures::StreamExt as _;
 use futures::future::join_all;
 use russet_rpc::engine as pb;
+use russet_wire::conversation::Message;
 use russet_wire::event::{FinishReason, GenerationEvent};
-use russet_wire::request::{GenerationRequest, Message};
+use russet_wire::request::GenerationRequest;
 use serde::Deserialize;
 
 use engines::{EngineHarness, ask, collect, say};

@@ -15,9 +15,10 @@ mod random_weights;
 
 use std::path::Path;
 
+use russet_wire::conversation::Message;
 use russet_wire::engine_options::Speculation;
 use russet_wire::event::{FinishReason, GenerationEvent};
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -43,7 +44,7 @@ fn questions() -> Vec<GenerationRequest> {
 
 /// A conversation whose output repeats earlier text, greedy and sampled.
 fn repetitions() -> Vec<GenerationRequest> {
-    let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let turn = |role: &str, content: &str| Message::new(role, content);
     let question = "What is 17 + 25? Think step by step.";
     let answer = "7 + 5 = 12, 1 + 2 + 1 = 4, so 17 + 25 = 42.";
     let messages = vec![turn("user", question), turn("assistant", answer), turn("user", question)];

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use axum::http::{HeaderMap, header};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{ErrorKind, GatewayError};
@@ -118,11 +119,29 @@ impl JsonScan {
 
     /// Decodes the body that was scanned. Half a character becomes U+FFFD, as in a well-formed string of JavaScript:
     /// programs that cut texts by length send it, and it stays in their history.
-    pub(crate) fn decode(self, body: &[u8]) -> Result<Value, GatewayError> {
+    pub(crate) fn decode(self, body: &[u8]) -> Result<JsonBody<'_>, GatewayError> {
         let body = body.strip_prefix(UTF8_BOM).unwrap_or(body);
-        let body =
+        let text =
             if self.lone_surrogates { Cow::Owned(replace_surrogates(body)) } else { Cow::Borrowed(body) };
-        serde_json::from_slice(&body).map_err(|error| refused(format!("the body is not JSON: {error}")))
+        let value = serde_json::from_slice(&text);
+        let value = value.map_err(|error| refused(format!("the body is not JSON: {error}")))?;
+        Ok(JsonBody { value, text })
+    }
+}
+
+/// A decoded body.
+#[derive(Debug)]
+pub(crate) struct JsonBody<'a> {
+    /// Its values; the keys of maps are sorted.
+    pub(crate) value: Value,
+    /// The JSON text that they are of.
+    text: Cow<'a, [u8]>,
+}
+
+impl JsonBody<'_> {
+    /// Reads the text again, for values that a model sees with their keys in the client's order.
+    pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Option<T> {
+        serde_json::from_slice(&self.text).ok()
     }
 }
 
@@ -223,7 +242,7 @@ mod tests {
     use super::*;
 
     fn decode(body: &[u8]) -> Result<Value, GatewayError> {
-        JsonScan::new(body)?.decode(body)
+        JsonScan::new(body)?.decode(body).map(|body| body.value)
     }
 
     #[test]

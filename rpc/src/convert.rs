@@ -1,10 +1,13 @@
 //! Conversions between the protos and [`russet_wire`]; unknown enum values of a newer peer become
 //! the most conservative known one.
 
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+mod conversation;
+
+use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::request::{GenerationRequest, Sampling};
 
 use crate::engine as pb;
+use conversation::all;
 
 impl From<GenerationRequest> for pb::GenerateRequest {
     fn from(request: GenerationRequest) -> Self {
@@ -19,14 +22,15 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             priority,
             deadline_milliseconds,
             cache_salt,
+            tools,
+            template_arguments,
+            continue_final_message,
+            single_tool_call,
         } = request;
         let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
         Self {
             id,
-            messages: messages
-                .into_iter()
-                .map(|Message { role, content }| pb::Message { role, content })
-                .collect(),
+            messages: all(messages),
             max_tokens,
             sampling: Some(pb::Sampling { temperature, top_p, top_k, min_p, seed }),
             stop,
@@ -35,6 +39,10 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             priority,
             deadline_milliseconds,
             cache_salt,
+            tools: all(tools),
+            template_arguments,
+            continue_final_message,
+            single_tool_call,
         }
     }
 }
@@ -52,6 +60,10 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             priority,
             deadline_milliseconds,
             cache_salt,
+            tools,
+            template_arguments,
+            continue_final_message,
+            single_tool_call,
         } = request;
         let sampling = sampling.map_or_else(Sampling::default, |sampling| {
             let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
@@ -59,10 +71,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
         });
         Self {
             id,
-            messages: messages
-                .into_iter()
-                .map(|pb::Message { role, content }| Message { role, content })
-                .collect(),
+            messages: all(messages),
             max_tokens,
             sampling,
             stop,
@@ -71,6 +80,10 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             priority,
             deadline_milliseconds,
             cache_salt,
+            tools: all(tools),
+            template_arguments,
+            continue_final_message,
+            single_tool_call,
         }
     }
 }
@@ -82,7 +95,9 @@ impl From<GenerationEvent> for pb::GenerateEvent {
             GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
                 E::Started(pb::Started { prompt_tokens, emitted_tokens })
             }
-            GenerationEvent::Token { id, text } => E::Token(pb::Token { id, text }),
+            GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls } } => {
+                E::Token(pb::Token { id, text, reasoning, tool_calls: all(tool_calls) })
+            }
             GenerationEvent::Finished { reason, usage } => E::Finished(pb::Finished {
                 reason: pb::FinishReason::from(reason) as i32,
                 prompt_tokens: usage.prompt_tokens,
@@ -102,7 +117,9 @@ impl From<pb::GenerateEvent> for GenerationEvent {
             Some(E::Started(pb::Started { prompt_tokens, emitted_tokens })) => {
                 GenerationEvent::Started { prompt_tokens, emitted_tokens }
             }
-            Some(E::Token(token)) => GenerationEvent::Token { id: token.id, text: token.text },
+            Some(E::Token(pb::Token { id, text, reasoning, tool_calls })) => {
+                GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls: all(tool_calls) } }
+            }
             Some(E::Finished(finished)) => GenerationEvent::Finished {
                 reason: finished.reason().into(),
                 usage: Usage {
@@ -181,6 +198,8 @@ impl From<pb::FinishReason> for FinishReason {
 
 #[cfg(test)]
 mod tests {
+    use russet_wire::conversation::{Message, Tool, ToolCall};
+
     use super::*;
 
     #[test]
@@ -188,7 +207,15 @@ mod tests {
         let failure = |kind| GenerationEvent::Failed(GenerationFailure { kind, message: "m".into() });
         for event in [
             GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 2 },
-            GenerationEvent::Token { id: 3, text: "é".into() },
+            GenerationEvent::Token { id: 3, delta: Delta::text("é") },
+            GenerationEvent::Token {
+                id: 4,
+                delta: Delta {
+                    reasoning: "hm".into(),
+                    text: "a".into(),
+                    tool_calls: vec![ToolCall { id: "c1".into(), name: "f".into(), arguments: "{}".into() }],
+                },
+            },
             GenerationEvent::Finished {
                 reason: FinishReason::Length,
                 usage: Usage { prompt_tokens: 7, completion_tokens: 9, cached_tokens: 5 },
@@ -210,7 +237,14 @@ mod tests {
     fn a_request_survives_the_round_trip() {
         let request = GenerationRequest {
             id: "r1".into(),
-            messages: vec![Message { role: "user".into(), content: "hi".into() }],
+            messages: vec![Message {
+                role: "assistant".into(),
+                content: "hi".into(),
+                reasoning: "hm".into(),
+                tool_calls: vec![ToolCall { id: "c1".into(), name: "f".into(), arguments: "{}".into() }],
+                tool_call_id: "c0".into(),
+                name: "eve".into(),
+            }],
             max_tokens: Some(5),
             sampling: Sampling { temperature: 0.5, top_p: 0.9, top_k: 4, min_p: 0.1, seed: Some(1) },
             stop: vec!["\n".into()],
@@ -219,6 +253,14 @@ mod tests {
             priority: -3,
             deadline_milliseconds: Some(250),
             cache_salt: "team".into(),
+            tools: vec![Tool {
+                name: "f".into(),
+                description: Some(String::new()),
+                parameters: Some(r#"{"type":"object"}"#.into()),
+            }],
+            template_arguments: r#"{"enable_thinking":false}"#.into(),
+            continue_final_message: true,
+            single_tool_call: true,
         };
         assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
     }

@@ -20,6 +20,7 @@ mod servers;
 mod skew;
 mod starts;
 mod tiers;
+mod tools;
 
 use std::sync::Arc;
 
@@ -97,6 +98,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("the_doctor_finds_nothing_and_proves_every_machine", |c| Box::pin(path::doctor(c))),
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
+        ("every_family_calls_tools_and_is_answered", |c| Box::pin(tools::rounds(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),
         ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),

@@ -37,7 +37,7 @@ pub struct FakeHub {
 }
 
 struct HubState {
-    repositories: BTreeMap<String, PathBuf>,
+    repositories: Mutex<BTreeMap<String, PathBuf>>,
     /// Number of connections to cut after half a file, each once.
     cuts: AtomicU64,
     /// Whether large transfers stall in the middle.
@@ -56,10 +56,12 @@ impl FakeHub {
     /// Serves each `(owner/name, folder)` on a free port of `address`.
     pub async fn start(address: IpAddr, repositories: &[(&str, &Path)]) -> Result<Self> {
         let state = Arc::new(HubState {
-            repositories: repositories
-                .iter()
-                .map(|(name, folder)| ((*name).to_owned(), (*folder).to_owned()))
-                .collect(),
+            repositories: Mutex::new(
+                repositories
+                    .iter()
+                    .map(|(name, folder)| ((*name).to_owned(), (*folder).to_owned()))
+                    .collect(),
+            ),
             cuts: AtomicU64::new(0),
             holding: watch::Sender::new(false),
             hold_offsets: Mutex::default(),
@@ -82,6 +84,11 @@ impl FakeHub {
             let _ = axum::serve(listener, app).await;
         });
         Ok(Self { address, state, task, bridge, bridged: None })
+    }
+
+    /// Serves another folder as `owner/name` from now on.
+    pub fn add(&self, name: &str, folder: &Path) {
+        locked(&self.state.repositories).insert(name.to_owned(), folder.to_owned());
     }
 
     /// Redirects weights to another host from now on, like those in Xet's storage.
@@ -162,11 +169,11 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl HubState {
     /// The folder of a model, if this request may access it.
-    fn folder(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<&PathBuf, Response> {
+    fn folder(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<PathBuf, Response> {
         let model = format!("{owner}/{name}");
-        let folder = self
-            .repositories
+        let folder = locked(&self.repositories)
             .get(&model)
+            .cloned()
             .ok_or_else(|| error_response(StatusCode::NOT_FOUND, "RepoNotFound"))?;
         match locked(&self.tokens).get(&model) {
             Some(token) if token_of(headers) != Some(token) => {
@@ -270,7 +277,7 @@ async fn revision(
     let answer = || -> Result<Response, Response> {
         let folder = served.folder(&owner, &name, &headers)?;
         check_revision(&revision)?;
-        let (sha, names) = commit(folder).map_err(internal_error)?;
+        let (sha, names) = commit(&folder).map_err(internal_error)?;
         let sibling = |name: &String| -> Result<serde_json::Value> {
             let mut sibling = serde_json::json!({ "rfilename": name });
             if blobs {
@@ -302,7 +309,7 @@ async fn tree(
     let answer = || -> Result<Response, Response> {
         let folder = served.folder(&owner, &name, &headers)?;
         check_revision(&revision)?;
-        let (_, names) = commit(folder).map_err(internal_error)?;
+        let (_, names) = commit(&folder).map_err(internal_error)?;
         let entry = |name: &String| -> Result<serde_json::Value> {
             let HubFile { size, git, large } = HubFile::new(name, &std::fs::read(folder.join(name))?);
             let mut entry = serde_json::json!({"type": "file", "path": name, "size": size, "oid": git});
@@ -332,7 +339,7 @@ async fn resolve(
         let folder = served.folder(&owner, &name, &headers)?;
         check_revision(&revision)?;
         let commit =
-            if revision == "main" { commit(folder).map_err(internal_error)?.0 } else { revision.clone() };
+            if revision == "main" { commit(&folder).map_err(internal_error)?.0 } else { revision.clone() };
         let missing = |_| error_response(StatusCode::NOT_FOUND, "EntryNotFound");
         Ok((std::fs::read(folder.join(plain(&file)?)).map_err(missing)?, commit))
     };
@@ -374,7 +381,8 @@ async fn bridge(
         return (StatusCode::BAD_REQUEST, "a token of the hub was shown to another host").into_response();
     }
     let model = format!("{owner}/{name}");
-    let folder = served.repositories.get(&model).filter(|_| plain(&file).is_ok());
+    let folder = locked(&served.repositories).get(&model).cloned();
+    let folder = folder.filter(|_| plain(&file).is_ok());
     let Some(bytes) = folder.and_then(|folder| std::fs::read(folder.join(&file)).ok()) else {
         return StatusCode::NOT_FOUND.into_response();
     };

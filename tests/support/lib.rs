@@ -13,6 +13,7 @@ pub mod hub;
 pub mod kubeconfig;
 pub mod lab;
 pub mod mac;
+pub mod peak_memory;
 pub mod processes;
 pub mod prometheus;
 pub mod tenants;

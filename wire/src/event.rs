@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::conversation::ToolCall;
+
 /// Why a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
@@ -64,6 +66,38 @@ pub struct GenerationFailure {
     pub message: String,
 }
 
+/// What a token adds to a response, in this order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delta {
+    /// Thinking; never splits a character.
+    pub reasoning: String,
+    /// Text; never splits a character.
+    pub text: String,
+    /// Calls of tools, each told once and whole.
+    pub tool_calls: Vec<ToolCall>,
+}
+
+impl Delta {
+    /// Text alone.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
+
+    /// Appends what comes after it.
+    pub fn append(&mut self, next: Self) {
+        let Self { reasoning, text, tool_calls } = next;
+        self.reasoning.push_str(&reasoning);
+        self.text.push_str(&text);
+        self.tool_calls.extend(tool_calls);
+    }
+
+    /// Whether nothing is added.
+    pub fn is_empty(&self) -> bool {
+        let Self { reasoning, text, tool_calls } = self;
+        reasoning.is_empty() && text.is_empty() && tool_calls.is_empty()
+    }
+}
+
 /// One event of a generation stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GenerationEvent {
@@ -80,8 +114,8 @@ pub enum GenerationEvent {
     Token {
         /// The sampled token's id. There is one event per token, except for an end token without text.
         id: u32,
-        /// Text to append; never splits a character.
-        text: String,
+        /// What it adds.
+        delta: Delta,
     },
     /// The response is complete.
     Finished {

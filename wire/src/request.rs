@@ -3,14 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant` or `tool`; the chat template decides which it supports.
-    pub role: String,
-    /// Text of the message; dialects join text parts before.
-    pub content: String,
-}
+use crate::conversation::{Message, Tool};
 
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,12 +28,25 @@ impl Default for Sampling {
 }
 
 /// All inputs of rank 0 for one chat completion.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GenerationRequest {
     /// Unique per request; appears in logs of gateway and engine.
     pub id: String,
     /// The conversation, oldest first.
     pub messages: Vec<Message>,
+    /// Tools that the model may call. Without any, the response is not searched for calls.
+    #[serde(default)]
+    pub tools: Vec<Tool>,
+    /// Whether the response ends with its first call of a tool.
+    #[serde(default)]
+    pub single_tool_call: bool,
+    /// JSON text of an object: variables of the chat template besides the conversation, such as `enable_thinking`. They
+    /// come before those of the deployment. Empty means none.
+    #[serde(default)]
+    pub template_arguments: String,
+    /// Whether the response continues the last message, an assistant's, in place of a new one.
+    #[serde(default)]
+    pub continue_final_message: bool,
     /// Maximum tokens to generate; absent means the rest of the context.
     pub max_tokens: Option<u32>,
     /// Sampling parameters.

@@ -54,6 +54,7 @@ const CHECKS: &[(&str, Check)] = &[
 const GRAPH: &[(&str, &[&str])] = &[
     ("russet-wire", &[]),
     ("russet-model", &[]),
+    ("russet-chat", &["russet-wire"]),
     ("russet-crds", &["russet-wire", "russet-model"]),
     ("russet-plan", &["russet-wire", "russet-model", "russet-crds"]),
     ("russet-rpc", &["russet-wire"]),
@@ -69,7 +70,10 @@ const GRAPH: &[(&str, &[&str])] = &[
     ),
     ("russet-gateway", &["russet-wire", "russet-model", "russet-crds", "russet-rpc", "russet-telemetry"]),
     ("russet-mlx", &[]),
-    ("russet-engine", &["russet-wire", "russet-model", "russet-rpc", "russet-telemetry", "russet-mlx"]),
+    (
+        "russet-engine",
+        &["russet-wire", "russet-model", "russet-chat", "russet-rpc", "russet-telemetry", "russet-mlx"],
+    ),
     (
         "russet-cli",
         &[

@@ -10,9 +10,10 @@ use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
 use russet_rpc::tls::{self, TlsFiles};
+use russet_wire::conversation::Message;
 use russet_wire::engine_options::EngineOptions;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::GenerationRequest;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
@@ -203,15 +204,8 @@ impl RankHarness {
 fn say(content: &str) -> GenerationRequest {
     GenerationRequest {
         id: format!("say {content:.40}"),
-        messages: vec![Message { role: "user".into(), content: content.into() }],
-        max_tokens: None,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-        ignore_eos: false,
-        emitted: Vec::new(),
-        priority: 0,
-        deadline_milliseconds: None,
-        cache_salt: String::new(),
+        messages: vec![Message::new("user", content)],
+        ..GenerationRequest::default()
     }
 }
 
@@ -239,7 +233,7 @@ async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (String, Generati
         assert!(end.is_none(), "{event:?} after {end:?}");
         match event {
             GenerationEvent::Started { .. } => assert_eq!(text, ""),
-            GenerationEvent::Token { text: piece, .. } => text.push_str(&piece),
+            GenerationEvent::Token { delta, .. } => text.push_str(&delta.text),
             event => end = Some(event),
         }
     }

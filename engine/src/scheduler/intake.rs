@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Zoned;
+use russet_chat::template::{Prompt, TemplateArguments};
+use russet_wire::conversation::{Message, Tool};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::{GenerationRequest, Message};
+use russet_wire::request::GenerationRequest;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,7 +28,7 @@ use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::{BlockEvent, BlockEvents};
 use crate::sequence::{self, OutputStream, ResumeError, Sequence};
 use crate::speculative::Proposers;
-use crate::tokenizer::{ChatTokenizer, PromptLimits, TokenizerError};
+use crate::tokenizer::{ChatTokenizer, PreparedPrompt, PromptLimits, TokenizerError};
 
 /// Submits requests to the scheduler.
 #[derive(Clone)]
@@ -136,8 +138,17 @@ impl Intake {
             context_tokens: u32::try_from(self.kv_tokens).unwrap_or(u32::MAX).min(self.context_tokens),
             is_abandoned: &|| sink.is_closed() || overdue(timeout, sink).is_some(),
         };
-        let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now(), &limits);
-        let prompt = prompt.map_err(|error| match error {
+        let arguments = TemplateArguments::new(&request.template_arguments)
+            .map_err(|error| prompt_failure(&error.into()))?;
+        let prompt = Prompt {
+            messages: &request.messages,
+            tools: &request.tools,
+            arguments: &[&arguments],
+            continue_final_message: request.continue_final_message,
+            now: &Zoned::now(),
+        };
+        let prepared = self.tokenizer.prepare(&prompt, &limits);
+        let PreparedPrompt { tokens: prompt, parser } = prepared.map_err(|error| match error {
             TokenizerError::ContextLength { tokens, .. }
                 if self.kv_tokens < u64::from(self.context_tokens) =>
             {
@@ -149,7 +160,7 @@ impl Intake {
         let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
         let seed = request.sampling.seed.unwrap_or_else(rand::random);
         let (ends, text) = (self.tokenizer.eos_token_ids().clone(), self.tokenizer.detokenizer());
-        let mut output = OutputStream::new(request, limit, ends, text);
+        let mut output = OutputStream::new(request, limit, ends, text).with_parser(parser);
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
         let finished = checked.and_then(|()| output.resume(&request.emitted));
         let finished = finished.map_err(|error| error.failure())?;
@@ -171,8 +182,12 @@ impl Intake {
 /// Bytes of a request that the pool holds until they are tokens, each message with what a template keeps of it.
 fn prompt_bytes(request: &GenerationRequest) -> usize {
     const MESSAGE_BYTES: usize = 256;
-    let message = |message: &Message| MESSAGE_BYTES + message.role.len() + message.content.len();
-    request.messages.iter().map(message).sum::<usize>() + size_of_val(request.emitted.as_slice())
+    let message = |message: &Message| MESSAGE_BYTES + message.texts().map(str::len).sum::<usize>();
+    let tools: usize = request.tools.iter().flat_map(Tool::texts).map(str::len).sum();
+    request.messages.iter().map(message).sum::<usize>()
+        + tools
+        + request.template_arguments.len()
+        + size_of_val(request.emitted.as_slice())
 }
 
 /// The failure of a request whose deadline has passed before it is a sequence.

@@ -2,8 +2,10 @@
 //! request, and leaves nothing in caches or request metrics.
 
 use jiff::Zoned;
+use russet_chat::template::Prompt;
+use russet_wire::conversation::Message;
 use russet_wire::event::GenerationEvent;
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::GenerationRequest;
 use thiserror::Error;
 use tokio::time::Instant;
 
@@ -51,16 +53,11 @@ pub enum SmokeError {
 fn request() -> GenerationRequest {
     GenerationRequest {
         id: "smoke".into(),
-        messages: vec![Message { role: "user".into(), content: "Hello".into() }],
+        messages: vec![Message::new("user", "Hello")],
         max_tokens: Some(SMOKE_TOKENS),
-        sampling: Sampling::default(),
-        stop: Vec::new(),
         // A model that ends its output at once is sound, and its next tokens are needed all the same.
         ignore_eos: true,
-        emitted: Vec::new(),
-        priority: 0,
-        deadline_milliseconds: None,
-        cache_salt: String::new(),
+        ..GenerationRequest::default()
     }
 }
 
@@ -74,7 +71,7 @@ pub(super) async fn run(
     let request = request();
     let prompt = {
         let limits = PromptLimits { context_tokens, is_abandoned: &|| false };
-        tokenizer.prompt(&request.messages, &Zoned::now(), &limits)?
+        tokenizer.prompt(&Prompt::new(&request.messages, &Zoned::now()), &limits)?
     };
     let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, context_tokens)
         .map_err(|failure| SmokeError::Context(failure.message))?;
@@ -111,8 +108,8 @@ async fn answer(
             return Err(SmokeError::Unknown { index: tokens.len(), token });
         }
         let AcceptedToken { event, finished } = sequence.accept(token)?;
-        if let Some(GenerationEvent::Token { text: piece, .. }) = event {
-            text.push_str(&piece);
+        if let Some(GenerationEvent::Token { delta, .. }) = event {
+            text.push_str(&delta.text);
         }
         match finished {
             None => {}

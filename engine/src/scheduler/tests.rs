@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use russet_wire::conversation::Message;
 use russet_wire::event::{GenerationEvent, Usage};
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::GenerationRequest;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
@@ -113,7 +114,7 @@ impl ResponseReader {
             GenerationEvent::Started { .. } => {
                 assert!(!std::mem::replace(&mut self.started, true), "it starts twice")
             }
-            GenerationEvent::Token { text, .. } => self.text.push_str(&text),
+            GenerationEvent::Token { delta, .. } => self.text.push_str(&delta.text),
             end => self.end = Some(end),
         }
         true
@@ -137,15 +138,11 @@ impl ResponseReader {
 fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
     GenerationRequest {
         id: format!("say {content:.40}"),
-        messages: vec![Message { role: "user".into(), content: content.into() }],
+        messages: vec![Message::new("user", content)],
         max_tokens: Some(tokens),
-        sampling: Sampling::default(),
-        stop: Vec::new(),
         ignore_eos: true,
-        emitted: Vec::new(),
         priority,
-        deadline_milliseconds: None,
-        cache_salt: String::new(),
+        ..GenerationRequest::default()
     }
 }
 

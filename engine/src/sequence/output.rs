@@ -1,16 +1,18 @@
-//! Output stream of a request: incremental detokenisation up to the end of the output. A function of the
-//! tokens alone, so a resumed output continues in the middle of a word, a character or a stop string. Pure;
-//! not here: caches and steps.
+//! Output stream of a request: incremental detokenisation up to the end of the output, and its reasoning and calls of
+//! tools told apart from its text. A function of the tokens alone, so a resumed output continues in the middle of a
+//! word, a character, a stop string or a call. Pure; not here: caches and steps.
 
 use std::sync::Arc;
 
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_chat::parser::{OutputFormat, OutputParser, Part};
+use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use thiserror::Error;
 
+use super::tool_call_ids::ToolCallIds;
 use crate::tokenizer::TokenizerError;
 use crate::tokenizer::detokenizer::Detokenizer;
-use crate::tokenizer::stop_strings::StopStrings;
+use crate::tokenizer::stop_strings::{StopCheck, StopStrings};
 
 /// The output stream of one request.
 pub struct OutputStream {
@@ -20,6 +22,10 @@ pub struct OutputStream {
     ignore_eos: bool,
     detokenizer: Detokenizer,
     stop_strings: StopStrings,
+    /// Reads the text up to a stop string.
+    parser: OutputParser,
+    single_tool_call: bool,
+    tool_calls: ToolCallIds,
 }
 
 /// Result of a sampled token.
@@ -79,7 +85,16 @@ impl OutputStream {
                 detokenizer.holds_special_token(stop)
             }),
             detokenizer,
+            parser: OutputParser::new(&OutputFormat::default(), Arc::new([]), false),
+            single_tool_call: request.single_tool_call,
+            tool_calls: ToolCallIds::new(&request.id),
         }
+    }
+
+    /// The same, read by this parser.
+    #[must_use]
+    pub fn with_parser(self, parser: OutputParser) -> Self {
+        Self { parser, ..self }
     }
 
     /// Output tokens so far.
@@ -116,46 +131,203 @@ impl OutputStream {
     /// Takes the next token.
     pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
         if self.eos_token_ids.contains(&token) && !self.ignore_eos {
-            let text = self.flush()?;
-            let event = (!text.is_empty()).then_some(GenerationEvent::Token { id: token, text });
+            let mut parts = self.flush()?;
+            // It may end a call, too.
+            let marker = self.detokenizer.special_token(token).filter(|text| self.parser.reads(text));
+            if let Some(marker) = marker {
+                parts.extend(self.parser.push(&marker));
+            }
+            parts.extend(self.parser.finish());
+            let delta = self.delta(parts).0;
+            let event = (!delta.is_empty()).then_some(GenerationEvent::Token { id: token, delta });
             return Ok(AcceptedToken { event, finished: Some(FinishReason::Stop) });
         }
         self.tokens += 1;
-        let special = if self.stop_strings.hold_special_tokens() {
-            self.detokenizer.special_token(token)
-        } else {
-            None
-        };
-        let mut pushed = match special {
-            Some(special) => self.stop_strings.push_special(&special),
-            None => self.stop_strings.push(&self.detokenizer.push(token)?),
-        };
-        let finished = if pushed.stopped {
-            Some(FinishReason::Stop)
+        let (mut parts, stopped) = self.push(token)?;
+        let mut finished = None;
+        if stopped {
+            parts.extend(self.parser.finish());
+            finished = Some(FinishReason::Stop);
         } else if self.tokens >= self.limit {
             // The remaining bytes may still complete a stop string.
             let last = self.detokenizer.flush()?;
-            let rest = self.stop_strings.push(&last);
-            pushed.text.push_str(&rest.text);
-            if rest.stopped {
-                Some(FinishReason::Stop)
-            } else {
-                pushed.text.push_str(&self.stop_strings.flush());
-                Some(FinishReason::Length)
+            let mut rest = self.stop_strings.push(&last);
+            if !rest.stopped {
+                rest.text.push_str(&self.stop_strings.flush());
             }
-        } else {
-            None
+            parts.extend(self.parser.push(&rest.text));
+            parts.extend(self.parser.finish());
+            finished = Some(if rest.stopped { FinishReason::Stop } else { FinishReason::Length });
+        }
+        let (delta, ended) = self.delta(parts);
+        if ended {
+            finished = Some(FinishReason::Stop);
+        }
+        Ok(AcceptedToken { event: Some(GenerationEvent::Token { id: token, delta }), finished })
+    }
+
+    /// What a token adds, and whether a stop string is complete.
+    fn push(&mut self, token: u32) -> Result<(Vec<Part>, bool), TokenizerError> {
+        let special = self.detokenizer.special_token(token);
+        let mut pushed = match &special {
+            Some(special) if self.stop_strings.hold_special_tokens() => {
+                self.stop_strings.push_special(special)
+            }
+            Some(_) => StopCheck::default(),
+            None => self.stop_strings.push(&self.detokenizer.push(token)?),
         };
-        Ok(AcceptedToken { event: Some(GenerationEvent::Token { id: token, text: pushed.text }), finished })
+        let marker = special.filter(|text| !pushed.stopped && self.parser.reads(text));
+        let Some(marker) = marker else {
+            return Ok((self.parser.push(&pushed.text), pushed.stopped));
+        };
+        // What stands before a marker is no beginning of a character or stop string that goes on behind it.
+        let last = self.detokenizer.flush()?;
+        let rest = self.stop_strings.push(&last);
+        pushed.text.push_str(&rest.text);
+        if rest.stopped {
+            return Ok((self.parser.push(&pushed.text), true));
+        }
+        pushed.text.push_str(&self.stop_strings.flush());
+        let mut parts = self.parser.push(&pushed.text);
+        parts.extend(self.parser.push(&marker));
+        Ok((parts, false))
+    }
+
+    /// The parts as one delta, and whether the output ends with them.
+    fn delta(&mut self, parts: Vec<Part>) -> (Delta, bool) {
+        let mut delta = Delta::default();
+        for part in parts {
+            match part {
+                Part::Text(text) => delta.text.push_str(&text),
+                Part::Reasoning(text) => delta.reasoning.push_str(&text),
+                Part::ToolCall(call) => {
+                    delta.tool_calls.push(self.tool_calls.named(call));
+                    if self.single_tool_call {
+                        return (delta, true);
+                    }
+                }
+            }
+        }
+        (delta, false)
     }
 
     /// The text held back when the model ended its turn.
-    fn flush(&mut self) -> Result<String, TokenizerError> {
+    fn flush(&mut self) -> Result<Vec<Part>, TokenizerError> {
         let last = self.detokenizer.flush()?;
         let mut pushed = self.stop_strings.push(&last);
         if !pushed.stopped {
             pushed.text.push_str(&self.stop_strings.flush());
         }
-        Ok(pushed.text)
+        Ok(self.parser.push(&pushed.text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_wire::conversation::{Tool, ToolCall};
+
+    use super::*;
+    use crate::fixture::{self, END, USER, token_of_byte};
+    use crate::tokenizer::ChatTokenizer;
+
+    const WRITTEN: &str = "<think>\nI add: 17 + 25.\n</think>\n\nSo é 🙂: <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 25, \"a\": \"日本\"}}\n</tool_call>\n<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+
+    fn request() -> GenerationRequest {
+        let tool = Tool { name: "add".into(), description: None, parameters: None };
+        GenerationRequest { id: "r".into(), tools: vec![tool], ..GenerationRequest::default() }
+    }
+
+    fn output(tokenizer: &ChatTokenizer, request: &GenerationRequest, limit: u32) -> OutputStream {
+        let format = OutputFormat::default().tools_by_name("hermes").unwrap();
+        let format = format.reasoning_by_name("think").unwrap();
+        let parser = OutputParser::new(&format, request.tools.clone().into(), false);
+        let (ends, detokenizer) = (tokenizer.eos_token_ids().clone(), tokenizer.detokenizer());
+        OutputStream::new(request, limit, ends, detokenizer).with_parser(parser)
+    }
+
+    /// What the tokens from a place on add, and how the output ends.
+    fn run(output: &mut OutputStream, tokens: &[u32]) -> (Delta, Option<FinishReason>) {
+        let mut delta = Delta::default();
+        for token in tokens {
+            let AcceptedToken { event, finished } = output.accept(*token).unwrap();
+            if let Some(GenerationEvent::Token { delta: next, .. }) = event {
+                delta.append(next);
+            }
+            if finished.is_some() {
+                return (delta, finished);
+            }
+        }
+        (delta, None)
+    }
+
+    fn tokens(text: &str) -> Vec<u32> {
+        text.bytes().map(token_of_byte).chain([END]).collect()
+    }
+
+    fn call(id: &str, arguments: &str) -> ToolCall {
+        ToolCall { id: id.into(), name: "add".into(), arguments: arguments.into() }
+    }
+
+    #[test]
+    fn reasoning_text_and_calls_are_parts_of_their_own() {
+        let dir = fixture::model_dir();
+        let tokenizer = ChatTokenizer::load(dir.path()).unwrap();
+        let (delta, finished) = run(&mut output(&tokenizer, &request(), 999), &tokens(WRITTEN));
+        let ids: Vec<String> = delta.tool_calls.iter().map(|call| call.id.clone()).collect();
+        let expected = Delta {
+            reasoning: "I add: 17 + 25.".into(),
+            text: "So é 🙂:".into(),
+            tool_calls: vec![call(&ids[0], "{\"b\": 25, \"a\": \"日本\"}"), call(&ids[1], "{}")],
+        };
+        assert_eq!((&delta, finished), (&expected, Some(FinishReason::Stop)));
+        assert_ne!(ids[0], ids[1]);
+        // Another engine goes on after any token, in the middle of a call too.
+        let written = tokens(WRITTEN);
+        for cut in 1..written.len() {
+            let mut first = Delta::default();
+            let (begun, _) = run(&mut output(&tokenizer, &request(), 999), &written[..cut]);
+            first.append(begun);
+            let mut resumed = output(&tokenizer, &request(), 999);
+            assert_eq!(resumed.resume(&written[..cut]).unwrap(), None);
+            first.append(run(&mut resumed, &written[cut..]).0);
+            assert_eq!(first, delta, "cut after {cut}");
+        }
+    }
+
+    #[test]
+    fn calls_end_at_limits_stops_and_the_first_where_asked() {
+        let dir = fixture::model_dir();
+        let tokenizer = ChatTokenizer::load(dir.path()).unwrap();
+        let mut single = request();
+        single.single_tool_call = true;
+        let (delta, finished) = run(&mut output(&tokenizer, &single, 999), &tokens(WRITTEN));
+        assert_eq!((delta.tool_calls.len(), finished), (1, Some(FinishReason::Stop)));
+        // A call that is cut off is text: no half of it is a call.
+        let limit = WRITTEN.find("\"a\"").unwrap() as u32;
+        let (delta, finished) = run(&mut output(&tokenizer, &request(), limit), &tokens(WRITTEN));
+        assert_eq!((delta.tool_calls.len(), finished), (0, Some(FinishReason::Length)));
+        assert!(delta.text.ends_with("{\"b\": 25, "), "{}", delta.text);
+        let mut stopped = request();
+        stopped.stop = vec!["arguments".into()];
+        let (delta, finished) = run(&mut output(&tokenizer, &stopped, 999), &tokens(WRITTEN));
+        assert_eq!((delta.tool_calls.len(), finished), (0, Some(FinishReason::Stop)));
+        assert!(delta.text.ends_with("{\"name\": \"add\", \""), "{}", delta.text);
+        // Without tools all of it is text, thinking aside.
+        let plain = GenerationRequest { tools: Vec::new(), ..request() };
+        let (delta, _) = run(&mut output(&tokenizer, &plain, 999), &tokens(WRITTEN));
+        assert!(delta.tool_calls.is_empty() && delta.text.ends_with("</tool_call>"), "{delta:?}");
+    }
+
+    #[test]
+    fn special_tokens_are_read_where_the_format_has_them() {
+        let dir = fixture::model_dir();
+        let tokenizer = ChatTokenizer::load(dir.path()).unwrap();
+        let special = |token: u32, text: &str| {
+            let mut written = tokens(text);
+            written.splice(2..2, [token]);
+            written
+        };
+        let (delta, _) = run(&mut output(&tokenizer, &request(), 99), &special(USER, "abcd"));
+        assert_eq!(delta, Delta::text("abcd"), "one that no format has is no text");
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use russet_chat::template::SpecialTokens;
 use serde_json::Value;
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -95,6 +96,22 @@ fn special_tokens(fields: &Value) -> impl Iterator<Item = String> {
     named.chain(more).filter(|text| !text.is_empty()).collect::<Vec<_>>().into_iter()
 }
 
+/// The special tokens that have a name, for chat templates: of tokenizer_config.json, then of special_tokens_map.json.
+pub(super) fn named(folder: &TokenizerFolder, config: &Value) -> Result<SpecialTokens, TokenizerError> {
+    let map = folder.read_json("special_tokens_map.json")?.unwrap_or_default();
+    let mut named = SpecialTokens::new();
+    for fields in [config, &map] {
+        let more = MORE_SPECIAL_TOKENS.iter().filter_map(|name| fields[name].as_object()).flatten();
+        let tokens = SPECIAL_TOKENS.iter().map(|name| (*name, &fields[name]));
+        for (name, token) in tokens.chain(more.map(|(name, token)| (name.as_str(), token))) {
+            if let Some(text) = special_token(token) {
+                named.entry(name.to_owned()).or_insert(text);
+            }
+        }
+    }
+    Ok(named)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +168,26 @@ mod tests {
             let error = load_folder(folder(2, &[(file, fields)]).path()).unwrap_err().to_string();
             assert!(error.contains(file) && error.contains(said), "{error}");
         }
+    }
+
+    #[test]
+    fn templates_know_special_tokens_by_their_names() {
+        let dir = folder(
+            0,
+            &[
+                ("special_tokens_map.json", json!({"bos_token": "<m>", "unk_token": {"content": "<u>"}})),
+                (
+                    "tokenizer_config.json",
+                    json!({"bos_token": "<b>", "extra_special_tokens": {"image_token": "<i>"}}),
+                ),
+            ],
+        );
+        let folder = TokenizerFolder::open(dir.path()).unwrap();
+        let config = folder.read_json("tokenizer_config.json").unwrap().unwrap();
+        let named = named(&folder, &config).unwrap();
+        let named: Vec<(&str, &str)> =
+            named.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        assert_eq!(named, [("bos_token", "<b>"), ("image_token", "<i>"), ("unk_token", "<u>")]);
     }
 
     #[test]

@@ -305,7 +305,7 @@ pub(super) mod tests {
         let encoder = encoder(&json!({}));
         let words = "word ".repeat(100_000);
         let test = "tokenizer::encoder::tests::memory_of_tokenising_does_not_grow_with_the_text";
-        let grown = crate::tokenizer::peak_memory::growth(test, || {
+        let grown = russet_tests::peak_memory::growth(test, || {
             assert!(encoder.encode(&words, &limits(u32::MAX)).unwrap().len() >= 100_000);
         });
         assert!(grown < 32 << 20, "{grown} bytes more for {} bytes", words.len());

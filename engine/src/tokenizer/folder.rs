@@ -75,6 +75,23 @@ impl TokenizerFolder {
         }
     }
 
+    /// Names of the files in a folder of it, sorted; none where it is missing.
+    pub fn names(&self, folder: &str) -> Result<Vec<String>, TokenizerError> {
+        let path = self.path(folder);
+        let failed = |source| TokenizerError::Read { path: path.clone(), source };
+        let entries = match std::fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(failed(source)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            names.extend(entry.map_err(failed)?.file_name().into_string());
+        }
+        names.sort();
+        Ok(names)
+    }
+
     /// A JSON file; `None` when there is none.
     pub fn read_json(&self, name: &str) -> Result<Option<Value>, TokenizerError> {
         let Some(bytes) = self.read(name)? else { return Ok(None) };

@@ -28,6 +28,7 @@ use engines::{EngineHarness, TestEngine, ask, collect, say};
 use futures::future::join_all;
 use jiff::Zoned;
 use mlx_rs::{Array, Dtype};
+use russet_chat::template::Prompt;
 use russet_engine::{
     executor::{Addresses, Executor, SampleSpec, SequenceStep},
     gguf_folder::GgufFolder,
@@ -37,8 +38,9 @@ use russet_engine::{
     weights::{Checkpoint, LoadDtype, Weight, Weights},
 };
 use russet_wire::{
+    conversation::Message,
     event::{FinishReason, GenerationEvent},
-    request::{GenerationRequest, Message, Sampling},
+    request::{GenerationRequest, Sampling},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -151,8 +153,8 @@ fn smollm2_answers_paris_with_the_tokens_of_mlx_lm() {
     let prompts: Vec<Vec<u32>> = questions
         .iter()
         .map(|question| {
-            let messages = [Message { role: "user".to_owned(), content: (*question).to_owned() }];
-            tokens.prompt(&messages, &Zoned::now(), &limits).unwrap()
+            let messages = [Message::new("user", *question)];
+            tokens.prompt(&Prompt::new(&messages, &Zoned::now()), &limits).unwrap()
         })
         .collect();
     // What begins every turn is one token, and the system prompt is the template's.
@@ -312,8 +314,8 @@ async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
     let tokens = ChatTokenizer::load(dir.path()).unwrap();
     let limits = PromptLimits { context_tokens: 512, is_abandoned: &|| false };
     let prompt = |text: &str| {
-        let messages = [Message { role: "user".to_owned(), content: text.to_owned() }];
-        tokens.prompt(&messages, &Zoned::now(), &limits).unwrap()
+        let messages = [Message::new("user", text)];
+        tokens.prompt(&Prompt::new(&messages, &Zoned::now()), &limits).unwrap()
     };
     let prompts: Vec<Vec<u32>> = texts.into_iter().map(prompt).collect();
     let gguf = GgufFolder::open(dir.path()).unwrap().unwrap();

@@ -14,9 +14,10 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::{ports, tls};
+use russet_wire::conversation::Message;
 use russet_wire::engine_config::{Dtype, EngineConfig, PeerRank};
 use russet_wire::event::GenerationEvent;
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::GenerationRequest;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -353,15 +354,9 @@ impl EngineHarness {
 pub fn say(content: &str) -> GenerationRequest {
     GenerationRequest {
         id: "test".into(),
-        messages: vec![Message { role: "user".into(), content: content.into() }],
+        messages: vec![Message::new("user", content)],
         max_tokens: Some(32),
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-        ignore_eos: false,
-        emitted: Vec::new(),
-        priority: 0,
-        deadline_milliseconds: None,
-        cache_salt: String::new(),
+        ..GenerationRequest::default()
     }
 }
 
@@ -386,9 +381,9 @@ pub async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, St
         assert!(end.is_none(), "{event:?} after {end:?}");
         match event {
             GenerationEvent::Started { .. } => assert!(ids.is_empty()),
-            GenerationEvent::Token { id, text: piece } => {
+            GenerationEvent::Token { id, delta } => {
                 ids.push(id);
-                text.push_str(&piece);
+                text.push_str(&delta.text);
             }
             event => end = Some(event),
         }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use jiff::Zoned;
+use russet_chat::template::Prompt;
 use russet_engine::executor::{Executor as _, SampleSpec, SequenceStep};
 use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokenizer::{ChatTokenizer, PromptLimits};
@@ -39,7 +40,7 @@ impl ReferenceModel {
     /// good.
     pub async fn check(&self, question: &GenerationRequest, answer: &[u32], alone: &[u32]) {
         let limits = PromptLimits { context_tokens: u32::MAX, is_abandoned: &|| false };
-        let prompt = self.tokens.prompt(&question.messages, &Zoned::now(), &limits).unwrap();
+        let prompt = self.tokens.prompt(&Prompt::new(&question.messages, &Zoned::now()), &limits).unwrap();
         let runtime = self.runtime.lock().await;
         // Only the first time; after that the weights are loaded.
         if runtime.progress().total_bytes == 0 {

@@ -11,8 +11,9 @@ use hyper_util::rt::TokioIo;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::tls::TlsFiles;
+use russet_wire::conversation::Message;
 use russet_wire::event::GenerationEvent;
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tonic::transport::Channel;
@@ -100,15 +101,9 @@ impl LoadConnection {
             Self::Grpc(client) => {
                 let request = GenerationRequest {
                     id: "bench".into(),
-                    messages: vec![Message { role: "user".into(), content: "What is 17 + 25?".into() }],
-                    max_tokens: None,
+                    messages: vec![Message::new("user", "What is 17 + 25?")],
                     sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
-                    stop: vec![],
-                    ignore_eos: false,
-                    emitted: vec![],
-                    priority: 0,
-                    deadline_milliseconds: None,
-                    cache_salt: String::new(),
+                    ..GenerationRequest::default()
                 };
                 let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();
                 let mut events = answer.into_inner();

@@ -21,7 +21,7 @@ use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
 use russet_rpc::tls::{Protocol, TlsFiles};
-use russet_wire::event::{FinishReason, GenerationEvent, Usage};
+use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, Streaming};
@@ -81,7 +81,7 @@ impl Engine for InstantEngine {
         _: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS, cached_tokens: 0 };
-        let tokens = (0..TOKENS).map(|id| GenerationEvent::Token { id, text: " word".into() });
+        let tokens = (0..TOKENS).map(|id| GenerationEvent::Token { id, delta: Delta::text(" word") });
         let events = std::iter::once(GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 0 })
             .chain(tokens)
             .chain([GenerationEvent::Finished { reason: FinishReason::Stop, usage }]);

@@ -8,8 +8,9 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use russet_crds::BenchmarkSpec;
 use russet_rpc::engine::GenerateRequest;
+use russet_wire::conversation::Message;
 use russet_wire::event::{FinishReason, GenerationEvent, GenerationFailure};
-use russet_wire::request::{GenerationRequest, Message, Sampling};
+use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -95,15 +96,11 @@ impl LoadPlan {
             |cause: String| format!("request {id} to the engine on node {}: {cause}", endpoint.node);
         let request = GenerationRequest {
             id: format!("benchmark {} {id}", self.name),
-            messages: vec![Message { role: "user".into(), content: prompt }],
+            messages: vec![Message::new("user", prompt)],
             max_tokens: Some(tokens),
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            stop: Vec::new(),
             ignore_eos: true,
-            emitted: Vec::new(),
-            priority: 0,
-            deadline_milliseconds: None,
-            cache_salt: String::new(),
+            ..GenerationRequest::default()
         };
         let (mut client, _in_flight) = self
             .backends

@@ -331,7 +331,7 @@ impl<'a> AttemptLoop<'a> {
                         return Err(AttemptError::Rejected(error));
                     }
                 }
-                GenerationEvent::Token { text, .. } if text.is_empty() => {}
+                GenerationEvent::Token { delta, .. } if delta.is_empty() => {}
                 first => {
                     self.tracker.token();
                     resume_point.get_or_insert_with(|| ResumePoint {

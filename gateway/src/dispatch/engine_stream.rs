@@ -156,12 +156,12 @@ impl EngineStream {
         self.check(event)
     }
 
-    /// The next event that the client sees: a `Token` with text, or `Finished`. Cancel-safe like `event`.
+    /// The next event that the client sees: a `Token` that adds something, or `Finished`. Cancel-safe like `event`.
     pub(super) async fn output(&mut self) -> Result<GenerationEvent, AttemptError> {
         loop {
             match self.event().await? {
                 GenerationEvent::Started { .. } => {}
-                GenerationEvent::Token { text, .. } if text.is_empty() => {}
+                GenerationEvent::Token { delta, .. } if delta.is_empty() => {}
                 event => return Ok(event),
             }
         }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use russet_wire::request::{GenerationRequest, Message};
+use russet_wire::conversation::Tool;
+use russet_wire::request::GenerationRequest;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -43,10 +44,13 @@ impl PromptDigest {
             Caller::Key(key) => add(&key.full_name()),
         }
         add(model);
-        for Message { role, content } in &request.messages {
-            add(role);
-            add(content);
+        // The number of texts keeps one message from being read as two.
+        for message in &request.messages {
+            add(&message.texts().count().to_string());
+            message.texts().for_each(&mut add);
         }
+        add(&request.template_arguments);
+        request.tools.iter().flat_map(Tool::texts).for_each(&mut add);
         Self(hash.finalize().into())
     }
 }
@@ -142,7 +146,7 @@ impl Isolation {
 
 #[cfg(test)]
 mod tests {
-    use russet_wire::request::Sampling;
+    use russet_wire::conversation::Message;
 
     use super::*;
 
@@ -154,21 +158,8 @@ mod tests {
     fn a_prompt_differs_from_every_other_one() {
         let caller = Caller::Anonymous;
         let request = |texts: &[(&str, &str)]| {
-            let messages = texts
-                .iter()
-                .map(|(role, content)| Message { role: (*role).to_owned(), content: (*content).to_owned() });
-            GenerationRequest {
-                id: "r".into(),
-                messages: messages.collect(),
-                max_tokens: None,
-                sampling: Sampling::default(),
-                stop: vec![],
-                ignore_eos: false,
-                emitted: vec![],
-                priority: 0,
-                deadline_milliseconds: None,
-                cache_salt: String::new(),
-            }
+            let messages = texts.iter().map(|(role, content)| Message::new(*role, *content));
+            GenerationRequest { id: "r".into(), messages: messages.collect(), ..GenerationRequest::default() }
         };
         let all = [
             PromptDigest::new(&caller, "m", &request(&[("user", "ab")])),

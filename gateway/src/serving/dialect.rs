@@ -6,12 +6,12 @@ use axum::Router;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
-use russet_wire::event::{FinishReason, Usage};
+use russet_wire::event::{Delta, FinishReason, Usage};
 use russet_wire::request::GenerationRequest;
-use serde_json::Value;
 
 use super::api_state::ApiState;
 use crate::error::GatewayError;
+use crate::json_body::JsonBody;
 use crate::keys::Quota;
 use crate::request_id::RequestId;
 use crate::request_limits::RequestLimits;
@@ -51,7 +51,7 @@ pub(crate) struct RequestContext<'a> {
 
 /// Parses a decoded body within the caller's limits.
 pub(crate) type ParseRequest<W> =
-    fn(body: Value, context: &RequestContext<'_>) -> Result<ParsedRequest<W>, GatewayError>;
+    fn(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<ParsedRequest<W>, GatewayError>;
 
 /// A parsed request.
 #[derive(Debug)]
@@ -69,19 +69,19 @@ pub(crate) struct ParsedRequest<W> {
 }
 
 /// Formats one response. Of a streamed one every method returns the next bytes of the body: `start`, any
-/// number of `text` and `keep_alive`, then `finish` or `error`.
+/// number of `delta` and `keep_alive`, then `finish` or `error`.
 pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
 
     /// A complete response that is not streamed.
-    fn whole(self, text: &str, reason: FinishReason, usage: Usage) -> Response;
+    fn whole(self, response: &Delta, reason: FinishReason, usage: Usage) -> Response;
 
     /// The stream starts.
     fn start(&mut self) -> Bytes;
 
-    /// Text to append.
-    fn text(&mut self, text: &str) -> Bytes;
+    /// What is added.
+    fn delta(&mut self, delta: &Delta) -> Bytes;
 
     /// No new text; keeps the connection open.
     fn keep_alive(&mut self) -> Bytes;

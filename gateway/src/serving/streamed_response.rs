@@ -51,7 +51,7 @@ pub(super) async fn respond<W: ResponseWriter>(
             let bytes = tokio::select! {
                 biased;
                 event = events.next() => match event {
-                    Some(Ok(GenerationEvent::Token { text, .. })) => writer.text(&text),
+                    Some(Ok(GenerationEvent::Token { id: _, delta })) => writer.delta(&delta),
                     Some(Ok(GenerationEvent::Finished { reason, usage })) => writer.finish(reason, usage),
                     // Dispatch keeps the first to itself and turns the second into an error.
                     Some(Ok(GenerationEvent::Started { .. } | GenerationEvent::Failed(_))) => continue,

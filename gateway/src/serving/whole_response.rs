@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use russet_wire::event::GenerationEvent;
+use russet_wire::event::{Delta, GenerationEvent};
 
 use super::dialect::ResponseWriter;
 use crate::dispatch::{Dispatcher, PendingRequest};
@@ -16,10 +16,10 @@ pub(super) async fn respond<W: ResponseWriter>(
     writer: W,
 ) -> Result<Response, GatewayError> {
     let mut events = dispatcher.respond(request).await?;
-    let mut response = String::new();
+    let mut response = Delta::default();
     while let Some(event) = events.next().await {
         match event? {
-            GenerationEvent::Token { text, .. } => response.push_str(&text),
+            GenerationEvent::Token { id: _, delta } => response.append(delta),
             GenerationEvent::Finished { reason, usage } => return Ok(writer.whole(&response, reason, usage)),
             // Dispatch keeps the first to itself and turns the second into an error.
             GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => {}

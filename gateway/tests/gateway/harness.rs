@@ -18,7 +18,7 @@ use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
 use russet_rpc::tls::{self, Protocol, TlsFiles};
-use russet_wire::event::{FinishReason, GenerationEvent, Usage};
+use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -57,7 +57,7 @@ pub fn started() -> ScriptStep {
 }
 
 pub fn token(text: &str) -> ScriptStep {
-    ScriptStep::Say(GenerationEvent::Token { id: 1, text: text.into() })
+    ScriptStep::Say(GenerationEvent::Token { id: 1, delta: Delta::text(text) })
 }
 
 pub fn finished(reason: FinishReason) -> ScriptStep {

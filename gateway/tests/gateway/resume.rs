@@ -6,7 +6,7 @@ use std::time::Duration;
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::routes::{DeploymentState, Endpoint, RoutingTable};
 use russet_rpc::engine::GenerateRequest;
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use serde_json::{Value, json};
 
 use crate::harness::{GatewayLab, ScriptStep, ScriptedEngine, limits, transcript, wait_for_metric};
@@ -19,7 +19,7 @@ fn remaining_steps(request: &GenerateRequest) -> Vec<ScriptStep> {
     let emitted_tokens = request.emitted.len() as u32;
     let started = GenerationEvent::Started { prompt_tokens: 7, emitted_tokens };
     let tokens = (10..).zip(TEXTS).skip(request.emitted.len());
-    let tokens = tokens.map(|(id, text)| GenerationEvent::Token { id, text: text.into() });
+    let tokens = tokens.map(|(id, text)| GenerationEvent::Token { id, delta: Delta::text(text) });
     let usage = Usage { prompt_tokens: 7, completion_tokens: TEXTS.len() as u32, cached_tokens: 0 };
     let finished = GenerationEvent::Finished { reason: FinishReason::Length, usage };
     [started].into_iter().chain(tokens).chain([finished]).map(ScriptStep::Say).collect()

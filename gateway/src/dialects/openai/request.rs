@@ -2,6 +2,8 @@
 //! would change the response is rejected; one that would not is ignored and reported.
 
 mod messages;
+mod template_arguments;
+mod tools;
 
 use std::collections::BTreeSet;
 
@@ -10,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::response::ChatWriter;
 use crate::error::{ErrorKind, GatewayError};
+use crate::json_body::JsonBody;
 use crate::request_limits::{FLEX_LEVELS, RequestLimits};
 use crate::serving::{ParsedRequest, RequestContext};
 
@@ -34,6 +37,10 @@ const READ_FIELDS: &[&str] = &[
     "service_tier",
     "priority",
     "cache_salt",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "continue_final_message",
 ];
 
 /// Whether a value changes nothing.
@@ -41,8 +48,6 @@ type Harmless = fn(&Value) -> bool;
 
 /// Unsupported fields that would change the response, each with the test for values that change nothing.
 const UNSUPPORTED: &[(&str, Harmless)] = &[
-    ("tools", is_empty),
-    ("tool_choice", |value| value == "none" || value == "auto"),
     ("functions", is_empty),
     ("function_call", |value| value == "none" || value == "auto"),
     ("response_format", |value| value.get("type").is_some_and(|kind| kind == "text")),
@@ -81,11 +86,11 @@ const MAX_IGNORED_FIELDS: usize = 16;
 
 /// Parses a chat request within the caller's limits.
 pub(super) fn parse(
-    body: Value,
+    mut body: JsonBody<'_>,
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
     let RequestContext { id, unix_seconds, limits } = context;
-    let Value::Object(mut fields) = body else {
+    let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
         return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
     };
     // OpenAI's SDKs send null for unset fields.
@@ -117,6 +122,10 @@ pub(super) fn parse(
         id: id.unique.clone(),
         // Taken, not copied: they are most of the body.
         messages: messages::parse(fields.remove("messages"), &mut ignored)?,
+        tools: tools::parse(&fields, &body)?,
+        single_tool_call: boolean(&fields, "parallel_tool_calls")? == Some(false),
+        template_arguments: template_arguments::parse(&fields, &body)?,
+        continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
         max_tokens: max_tokens(&fields, limits)?,
         sampling: Sampling {
             temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
@@ -142,6 +151,7 @@ pub(super) fn parse(
         model: model.clone(),
         include_usage: include_usage(fields.get("stream_options"))?,
         service_tier,
+        tool_calls: 0,
     };
     ignored.extend(unknown_fields(&fields));
     Ok(ParsedRequest { model, request, streamed, ignored: listed(ignored), writer })
@@ -218,7 +228,9 @@ fn unknown_fields(fields: &JsonObject) -> impl Iterator<Item = String> {
     fields
         .keys()
         .filter(|name| {
-            !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name)
+            !READ_FIELDS.contains(&name.as_str())
+                && !template_arguments::FIELDS.contains(&name.as_str())
+                && !UNSUPPORTED.iter().any(|(field, _)| field == name)
         })
         .cloned()
 }
@@ -339,7 +351,7 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use russet_wire::request::Message;
+    use russet_wire::conversation::{Message, Tool};
     use serde_json::json;
 
     use super::*;
@@ -378,15 +390,9 @@ mod tests {
             request,
             GenerationRequest {
                 id: "id".into(),
-                messages: vec![Message { role: "user".into(), content: "hi".into() }],
-                max_tokens: None,
+                messages: vec![Message::new("user", "hi")],
                 sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
-                stop: vec![],
-                ignore_eos: false,
-                emitted: vec![],
-                priority: 0,
-                deadline_milliseconds: None,
-                cache_salt: String::new(),
+                ..GenerationRequest::default()
             }
         );
         assert_eq!(
@@ -397,6 +403,7 @@ mod tests {
                 model: "m".into(),
                 include_usage: false,
                 service_tier: None,
+                tool_calls: 0,
             }
         );
     }
@@ -427,7 +434,7 @@ mod tests {
             Sampling { temperature: 0.0, top_p: 1e-6, top_k: 0, min_p: 0.25, seed: Some(u64::MAX) }
         );
         assert_eq!(chat.request.stop, ["\n", "END"]);
-        assert_eq!(chat.ignored, ["messages.name", "store", "user"]);
+        assert_eq!(chat.ignored, ["store", "user"]);
     }
 
     #[test]
@@ -441,12 +448,14 @@ mod tests {
             (json!({"messages": "hello"}), "messages"),
             (json!({"messages": ["hello"]}), "messages[0]"),
             (json!({"messages": [{"role": "wizard", "content": "hi"}]}), "messages[0].role"),
-            (json!({"messages": [{"role": "tool", "content": "hi"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "function", "content": "hi"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "tool"}]}), "messages[0].content"),
+            (json!({"messages": [{"role": "user", "content": "hi", "name": 7}]}), "messages[0].name"),
             (json!({"messages": [{"content": "hi"}]}), "messages[0].role"),
             (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
             (
                 json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}),
-                "messages[0].tool_calls",
+                "messages[0].tool_calls[0].function",
             ),
             (content(json!(7)), "messages[0].content"),
             (content(json!([])), "messages[0].content"),
@@ -490,8 +499,24 @@ mod tests {
             (json!({"priority": "high"}), "priority"),
             (json!({"n": 2}), "n"),
             (json!({"n": 0}), "n"),
-            (json!({"tools": [{"type": "function"}]}), "tools"),
+            (json!({"tools": "all"}), "tools"),
+            (json!({"tools": vec![json!({"function": {"name": "f"}}); 129]}), "tools"),
+            (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+            (json!({"tools": [{"type": "custom"}]}), "tools[0].type"),
+            (json!({"tools": [{"function": {"name": ""}}]}), "tools[0].function.name"),
+            (
+                json!({"tools": [{"function": {"name": "f", "parameters": []}}]}),
+                "tools[0].function.parameters",
+            ),
+            (
+                json!({"tools": [{"function": {"name": "f", "description": 7}}]}),
+                "tools[0].function.description",
+            ),
+            (json!({"tools": [{"function": {"name": "f", "strict": true}}]}), "tools[0].function.strict"),
+            (json!({"parallel_tool_calls": 1}), "parallel_tool_calls"),
+            (json!({"continue_final_message": "yes"}), "continue_final_message"),
             (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
             (json!({"response_format": {"type": "json_schema"}}), "response_format"),
             (json!({"logprobs": true}), "logprobs"),
             (json!({"top_logprobs": 2}), "top_logprobs"),
@@ -505,6 +530,32 @@ mod tests {
             assert_eq!(error.param.as_deref(), Some(param), "{extra}");
             assert!(error.message.contains(param), "{extra}: {error}");
         }
+    }
+
+    #[test]
+    fn tools_arrive_with_their_schemas_as_written() {
+        let body = br#"{"model": "m", "messages": [{"role": "user", "content": "hi"}], "parallel_tool_calls": false, "tools": [
+            {"type": "function", "function": {"name": "f", "description": "F.", "strict": false,
+                "parameters": {"type": "object", "properties": {"z": {"type": "string"}, "a": {"enum": [1.0, 2]}}}}},
+            {"function": {"parameters": null, "name": "g"}}]}"#;
+        let request = parse_bytes(body, RequestLimits::default()).unwrap().request;
+        assert_eq!(
+            request.tools,
+            [
+                Tool {
+                    name: "f".into(),
+                    description: Some("F.".into()),
+                    parameters: Some(
+                        r#"{"type": "object", "properties": {"z": {"type": "string"}, "a": {"enum": [1.0, 2]}}}"#
+                            .into()
+                    ),
+                },
+                Tool { name: "g".into(), description: None, parameters: None },
+            ]
+        );
+        assert!(request.single_tool_call);
+        let off = with(json!({"tool_choice": "none", "tools": [{"function": {"name": "f"}}]}));
+        assert_eq!(parse(&off).unwrap().request.tools, []);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 use axum::Json;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
-use russet_wire::event::{FinishReason, Usage};
+use russet_wire::conversation::ToolCall;
+use russet_wire::event::{Delta, FinishReason, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -26,6 +27,8 @@ pub(super) struct ChatWriter {
     pub(super) include_usage: bool,
     /// The service tier in OpenAI's word, if the client set one.
     pub(super) service_tier: Option<&'static str>,
+    /// Calls of tools so far.
+    pub(super) tool_calls: usize,
 }
 
 #[derive(Serialize)]
@@ -45,17 +48,73 @@ struct ChunkBody<'a> {
 #[derive(Serialize)]
 struct ChunkChoice<'a> {
     index: u32,
-    delta: Delta<'a>,
+    delta: ChunkDelta<'a>,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
 }
 
 #[derive(Default, Serialize)]
-struct Delta<'a> {
+struct ChunkDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
+    #[serde(flatten)]
+    reasoning: ReasoningBody<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCallBody<'a>>,
+}
+
+/// Thinking, under both names by which clients look for it.
+#[derive(Default, Serialize)]
+struct ReasoningBody<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+}
+
+impl<'a> ReasoningBody<'a> {
+    fn new(text: &'a str) -> Self {
+        let text = (!text.is_empty()).then_some(text);
+        Self { reasoning_content: text, reasoning: text }
+    }
+}
+
+#[derive(Serialize)]
+struct ToolCallBody<'a> {
+    /// In a stream: which call it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    id: &'a str,
+    r#type: &'static str,
+    function: FunctionBody<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionBody<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+impl<'a> ToolCallBody<'a> {
+    fn new(index: Option<usize>, call: &'a ToolCall) -> Self {
+        let ToolCall { id, name, arguments } = call;
+        Self { index, id, r#type: "function", function: FunctionBody { name, arguments } }
+    }
+}
+
+/// The message of a response that is not streamed.
+#[derive(Serialize)]
+struct MessageBody<'a> {
+    role: &'static str,
+    /// Null where there are calls alone.
+    content: Option<&'a str>,
+    refusal: Option<()>,
+    #[serde(flatten)]
+    reasoning: ReasoningBody<'a>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCallBody<'a>>,
 }
 
 #[derive(Serialize)]
@@ -83,16 +142,27 @@ impl From<Usage> for UsageBody {
 impl ResponseWriter for ChatWriter {
     const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
 
-    fn whole(self, text: &str, reason: FinishReason, usage: Usage) -> Response {
-        Json(self.body(text, reason, usage)).into_response()
+    fn whole(self, response: &Delta, reason: FinishReason, usage: Usage) -> Response {
+        Json(self.body(response, reason, usage)).into_response()
     }
 
     fn start(&mut self) -> Bytes {
-        self.choice(Delta { role: Some("assistant"), content: Some("") }, None).into()
+        let delta = ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
+        self.choice(delta, None).into()
     }
 
-    fn text(&mut self, text: &str) -> Bytes {
-        self.choice(Delta { role: None, content: Some(text) }, None).into()
+    fn delta(&mut self, delta: &Delta) -> Bytes {
+        let Delta { reasoning, text, tool_calls } = delta;
+        let first = self.tool_calls;
+        self.tool_calls += tool_calls.len();
+        let calls = tool_calls.iter().zip(first..).map(|(call, index)| ToolCallBody::new(Some(index), call));
+        let delta = ChunkDelta {
+            role: None,
+            reasoning: ReasoningBody::new(reasoning),
+            content: (!text.is_empty()).then_some(text),
+            tool_calls: calls.collect(),
+        };
+        self.choice(delta, None).into()
     }
 
     fn keep_alive(&mut self) -> Bytes {
@@ -100,7 +170,7 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn finish(&mut self, reason: FinishReason, usage: Usage) -> Bytes {
-        let mut out = self.choice(Delta::default(), Some(reason));
+        let mut out = self.choice(ChunkDelta::default(), Some(finish_reason(reason, self.tool_calls)));
         if self.include_usage {
             self.chunk(&mut out, &[], Some(usage));
         }
@@ -118,7 +188,15 @@ impl ResponseWriter for ChatWriter {
 
 impl ChatWriter {
     /// The body of a response that is not streamed.
-    fn body(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
+    fn body(&self, response: &Delta, reason: FinishReason, usage: Usage) -> Value {
+        let Delta { reasoning, text, tool_calls } = response;
+        let message = MessageBody {
+            role: "assistant",
+            content: (!text.is_empty() || tool_calls.is_empty()).then_some(text),
+            refusal: None,
+            reasoning: ReasoningBody::new(reasoning),
+            tool_calls: tool_calls.iter().map(|call| ToolCallBody::new(None, call)).collect(),
+        };
         let mut body = json!({
             "id": self.id,
             "object": "chat.completion",
@@ -126,9 +204,9 @@ impl ChatWriter {
             "model": self.model,
             "choices": [{
                 "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": null},
+                "message": message,
                 "logprobs": null,
-                "finish_reason": reason.as_str(),
+                "finish_reason": finish_reason(reason, tool_calls.len()),
             }],
             "usage": UsageBody::from(usage),
         });
@@ -139,9 +217,8 @@ impl ChatWriter {
     }
 
     /// A chunk with one choice.
-    fn choice(&self, delta: Delta<'_>, reason: Option<FinishReason>) -> Vec<u8> {
+    fn choice(&self, delta: ChunkDelta<'_>, finish_reason: Option<&'static str>) -> Vec<u8> {
         let mut out = Vec::with_capacity(512);
-        let finish_reason = reason.map(FinishReason::as_str);
         self.chunk(&mut out, &[ChunkChoice { index: 0, delta, logprobs: None, finish_reason }], None);
         out
     }
@@ -157,6 +234,14 @@ impl ChatWriter {
             usage: self.include_usage.then(|| usage.map(UsageBody::from)),
         };
         sse_event(out, &chunk);
+    }
+}
+
+/// Why a response ended: agents call the tools only where it says so.
+fn finish_reason(reason: FinishReason, tool_calls: usize) -> &'static str {
+    match reason {
+        FinishReason::Stop if tool_calls > 0 => "tool_calls",
+        reason => reason.as_str(),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Messages of a chat request. What SDKs and agents keep of an earlier response is read back: an assistant's turn may
-//! be empty, a refusal, or in the parts of OpenAI's other API.
+//! be empty, a refusal, or in the parts of OpenAI's other API, and it has what it thought and the tools that it called.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
-use russet_wire::request::Message;
+use russet_wire::conversation::{Message, ToolCall};
 use serde_json::Value;
 
-use super::{is_empty, shown};
+use super::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 
 /// Parses `messages`; adds the names of fields that are left out to `ignored`.
@@ -16,11 +16,14 @@ pub(super) fn parse(
 ) -> Result<Vec<Message>, GatewayError> {
     match value {
         None => Err(GatewayError::field("messages", "`messages` is missing")),
-        Some(Value::Array(items)) if !items.is_empty() => items
-            .into_iter()
-            .enumerate()
-            .map(|(index, item)| message(&format!("messages[{index}]"), item, ignored))
-            .collect(),
+        Some(Value::Array(items)) if !items.is_empty() => {
+            let messages = items.into_iter().enumerate();
+            let messages =
+                messages.map(|(index, item)| message(&format!("messages[{index}]"), item, ignored));
+            let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
+            name_results(&mut messages);
+            Ok(messages)
+        }
         Some(_) => {
             Err(GatewayError::field("messages", "`messages` must be a list with at least one message"))
         }
@@ -38,21 +41,16 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
         Some("system") => "system",
         Some("user") => "user",
         Some("assistant") => "assistant",
-        Some("tool" | "function") => {
-            return Err(GatewayError::field(
-                &role_at,
-                format!("`{role_at}`: results of tools are not supported by this release"),
-            ));
-        }
+        Some("tool") => "tool",
         _ => {
             return Err(GatewayError::field(
                 &role_at,
-                format!("`{role_at}` must be system, developer, user or assistant"),
+                format!("`{role_at}` must be system, developer, user, assistant or tool"),
             ));
         }
     };
     fields.retain(|_, value| !value.is_null() && !is_empty(value));
-    for name in ["tool_calls", "function_call", "audio"] {
+    for name in ["function_call", "audio"] {
         if fields.contains_key(name) {
             let field = format!("{at}.{name}");
             return Err(GatewayError::field(&field, format!("`{field}` is not supported by this release")));
@@ -67,9 +65,87 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
         // What an assistant said may be nothing: its turn was a call of a tool, or was cut off.
         (None, _) => String::new(),
     };
+    let mut message = Message { role: role.to_owned(), content, ..Message::default() };
+    message.name = text_field(at, &mut fields, "name")?;
+    if is_assistant {
+        // Servers and clients have three names for it.
+        for name in ["reasoning_content", "reasoning", "thinking"] {
+            let reasoning = text_field(at, &mut fields, name)?;
+            if message.reasoning.is_empty() {
+                message.reasoning = reasoning;
+            }
+        }
+        message.tool_calls = tool_calls(&format!("{at}.tool_calls"), fields.remove("tool_calls"))?;
+    }
+    if role == "tool" {
+        message.tool_call_id = text_field(at, &mut fields, "tool_call_id")?;
+    }
     let left_out = fields.keys().filter(|name| *name != "role");
     ignored.extend(left_out.map(|name| format!("messages.{name}")));
-    Ok(Message { role: role.to_owned(), content })
+    Ok(message)
+}
+
+/// A text that may be left out.
+fn text_field(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
+    match fields.remove(name) {
+        None => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text),
+        Some(_) => {
+            let field = format!("{at}.{name}");
+            Err(GatewayError::field(&field, format!("`{field}` must be a string")))
+        }
+    }
+}
+
+/// The calls of an assistant's turn.
+fn tool_calls(at: &str, value: Option<Value>) -> Result<Vec<ToolCall>, GatewayError> {
+    fn invalid<T>(at: &str, what: &str) -> Result<T, GatewayError> {
+        Err(GatewayError::field(at, format!("`{at}` must be {what}")))
+    }
+    let calls = match value {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(calls)) => calls,
+        Some(_) => return invalid(at, "a list of calls"),
+    };
+    let call = |(index, call): (usize, Value)| {
+        let at = format!("{at}[{index}]");
+        let Value::Object(mut call) = call else { return invalid(&at, "an object with a function") };
+        let Some(Value::Object(mut function)) = call.remove("function") else {
+            return invalid(&format!("{at}.function"), "an object with a name and arguments");
+        };
+        let Some(Value::String(name)) = function.remove("name") else {
+            return invalid(&format!("{at}.function.name"), "a string");
+        };
+        let arguments = match function.remove("arguments") {
+            Some(Value::String(text)) => text,
+            // As OpenAI does not write them, but other servers do.
+            Some(object @ Value::Object(_)) => object.to_string(),
+            None | Some(Value::Null) => String::new(),
+            Some(_) => return invalid(&format!("{at}.function.arguments"), "JSON text of an object"),
+        };
+        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        let id = match call.remove("id") {
+            Some(Value::String(id)) => id,
+            None | Some(Value::Null) => String::new(),
+            Some(_) => return invalid(&format!("{at}.id"), "a string"),
+        };
+        Ok(ToolCall { id, name, arguments })
+    };
+    calls.into_iter().enumerate().map(call).collect()
+}
+
+/// Gives results of tools the name of their tool, which OpenAI's clients leave out and chat templates write.
+fn name_results(messages: &mut [Message]) {
+    let mut names: HashMap<String, String> = HashMap::new();
+    for message in messages {
+        names.extend(message.tool_calls.iter().map(|call| (call.id.clone(), call.name.clone())));
+        if message.role == "tool"
+            && message.name.is_empty()
+            && let Some(name) = names.get(&message.tool_call_id)
+        {
+            message.name.clone_from(name);
+        }
+    }
 }
 
 /// The text of a content; `None` where an assistant has none.
@@ -184,12 +260,70 @@ mod tests {
     #[test]
     fn fields_of_messages_that_are_left_out_are_listed() {
         let message = json!({
-            "role": "assistant", "name": "eve", "prefix": true, "images": ["x"], "reasoning_content": "hm",
+            "role": "assistant", "prefix": true, "images": ["x"],
             "tool_calls": null, "annotations": [],
             "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "annotations": []}],
         });
-        let listed = ["content.cache_control", "images", "name", "prefix", "reasoning_content"];
+        let listed = ["content.cache_control", "images", "prefix"];
         let listed = listed.map(|name| format!("messages.{name}")).to_vec();
         assert_eq!(check(message), Ok(("a".into(), listed)));
+    }
+
+    #[test]
+    fn calls_and_results_of_tools_are_read_back() {
+        let call = |id: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}});
+        let history = json!([
+            {"role": "user", "content": "17 + 25?", "name": "eve"},
+            {
+                "role": "assistant", "content": null, "reasoning_content": "I add.", "refusal": null,
+                "tool_calls": [call("c1", json!("{\"b\": 1, \"a\": 2}")), call("c2", json!({"a": 1})), call("c3", json!(""))],
+            },
+            {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "42"}]},
+            {"role": "tool", "tool_call_id": "c9", "content": "43", "name": "other"},
+        ]);
+        let mut ignored = BTreeSet::new();
+        let messages = parse(Some(history), &mut ignored).unwrap();
+        let made = |id: &str, arguments: &str| ToolCall {
+            id: id.into(),
+            name: "add".into(),
+            arguments: arguments.into(),
+        };
+        let result = |id: &str, content: &str, name: &str| Message {
+            tool_call_id: id.into(),
+            name: name.into(),
+            ..Message::new("tool", content)
+        };
+        assert_eq!(
+            messages,
+            [
+                Message { name: "eve".into(), ..Message::new("user", "17 + 25?") },
+                Message {
+                    reasoning: "I add.".into(),
+                    tool_calls: vec![
+                        made("c1", r#"{"b": 1, "a": 2}"#),
+                        made("c2", r#"{"a":1}"#),
+                        made("c3", "{}"),
+                    ],
+                    ..Message::new("assistant", "")
+                },
+                result("c2", "42", "add"),
+                result("c9", "43", "other"),
+            ]
+        );
+        assert!(ignored.is_empty(), "{ignored:?}");
+        for (calls, param) in [
+            (json!("x"), "messages[0].tool_calls"),
+            (json!(["x"]), "messages[0].tool_calls[0]"),
+            (json!([{}]), "messages[0].tool_calls[0].function"),
+            (json!([{"function": {}}]), "messages[0].tool_calls[0].function.name"),
+            (
+                json!([{"function": {"name": "f", "arguments": 7}}]),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+            (json!([{"id": 7, "function": {"name": "f"}}]), "messages[0].tool_calls[0].id"),
+        ] {
+            let error = check(json!({"role": "assistant", "tool_calls": calls})).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param));
+        }
     }
 }

@@ -1,15 +1,16 @@
 //! Filters, operators and methods of Python's Jinja that minijinja lacks or has without a bound on what one call makes.
-//! Not here: the budget (`template_memory`).
+//! Not here: the budget (`memory`).
 
 mod jinja;
 mod methods;
+mod slice;
 mod to_json;
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters as builtin};
 
-use super::template_memory::{self, BoundedText, ITEM_BYTES, bounded_text, charge};
+use super::memory::{self, BoundedText, ITEM_BYTES, bounded_text, charge};
 
 /// `~` as a filter of two values.
 pub(super) const CONCAT: &str = "russet_concat";
@@ -17,6 +18,8 @@ pub(super) const CONCAT: &str = "russet_concat";
 pub(super) const MULTIPLY: &str = "russet_multiply";
 /// `%` as a filter of two values.
 pub(super) const REMAINDER: &str = "russet_remainder";
+/// `[start:stop:step]` as a filter of four values.
+pub(super) const SLICE: &str = "russet_slice";
 /// What stands where a template names another one: a filter of the name that always fails.
 pub(super) const OTHER_TEMPLATE: &str = "russet_other_template";
 
@@ -29,6 +32,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter(CONCAT, concat);
     environment.add_filter(MULTIPLY, multiply);
     environment.add_filter(REMAINDER, remainder);
+    environment.add_filter(SLICE, slice::slice);
     environment.add_filter(OTHER_TEMPLATE, other_template);
     environment.add_filter("tojson", to_json::to_json);
     environment.add_filter("join", join);
@@ -48,22 +52,22 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     // These write lists as text, or make something as wide as they are told.
     for (name, made_of, filter) in [
-        ("upper", MadeOf::Text, Value::from_function(filters::upper)),
-        ("lower", MadeOf::Text, Value::from_function(filters::lower)),
-        ("title", MadeOf::Text, Value::from_function(filters::title)),
-        ("capitalize", MadeOf::Text, Value::from_function(filters::capitalize)),
-        ("trim", MadeOf::Text, Value::from_function(filters::trim)),
-        ("string", MadeOf::Text, Value::from_function(filters::string)),
-        ("escape", MadeOf::Text, Value::from_function(filters::escape)),
-        ("e", MadeOf::Text, Value::from_function(filters::escape)),
-        ("pprint", MadeOf::Text, Value::from_function(filters::pprint)),
-        ("split", MadeOf::Text, Value::from_function(filters::split)),
-        ("lines", MadeOf::Text, Value::from_function(filters::lines)),
-        ("sum", MadeOf::Text, Value::from_function(filters::sum)),
-        ("format", MadeOf::Fields, Value::from_function(filters::format)),
-        ("indent", MadeOf::Width, Value::from_function(filters::indent)),
-        ("batch", MadeOf::Width, Value::from_function(filters::batch)),
-        ("slice", MadeOf::Width, Value::from_function(filters::slice)),
+        ("upper", MadeOf::Text, Value::from_function(builtin::upper)),
+        ("lower", MadeOf::Text, Value::from_function(builtin::lower)),
+        ("title", MadeOf::Text, Value::from_function(builtin::title)),
+        ("capitalize", MadeOf::Text, Value::from_function(builtin::capitalize)),
+        ("trim", MadeOf::Text, Value::from_function(builtin::trim)),
+        ("string", MadeOf::Text, Value::from_function(builtin::string)),
+        ("escape", MadeOf::Text, Value::from_function(builtin::escape)),
+        ("e", MadeOf::Text, Value::from_function(builtin::escape)),
+        ("pprint", MadeOf::Text, Value::from_function(builtin::pprint)),
+        ("split", MadeOf::Text, Value::from_function(builtin::split)),
+        ("lines", MadeOf::Text, Value::from_function(builtin::lines)),
+        ("sum", MadeOf::Text, Value::from_function(builtin::sum)),
+        ("format", MadeOf::Fields, Value::from_function(builtin::format)),
+        ("indent", MadeOf::Width, Value::from_function(builtin::indent)),
+        ("batch", MadeOf::Width, Value::from_function(builtin::batch)),
+        ("slice", MadeOf::Width, Value::from_function(builtin::slice)),
     ] {
         environment.add_filter(name, bounded(made_of, filter));
     }
@@ -80,7 +84,7 @@ fn bounded(
         let arguments = arguments.into_values();
         check_arguments(made_of, &arguments)?;
         let made = filter.call(state, &arguments)?;
-        template_memory::charge_value(&made)?;
+        memory::charge_value(&made)?;
         Ok(made)
     }
 }
@@ -124,7 +128,7 @@ fn check_arguments(made_of: MadeOf, arguments: &[Value]) -> Result<(), Error> {
             if widest > MAX_WIDTH {
                 return Err(invalid(format!("{widest} is more than {MAX_WIDTH}")));
             }
-            template_memory::check((text.matches('\n').count() + 1).checked_mul(widest))
+            memory::check((text.matches('\n').count() + 1).checked_mul(widest))
         }
     }
 }
@@ -170,12 +174,12 @@ fn multiply(left: Value, right: Value) -> Result<Value, Error> {
     let times = usize::try_from(times).unwrap_or(0);
     if let Some(text) = repeated.as_str() {
         let bytes = text.len().checked_mul(times);
-        template_memory::check(bytes)?;
+        memory::check(bytes)?;
         charge(bytes.unwrap_or(usize::MAX))?;
         return Ok(Value::from(text.repeat(times)));
     }
     let items = length(repeated)?.checked_mul(times).and_then(|items| items.checked_mul(ITEM_BYTES));
-    template_memory::check(items)?;
+    memory::check(items)?;
     charge(items.unwrap_or(usize::MAX))?;
     let items: Vec<Value> = repeated.try_iter()?.collect();
     let all = items.iter().cloned().cycle().take(items.len() * times).collect::<Vec<_>>();
@@ -252,7 +256,7 @@ fn join_all(items: impl Iterator<Item = Result<Value, Error>>, separator: &Value
 fn replace(text: &str, old: &str, new: &str, count: Option<i64>) -> Result<Value, Error> {
     let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
     let replaced = text.matches(old).take(count).count();
-    template_memory::check(replaced.checked_mul(new.len()).and_then(|bytes| bytes.checked_add(text.len())))?;
+    memory::check(replaced.checked_mul(new.len()).and_then(|bytes| bytes.checked_add(text.len())))?;
     let made = text.replacen(old, new, replaced);
     charge(made.len())?;
     Ok(Value::from(made))

@@ -1,15 +1,24 @@
 //! A model's chat template, rendered in a sandbox: a template is untrusted data, so it has no file access,
 //! and its steps, call depth and memory are limited.
 
+mod arguments;
+mod continuation;
+mod filters;
+mod form;
+mod memory;
+
+use std::collections::BTreeMap;
+
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, context, machinery};
-use russet_wire::request::Message;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, machinery};
+use russet_wire::conversation::{Message, Tool};
 use thiserror::Error as ThisError;
 
-use super::template_filters;
-use super::template_memory::{self, MIN_BUDGET, OverBudget};
+pub use arguments::TemplateArguments;
+pub use form::CallForm;
+use memory::{MIN_BUDGET, OverBudget};
 
 /// Maximum steps of a template. Real templates take some tens per message; a conversation of ten thousand
 /// messages stays below.
@@ -20,7 +29,7 @@ const MAX_DEPTH: usize = 100;
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 
 /// A template that cannot be used.
-#[derive(Debug, ThisError, PartialEq, Eq)]
+#[derive(Clone, Debug, ThisError, PartialEq, Eq)]
 pub enum TemplateError {
     /// Invalid template syntax.
     #[error("the chat template does not parse: {0}; fix the model's chat_template")]
@@ -38,6 +47,12 @@ pub enum TemplateError {
         "the chat template wrote more than {MAX_OUTPUT_BYTES} bytes, or made more than {MIN_BUDGET} on the way; shorten the conversation, or fix the template if even a short one fails"
     )]
     TooLarge,
+    /// The last message cannot be continued.
+    #[error("continue_final_message: {0}")]
+    NoContinuation(&'static str),
+    /// Variables that are no JSON object, or have a name that is taken.
+    #[error("chat_template_kwargs {0}")]
+    InvalidArguments(String),
     /// Another failure.
     #[error("the chat template failed: {0}")]
     Failed(String),
@@ -47,30 +62,56 @@ impl TemplateError {
     /// Whether the conversation is at fault, and not the template.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Refused(_) | Self::TooLong | Self::TooLarge => true,
+            Self::Refused(_)
+            | Self::TooLong
+            | Self::TooLarge
+            | Self::NoContinuation(_)
+            | Self::InvalidArguments(_) => true,
             Self::Syntax(_) | Self::Failed(_) => false,
         }
     }
 }
 
-/// Special tokens that a template may use.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// Beginning of sequence.
-    pub bos: Option<String>,
-    /// End of sequence.
-    pub eos: Option<String>,
-    /// Padding.
-    pub pad: Option<String>,
-    /// Unknown token.
-    pub unk: Option<String>,
+/// What a prompt is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// The conversation, oldest first.
+    pub messages: &'a [Message],
+    /// Tools that the model may call.
+    pub tools: &'a [Tool],
+    /// Further variables; of a name that two have, the later one counts.
+    pub arguments: &'a [&'a TemplateArguments],
+    /// Whether the last message goes on in place of a new one.
+    pub continue_final_message: bool,
+    /// The date that a template sees.
+    pub now: &'a Zoned,
 }
+
+impl<'a> Prompt<'a> {
+    /// A new turn of the assistant, without tools and variables.
+    pub fn new(messages: &'a [Message], now: &'a Zoned) -> Self {
+        Self { messages, tools: &[], arguments: &[], continue_final_message: false, now }
+    }
+
+    /// Bytes of its texts.
+    fn bytes(&self) -> usize {
+        let Self { messages, tools, arguments, continue_final_message: _, now: _ } = self;
+        let messages = messages.iter().flat_map(Message::texts);
+        let texts = messages.chain(tools.iter().flat_map(Tool::texts)).map(str::len);
+        texts.chain(arguments.iter().map(|arguments| arguments.bytes())).sum()
+    }
+}
+
+/// Special tokens that a template may use, by the names of their variables, such as `bos_token`. A token that the model
+/// does not have is undefined, as in Transformers.
+pub type SpecialTokens = BTreeMap<String, String>;
 
 /// A parsed chat template.
 #[derive(Debug)]
 pub struct Template {
     environment: Environment<'static>,
-    special: SpecialTokens,
+    special: BTreeMap<String, Value>,
+    call_form: CallForm,
 }
 
 const TEMPLATE_NAME: &str = "chat_template";
@@ -85,64 +126,81 @@ impl Template {
         environment.set_syntax(blocks.clone());
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(MAX_DEPTH);
-        template_memory::add_to(&mut environment);
-        template_filters::add_to(&mut environment);
+        memory::add_to(&mut environment);
+        filters::add_to(&mut environment);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "refused by the template")
                 .with_source(TemplateRefusal(message)))
         });
-        let source = template_memory::unfolded(&strip_generation_tags(source), blocks);
+        let source = memory::unfolded(&strip_generation_tags(source), blocks);
         environment.add_template_owned(TEMPLATE_NAME, source).map_err(syntax)?;
-        Ok(Self { environment, special })
+        let special = special.into_iter().map(|(name, token)| (name, Value::from(token))).collect();
+        let mut template = Self { environment, special, call_form: CallForm::default() };
+        template.call_form = CallForm::of(&mut template);
+        Ok(template)
     }
 
-    /// Renders the prompt of a conversation, ending where the assistant's turn begins. `now` is the date that
-    /// a template sees.
-    pub fn render(&self, messages: &[Message], now: &Zoned) -> Result<String, TemplateError> {
-        let now = now.clone();
-        let strftime_now = Value::from_function(move |format: String| -> Result<String, Error> {
-            jiff::fmt::strtime::format(&format, &now)
-                .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-        });
-        let SpecialTokens { bos, eos, pad, unk } = &self.special;
-        let context = context! {
-            messages => messages.iter().map(as_value).collect::<Vec<_>>(),
-            add_generation_prompt => true,
-            tools => Value::from(()),
-            documents => Value::from(()),
-            bos_token => bos.as_deref().unwrap_or_default(),
-            eos_token => eos.as_deref().unwrap_or_default(),
-            pad_token => pad.as_deref().unwrap_or_default(),
-            unk_token => unk.as_deref().unwrap_or_default(),
-            strftime_now => strftime_now,
-        };
+    /// Which form of tool calls it reads.
+    pub fn call_form(&self) -> CallForm {
+        self.call_form
+    }
+
+    /// The same template, with calls in this form.
+    #[must_use]
+    pub fn with_call_form(self, call_form: CallForm) -> Self {
+        Self { call_form, ..self }
+    }
+
+    /// Renders the prompt of a conversation, ending where the assistant's turn begins, or where its last message is to
+    /// be continued.
+    pub fn render(&self, prompt: &Prompt<'_>) -> Result<String, TemplateError> {
+        let Prompt { messages, tools, arguments, continue_final_message, now } = *prompt;
+        let mut messages: Vec<Value> =
+            messages.iter().map(|message| self.call_form.message(message)).collect();
+        if continue_final_message {
+            continuation::mark(&mut messages)?;
+        }
+        let mut context = self.special.clone();
+        context.extend([
+            ("messages".to_owned(), Value::from(messages)),
+            ("add_generation_prompt".to_owned(), Value::from(!continue_final_message)),
+            ("tools".to_owned(), form::tools(tools)),
+            ("documents".to_owned(), Value::from(())),
+            ("strftime_now".to_owned(), strftime_now(now.clone())),
+        ]);
+        for arguments in arguments {
+            context.extend(arguments.iter().map(|(name, value)| (name.to_owned(), value.clone())));
+        }
         let failed = |error: Error| TemplateError::Failed(error.to_string());
         let template = self.environment.get_template(TEMPLATE_NAME).map_err(failed)?;
         let compiled = machinery::get_compiled_template(&template);
-        let instructions = template_memory::counted(&compiled.instructions);
-        let blocks =
-            compiled.blocks.iter().map(|(name, block)| (*name, template_memory::counted(block))).collect();
+        let instructions = memory::counted(&compiled.instructions);
+        let blocks = compiled.blocks.iter().map(|(name, block)| (*name, memory::counted(block))).collect();
         let mut text = String::new();
-        template_memory::start(messages.iter().map(|message| message.content.len()).sum());
+        memory::start(prompt.bytes());
         let rendered = machinery::eval(
             &self.environment,
             &instructions,
-            context,
+            Value::from(context),
             &blocks,
             &mut machinery::make_string_output(&mut text),
             AutoEscape::None,
         );
         match rendered {
             Ok(_) if text.len() > MAX_OUTPUT_BYTES => Err(TemplateError::TooLarge),
+            Ok(_) if continue_final_message => continuation::cut(text),
             Ok(_) => Ok(text),
             Err(error) => Err(explain(&error)),
         }
     }
 }
 
-fn as_value(message: &Message) -> Value {
-    let Message { role, content } = message;
-    Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
+/// `strftime_now` of Transformers, which knows the hour of the server.
+fn strftime_now(now: Zoned) -> Value {
+    Value::from_function(move |format: String| -> Result<String, Error> {
+        jiff::fmt::strtime::format(&format, &now)
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+    })
 }
 
 /// Classifies a template error: an error that the template raises may be wrapped by the macros that it passed through.
@@ -197,17 +255,21 @@ fn strip_generation_tags(source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::peak_memory;
+    use russet_tests::peak_memory;
 
     fn say(role: &str, content: &str) -> Message {
-        Message { role: role.into(), content: content.into() }
+        Message::new(role, content)
+    }
+
+    fn special() -> SpecialTokens {
+        [("bos_token", "<s>"), ("eos_token", "</s>")]
+            .map(|(name, token)| (name.to_owned(), token.to_owned()))
+            .into()
     }
 
     fn render(source: &str, messages: &[Message]) -> Result<String, TemplateError> {
-        let special =
-            SpecialTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), ..Default::default() };
         let now: Zoned = "2026-11-21T08:00:00+00:00[UTC]".parse().unwrap();
-        Template::new(source, special)?.render(messages, &now)
+        Template::new(source, special())?.render(&Prompt::new(messages, &now))
     }
 
     #[test]
@@ -265,6 +327,17 @@ mod tests {
         for (expression, expected) in [
             ("'a%sb' % 'x'", "axb"),
             ("'%d-%s' % (3, 'y')", "3-y"),
+            // Slices.
+            ("[][::-1]", "[]"),
+            ("''[::-1] ~ 'aé🙂'[::-1] ~ 'aé🙂'[1:]", "🙂éaé🙂"),
+            ("'abcdef'[1:-1] ~ 'abcdef'[-3:] ~ 'abcdef'[:2] ~ 'abcdef'[9:] ~ 'abcdef'[-99:1]", "bcdedefaba"),
+            ("'abcdef'[::2] ~ 'abcdef'[4:0:-2] ~ 'abcdef'[1:1] ~ 'abcdef'[4:1]", "aceec"),
+            ("[1, 2, 3][-2::-1]", "[2, 1]"),
+            ("[1, 2, 3][5:-5:-1]", "[3, 2, 1]"),
+            ("[1, 2, 3][:9223372036854775807:9223372036854775807]", "[1]"),
+            ("[1, 2, 3][::-9223372036854775807 - 1]", "[3]"),
+            ("(1, 2, 3)[1:]", "(2, 3)"),
+            ("range(10)[2:8:3] | list", "[2, 5]"),
             ("7 % 3", "1"),
             ("(0 - 7) % 3", "2"),
             ("7.5 % 2", "1.5"),
@@ -325,7 +398,7 @@ mod tests {
 
     #[test]
     fn templates_that_grow_without_end_are_refused() {
-        let test = "tokenizer::chat_template::tests::templates_that_grow_without_end_are_refused";
+        let test = "template::tests::templates_that_grow_without_end_are_refused";
         let grown = peak_memory::growth(test, grow_without_end);
         assert!(grown < 64 << 20, "{grown} bytes more");
     }

@@ -13,7 +13,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use thiserror::Error as ThisError;
 
-use super::template_filters;
+use super::filters;
 
 /// Bytes that a template may make of any conversation. At the last step before the end it holds at most twice this.
 pub(super) const MIN_BUDGET: usize = 16 << 20;
@@ -194,18 +194,18 @@ pub(super) fn counted<'source>(original: &Instructions<'source>) -> Instructions
                 (vec![Instruction::LoadConst(Value::from(*text)), Instruction::Emit], None)
             }
             Instruction::Include(_) | Instruction::LoadBlocks => {
-                (vec![Instruction::ApplyFilter(template_filters::OTHER_TEMPLATE, Some(1), !0)], None)
+                (vec![Instruction::ApplyFilter(filters::OTHER_TEMPLATE, Some(1), !0)], None)
             }
-            Instruction::StringConcat => (filter(template_filters::CONCAT), None),
-            Instruction::Mul => (filter(template_filters::MULTIPLY), None),
-            Instruction::Rem => (filter(template_filters::REMAINDER), None),
+            Instruction::StringConcat => (filter(filters::CONCAT), None),
+            Instruction::Mul => (filter(filters::MULTIPLY), None),
+            Instruction::Rem => (filter(filters::REMAINDER), None),
             Instruction::BuildList(_) | Instruction::BuildTuple(_) | Instruction::BuildMap(_) => {
                 (vec![step.clone()], Some(COUNT_DEEP))
             }
             // At most as long as both operands, which were counted.
             Instruction::Add => (vec![step.clone()], Some(COUNT_SUM)),
-            Instruction::Slice
-            | Instruction::EndCapture
+            Instruction::Slice => (vec![Instruction::ApplyFilter(filters::SLICE, Some(4), !0)], Some(COUNT)),
+            Instruction::EndCapture
             | Instruction::ApplyFilter(..)
             | Instruction::CallFunction(..)
             | Instruction::CallMethod(..)

@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, HtmlEscape, Value};
 use minijinja_contrib::{filters, globals};
 
-use super::super::template_memory::{self, ITEM_BYTES, bounded_text, charge};
+use super::super::memory::{self, ITEM_BYTES, bounded_text, charge};
 use super::{MAX_WIDTH, invalid};
 
 /// Adds them.
@@ -53,7 +53,7 @@ fn pairs(values: &Value) -> Result<Vec<(Value, Value)>, Error> {
 fn url_encode(value: Value) -> Result<Value, Error> {
     let encode = |value: &Value, is_query: bool| -> Result<String, Error> {
         let text = bounded_text(value)?;
-        template_memory::check(text.len().checked_mul(3))?;
+        memory::check(text.len().checked_mul(3))?;
         let mut encoded = String::new();
         for byte in text.bytes() {
             match byte {
@@ -76,7 +76,7 @@ fn url_encode(value: Value) -> Result<Value, Error> {
     for (key, value) in pairs(&value)? {
         let separator = if query.is_empty() { "" } else { "&" };
         let _ = write!(query, "{separator}{}={}", encode(&key, true)?, encode(&value, true)?);
-        template_memory::check(Some(query.len()))?;
+        memory::check(Some(query.len()))?;
     }
     charged(query)
 }
@@ -97,7 +97,7 @@ fn word_wrap(text: Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error
     named.assert_all_used()?;
     let text = bounded_text(&text)?;
     // There are fewer line ends than characters.
-    template_memory::check(text.len().checked_mul(1 + bounded_text(&wrap)?.len()))?;
+    memory::check(text.len().checked_mul(1 + bounded_text(&wrap)?.len()))?;
     let Some(width) = width.filter(|width| (1..=MAX_WIDTH).contains(width)) else {
         return Err(invalid(format!("the width of lines is a number from 1 to {MAX_WIDTH}")));
     };
@@ -108,7 +108,7 @@ fn word_wrap(text: Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error
         ("wrapstring", wrap),
     ]);
     let wrapped = filters::wordwrap(&Value::from(text), options)?;
-    template_memory::charge_value(&wrapped)?;
+    memory::charge_value(&wrapped)?;
     Ok(wrapped)
 }
 
@@ -121,13 +121,13 @@ fn xml_attributes(attributes: Value, autospace: Option<bool>) -> Result<Value, E
         }
         let (name, value) = (bounded_text(&name)?, bounded_text(&value)?);
         // An escaped character has six bytes at most.
-        template_memory::check(name.len().checked_add(value.len()).and_then(|bytes| bytes.checked_mul(6)))?;
+        memory::check(name.len().checked_add(value.len()).and_then(|bytes| bytes.checked_mul(6)))?;
         if name.contains([' ', '\t', '\n', '\u{c}', '\r', '/', '>', '=']) {
             return Err(invalid(format!("{name:?} is no name of an attribute")));
         }
         let space = if text.is_empty() && !autospace.unwrap_or(true) { "" } else { " " };
         let _ = write!(text, "{space}{}=\"{}\"", HtmlEscape(&name), HtmlEscape(&value));
-        template_memory::check(Some(text.len()))?;
+        memory::check(Some(text.len()))?;
     }
     charged(text)
 }

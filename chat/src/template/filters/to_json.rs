@@ -7,7 +7,7 @@ use minijinja::value::Kwargs;
 use minijinja::{Error, ErrorKind, Value};
 use serde::Serialize as _;
 
-use super::super::template_memory::{self, BoundedText, bounded_text, charge};
+use super::super::memory::{self, BoundedText, bounded_text, charge};
 use super::invalid;
 
 /// JSON as Python's `json.dumps` writes it, which models were trained on; the built-in filter escapes for
@@ -27,7 +27,7 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let sort: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
     let failed = |error: serde_json::Error| match error.is_io() {
-        true => template_memory::check(None).err().unwrap_or_else(|| invalid(error.to_string())),
+        true => memory::check(None).err().unwrap_or_else(|| invalid(error.to_string())),
         false => Error::new(ErrorKind::BadSerialization, error.to_string()),
     };
     let mut text = BoundedText::default();

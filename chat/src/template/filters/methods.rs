@@ -3,7 +3,7 @@
 use minijinja::value::{Tuple, from_args};
 use minijinja::{Error, State, Value};
 
-use super::super::template_memory::{self, charge};
+use super::super::memory::{self, charge};
 use super::{MAX_WIDTH, MadeOf, check_arguments, invalid, join_all, replace};
 
 /// Methods of Python's types.
@@ -23,7 +23,7 @@ pub(super) fn call_method(
         },
         None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)?,
     };
-    template_memory::charge_value(&made)?;
+    memory::charge_value(&made)?;
     // The texts of a list that `split` makes are copies.
     if method.contains("split") {
         charge(value.as_str().map_or(0, str::len))?;
@@ -121,12 +121,12 @@ fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option<V
         "expandtabs" => {
             let (size,): (Option<usize>,) = from_args(arguments)?;
             let size = size.unwrap_or(8).min(MAX_WIDTH);
-            template_memory::check(text.matches('\t').count().checked_mul(size))?;
+            memory::check(text.matches('\t').count().checked_mul(size))?;
             Value::from(expand_tabs(text, size))
         }
         _ => return Ok(None),
     };
-    template_memory::charge_value(&made)?;
+    memory::charge_value(&made)?;
     Ok(Some(made))
 }
 
