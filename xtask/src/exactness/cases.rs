@@ -303,7 +303,7 @@ mod tests {
             for run in &runs {
                 let brief = run.iter().filter(|case| case.brief).count();
                 assert!(
-                    brief <= MAX_BRIEF + 9 && run.len() - brief <= MAX_WHOLE + 7,
+                    brief <= MAX_BRIEF + 11 && run.len() - brief <= MAX_WHOLE + 7,
                     "{path}: {brief} of {}",
                     run.len()
                 );
