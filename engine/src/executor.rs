@@ -19,6 +19,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::lifecycle::{FailureCause, FailureReport};
+use crate::logit_edits::LogitEdits;
 use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
 use crate::speculative::MAX_DRAFT_TOKENS;
 use crate::step_profiler::StepTotals;
@@ -87,6 +88,8 @@ pub struct SampleSpec {
     pub index: u32,
     /// Tokens that must not be sampled.
     pub banned: Arc<[u32]>,
+    /// Changes of the logits.
+    pub edits: Option<Arc<LogitEdits>>,
 }
 
 impl SampleSpec {

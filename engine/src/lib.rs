@@ -23,6 +23,7 @@ pub mod gguf_folder;
 pub mod group;
 pub mod jaccl;
 pub mod lifecycle;
+pub mod logit_edits;
 pub mod metrics;
 pub mod prefix_cache;
 pub mod process;

@@ -13,6 +13,7 @@ use mlx_rs::{
 use russet_wire::request::Sampling;
 
 use crate::executor::{SampleError, SampleSpec};
+use crate::logit_edits::LogitEdits;
 
 /// Temperatures below this are 0, greedy. No two log-probabilities that differ are as close, and dividing by a
 /// subnormal number, which a GPU takes for 0, gives infinity for every token.
@@ -61,6 +62,43 @@ impl SampledTokens {
         let codes = self.codes.to_vec_exact::<u32>();
         Ok(codes.map_err(|error| Exception::custom(error.to_string()))?.into_iter().map(token).collect())
     }
+}
+
+/// The logits, `[rows, vocabulary]`, with the changes of each row's sample spec; the same array where there are none.
+pub fn edited(choices: &[SampleSpec], logits: &Array) -> Result<Array, Exception> {
+    if choices.iter().all(|choice| choice.edits.is_none()) {
+        return Ok(logits.clone());
+    }
+    let rows = choices.iter().enumerate().map(|(row, choice)| {
+        let row = row as i32;
+        let logits = logits.try_index((row..row + 1, ..))?;
+        match &choice.edits {
+            Some(edits) => edit(edits, &logits),
+            None => Ok(logits),
+        }
+    });
+    mlx_rs::ops::concatenate(&rows.collect::<Result<Vec<_>, Exception>>()?, 0)
+}
+
+fn edit(edits: &LogitEdits, row: &Array) -> Result<Array, Exception> {
+    let vocabulary = row.dim(1) as u32;
+    let LogitEdits { tokens, factors, added } = edits;
+    let known: Vec<usize> = (0..tokens.len()).filter(|at| tokens[*at] < vocabulary).collect();
+    if known.is_empty() {
+        return Ok(row.clone());
+    }
+    let shape = [1, known.len() as i32];
+    let column = |values: &[f32]| {
+        let values: Vec<f32> = known.iter().map(|at| values[*at]).collect();
+        Array::from_slice(&values, &shape)
+    };
+    let tokens: Vec<u32> = known.iter().map(|at| tokens[*at]).collect();
+    let tokens = Array::from_slice(&tokens, &shape);
+    let (factors, added) = (column(factors), column(added));
+    let before = row.take_along_axis(&tokens, -1)?.as_dtype(Dtype::Float32)?;
+    let scaled =
+        select(before.gt(Array::from_f32(0.0))?, before.divide(&factors)?, before.multiply(&factors)?)?;
+    row.put_along_axis(&tokens, scaled.add(added)?.as_dtype(row.dtype())?, -1)
 }
 
 /// Masks banned tokens.
@@ -163,11 +201,11 @@ mod tests {
     }
 
     fn sampling(temperature: f32, top_p: f32, top_k: u32, min_p: f32) -> Sampling {
-        Sampling { temperature, top_p, top_k, min_p, seed: None }
+        Sampling { temperature, top_p, top_k, min_p, ..Sampling::default() }
     }
 
     fn choice(sampling: &Sampling, banned: &[u32], seed: u64, index: u32) -> SampleSpec {
-        SampleSpec { sampling: sampling.clone(), seed, index, banned: Arc::from(banned) }
+        SampleSpec { sampling: sampling.clone(), seed, index, banned: Arc::from(banned), edits: None }
     }
 
     /// Cases of filters, with the tokens of [`PROBABILITIES`] that pass.
@@ -198,6 +236,25 @@ mod tests {
             reached.sort_unstable();
             reached.dedup();
             assert_eq!(reached, expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn logits_change_by_factor_and_sum_for_one_row_alone() {
+        let edits = LogitEdits {
+            tokens: vec![0, 1, 99, 3],
+            factors: vec![2.0, 2.0, 2.0, 1.0],
+            added: vec![0.0, 0.5, 9.0, -1.0],
+        };
+        let plain = choice(&Sampling::default(), &[], 0, 0);
+        let changed = SampleSpec { edits: Some(Arc::new(edits)), ..plain.clone() };
+        for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+            let logits = Array::from_slice(&[4.0f32, -4.0, 1.0, 2.0, 4.0, -4.0, 1.0, 2.0], &[2, 4]);
+            let logits = logits.as_dtype(dtype).unwrap();
+            let found = edited(&[plain.clone(), changed.clone()], &logits).unwrap();
+            assert_eq!(found.dtype(), dtype);
+            let found = found.as_dtype(Dtype::Float32).unwrap().to_vec_exact::<f32>().unwrap();
+            assert_eq!(found, [4.0, -4.0, 1.0, 2.0, 2.0, -7.5, 1.0, 1.0]);
         }
     }
 

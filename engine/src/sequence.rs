@@ -8,6 +8,7 @@ use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage}
 use russet_wire::request::GenerationRequest;
 
 use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SequenceStep};
+use crate::logit_edits::LogitEditor;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::scheduler::batching::Readiness;
 use crate::speculative::{AcceptanceThreshold, MAX_DRAFT_TOKENS, Proposers, Speculator};
@@ -18,6 +19,10 @@ pub use output::{AcceptedToken, OutputStream, ResumeError};
 const MAX_STOP_STRINGS: usize = 32;
 /// Maximum length of a stop string in bytes: every one is searched after every token.
 const MAX_STOP_BYTES: usize = 1024;
+/// Maximum tokens that a request names: each is looked at for every token of the response.
+const MAX_TOKEN_LIST: usize = 1024;
+/// A smaller factor would make logits infinite.
+const MIN_REPETITION_PENALTY: f32 = 0.01;
 /// Maximum messages: a context of a million tokens holds no more, as templates frame each with ten or so.
 const MAX_MESSAGES: usize = 100_000;
 /// Maximum bytes of a request's id: it is logged several times.
@@ -49,6 +54,27 @@ pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     }
     if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
         return wrong(format!("top_p is {}; use more than 0 and at most 1", sampling.top_p));
+    }
+    for (name, value, range) in [
+        ("repetition_penalty", sampling.repetition_penalty, MIN_REPETITION_PENALTY..=10.0),
+        ("presence_penalty", sampling.presence_penalty, -2.0..=2.0),
+        ("frequency_penalty", sampling.frequency_penalty, -2.0..=2.0),
+    ] {
+        if !range.contains(&value) {
+            return wrong(format!("{name} is {value}; use {} to {}", range.start(), range.end()));
+        }
+    }
+    if let Some((token, bias)) =
+        sampling.logit_bias.iter().find(|(_, bias)| !(-100.0..=100.0).contains(*bias))
+    {
+        return wrong(format!("the logit_bias of token {token} is {bias}; use -100 to 100"));
+    }
+    for (name, count) in
+        [("logit_bias", sampling.logit_bias.len()), ("stop_token_ids", request.stop_token_ids.len())]
+    {
+        if count > MAX_TOKEN_LIST {
+            return wrong(format!("{name} has {count} tokens; send at most {MAX_TOKEN_LIST}"));
+        }
     }
     if !(0.0..=1.0).contains(&sampling.min_p) {
         return wrong(format!("min_p is {}; use 0 to 1", sampling.min_p));
@@ -115,6 +141,7 @@ pub struct Sequence {
     prompt_tokens: u32,
     cache_salt: String,
     sample: SampleSpec,
+    editor: LogitEditor,
     output: OutputStream,
 }
 
@@ -123,8 +150,10 @@ impl Sequence {
     /// `seed` is random if the request names none. Output tokens that came with a resumed request are
     /// prefilled like its prompt.
     pub fn new(request: &GenerationRequest, prompt: Vec<u32>, seed: u64, output: OutputStream) -> Self {
-        let sample =
-            SampleSpec { sampling: request.sampling.clone(), seed, index: 0, banned: output.banned() };
+        let mut editor = LogitEditor::new(&request.sampling, &prompt);
+        request.emitted.iter().for_each(|token| editor.count(*token));
+        let sampling = request.sampling.clone();
+        let sample = SampleSpec { sampling, seed, index: 0, banned: output.banned(0), edits: editor.edits() };
         let read = [prompt.as_slice(), &request.emitted].concat();
         Self {
             slot: 0,
@@ -140,6 +169,7 @@ impl Sequence {
             draft_rewind: DraftRewind::default(),
             repeated: 0,
             sample,
+            editor,
             output,
         }
     }
@@ -217,6 +247,7 @@ impl Sequence {
     /// token always runs as a step of its own, as in mlx-lm.
     pub fn readiness(&self, ahead: bool) -> Readiness {
         let more = self.output.tokens() + self.pending < self.output.limit();
+        let ahead = ahead && !self.editor.follows_tokens();
         let drafts = self.speculator.draft_tokens().len() as u32;
         match self.uncached_tokens() {
             0 if ahead && self.pending == 1 && drafts == 0 && more => Readiness::Decode { known: 1, drafts },
@@ -239,6 +270,10 @@ impl Sequence {
     /// Proposes draft tokens after the next token, as far as they pay. Returns whether it has draft tokens,
     /// or may have once the token in flight is known: a step started before that would leave them out.
     pub fn propose(&mut self, least: AcceptanceThreshold) -> bool {
+        // Penalties of a draft token would depend on those before it.
+        if self.editor.follows_tokens() {
+            return false;
+        }
         let next = self.uncached_tokens();
         // The first token must not wait for draft tokens.
         if next > 0 && !self.decodes(next) || self.pending > 1 || self.output.tokens() == 0 {
@@ -255,12 +290,13 @@ impl Sequence {
 
     /// The request to the draft model before the next step, if any.
     pub fn request_draft(&mut self, least: AcceptanceThreshold) -> Option<DraftRequest> {
-        if !self.decodes(self.uncached_tokens()) || self.pending > 0 || self.output.tokens() == 0 {
+        let follows = self.editor.follows_tokens();
+        if follows || !self.decodes(self.uncached_tokens()) || self.pending > 0 || self.output.tokens() == 0 {
             return None;
         }
         let most = self.max_draft_tokens();
         let (offset, count) = self.speculator.request_draft(&self.tokens, most, least)?;
-        let choice = SampleSpec { index: self.output.tokens(), ..self.sample.clone() };
+        let choice = self.sample_spec(self.output.tokens());
         let (slot, tokens) = (self.slot, self.tokens[offset..].to_vec());
         Some(DraftRequest { slot, offset: offset as u32, tokens, draft_tokens: count as u32, sample: choice })
     }
@@ -279,7 +315,18 @@ impl Sequence {
     /// tokens, or a sequence of rejections would make ever longer steps.
     fn max_draft_tokens(&self) -> usize {
         let left = self.output.limit().saturating_sub(self.output.tokens() + 1);
+        let left = left.min(self.output.tokens_of_one_ban() - 1);
         left.min((MAX_DRAFT_TOKENS as u32).saturating_sub(self.repeated)) as usize
+    }
+
+    /// How the token after so many of the output is sampled.
+    fn sample_spec(&self, index: u32) -> SampleSpec {
+        SampleSpec {
+            index,
+            banned: self.output.banned(index),
+            edits: self.editor.edits(),
+            ..self.sample.clone()
+        }
     }
 
     /// Whether so many known tokens that are not cached are a decode step: the token sampled last, with those that run
@@ -318,7 +365,7 @@ impl Sequence {
         let choice = chooses.then(|| {
             let index = self.output.tokens() + self.pending;
             self.pending += 1;
-            SampleSpec { index, ..self.sample.clone() }
+            self.sample_spec(index)
         });
         let step = SequenceStep { slot: self.slot, offset, tokens, draft_tokens: drafted, sample: choice };
         self.cached += step.length();
@@ -351,6 +398,9 @@ impl Sequence {
         let accepted = self.output.accept(token)?;
         // If a step in flight continues from it, it is in the KV cache already: the end token too, which is none of the
         // response. The next request of the conversation has it there.
+        if self.output.tokens() > before {
+            self.editor.count(token);
+        }
         if self.output.tokens() > before || self.cached as usize > self.tokens.len() {
             self.tokens.push(token);
         }
@@ -420,9 +470,10 @@ mod tests {
         let mut output = OutputLog { events: Vec::new(), finished: None, count };
         for (index, &token) in choices.iter().enumerate().skip(request.emitted.len()) {
             // The sampled token is a function of these.
-            let SampleSpec { sampling, seed, index: chosen, banned } = choice.unwrap();
+            let SampleSpec { sampling, seed, index: chosen, banned, edits: _ } = choice.unwrap();
             assert_eq!((&sampling, seed, chosen as usize), (&request.sampling, 7, index));
-            assert_eq!(banned.is_empty(), !request.ignore_eos);
+            let is_early = (index as u32) < request.sampling.min_tokens;
+            assert_eq!(banned.contains(&END), request.ignore_eos || is_early);
             assert_eq!(sequence.verify(&[Ok::<u32, ()>(token)]), 1);
             let AcceptedToken { event, finished } = sequence.accept(token).unwrap();
             if let Some(GenerationEvent::Token { id, delta }) = event {
@@ -451,6 +502,12 @@ mod tests {
     fn answers() -> Vec<Case> {
         let with = |stop: &[&str], ignore_eos| GenerationRequest {
             stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
+            ignore_eos,
+            ..request()
+        };
+        let also = |stop_token_ids: &[u32], min_tokens, ignore_eos| GenerationRequest {
+            stop_token_ids: stop_token_ids.to_vec(),
+            sampling: Sampling { min_tokens, ..Sampling::default() },
             ignore_eos,
             ..request()
         };
@@ -491,6 +548,17 @@ mod tests {
                 23,
             ),
             (with(&[], true), 8, ended("hi"), "hi", None, 3),
+            // Further end tokens, also where the model's own are banned; and not before the least number of tokens.
+            (also(&[token_of_byte(b'l')], 0, false), 99, ended("hello"), "he", stop, 2),
+            (also(&[token_of_byte(b'l')], 0, true), 99, ended("hello"), "he", stop, 2),
+            (
+                GenerationRequest { stop: vec!["e".into(), "o".into()], ..also(&[], 3, false) },
+                99,
+                ended("hello"),
+                "hell",
+                stop,
+                5,
+            ),
             (with(&[], true), 3, ended("hi"), "hi", length, 3),
             // The limit cuts é in half: the half becomes a replacement character and is not dropped.
             (with(&[], false), 2, ended("hé"), "h\u{FFFD}", length, 2),
@@ -829,6 +897,14 @@ mod tests {
             (sampled(|s| s.temperature = -1.0), "temperature is -1"),
             (sampled(|s| s.top_p = 0.0), "top_p is 0"),
             (sampled(|s| s.min_p = 1.5), "min_p is 1.5"),
+            (sampled(|s| s.repetition_penalty = 0.0), "repetition_penalty is 0; use 0.01 to 10"),
+            (sampled(|s| s.presence_penalty = f32::NAN), "presence_penalty is NaN"),
+            (sampled(|s| s.frequency_penalty = 2.5), "frequency_penalty is 2.5; use -2 to 2"),
+            (sampled(|s| s.logit_bias = [(7, -101.0)].into()), "the logit_bias of token 7 is -101"),
+            (
+                GenerationRequest { stop_token_ids: vec![1; 1025], ..request() },
+                "stop_token_ids has 1025 tokens",
+            ),
             (GenerationRequest { priority: -101, ..request() }, "priority is -101; use -100 to 100"),
             (GenerationRequest { priority: i32::MIN, ..request() }, "priority is -2147483648"),
             (GenerationRequest { stop: vec!["x".into(); 33], ..request() }, "33 stop texts"),

@@ -10,6 +10,7 @@ mod identities;
 #[path = "support/model.rs"]
 mod model;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use russet_rpc::engine as pb;
@@ -42,6 +43,25 @@ async fn some_tokens(events: &mut Streaming<pb::GenerateEvent>, count: usize) {
     }
 }
 
+/// Each token of a response depends on all those before it.
+fn penalised() -> Sampling {
+    Sampling {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.5,
+        frequency_penalty: 2.0,
+        logit_bias: [(9, 1.5)].into(),
+        ..Sampling::default()
+    }
+}
+
+/// The token that [`biased`] leaves.
+const BIASED: u32 = 77;
+
+/// Steps start before the last token is known.
+fn biased() -> Sampling {
+    Sampling { logit_bias: [(BIASED, 100.0)].into(), ..Sampling::default() }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn groups_answer_as_one_rank_does() {
     let mut lab = EngineHarness::new();
@@ -54,6 +74,8 @@ async fn groups_answer_as_one_rank_does() {
         // Longer than one prefill chunk.
         say(&long),
         GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") },
+        GenerationRequest { sampling: penalised(), ..say("hello") },
+        GenerationRequest { sampling: biased(), ..say("hello") },
     ];
     let mut answers: Vec<Vec<Vec<u32>>> = Vec::new();
     // A single CPU rank overlaps steps by default; groups do so on Macs.
@@ -95,6 +117,10 @@ async fn groups_answer_as_one_rank_does() {
             assert_eq!(engine.exit().await.code(), Some(0), "{} of {layers:?} by {members}", engine.node);
         }
     }
+    let repeats = |ids: &[u32]| ids.len() - ids.iter().collect::<BTreeSet<_>>().len();
+    let [plain, .., penalised, biased] = answers[0].as_slice() else { panic!("six answers") };
+    assert!(repeats(penalised) < repeats(plain), "{plain:?} {penalised:?}");
+    assert!(biased.iter().all(|id| *id == BIASED), "{biased:?}");
     assert_eq!(answers[1], answers[0], "two ranks");
     assert_eq!(answers[2], answers[0], "three ranks");
     assert_eq!(answers[5], answers[0], "one rank that waits for every token");
@@ -112,7 +138,8 @@ async fn another_group_resumes_an_answer_unchanged() {
     let lab = EngineHarness::new();
     let model = model::random_model_dir();
     let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
-    let questions = [say("hello"), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }]
+    let with = |sampling| GenerationRequest { sampling, ..say("what is 17 + 25?") };
+    let questions = [say("hello"), with(sampled), with(penalised()), with(biased())]
         .map(|question| GenerationRequest { ignore_eos: true, ..question });
     let alone = lab.start(model.path(), &[model::LAYERS]);
     let mut client = lab.client(&alone[0]).await;

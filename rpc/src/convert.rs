@@ -2,6 +2,7 @@
 //! the most conservative known one.
 
 mod conversation;
+mod sampling;
 
 use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Sampling};
@@ -26,13 +27,13 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             template_arguments,
             continue_final_message,
             single_tool_call,
+            stop_token_ids,
         } = request;
-        let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
         Self {
             id,
             messages: all(messages),
             max_tokens,
-            sampling: Some(pb::Sampling { temperature, top_p, top_k, min_p, seed }),
+            sampling: Some(sampling.into()),
             stop,
             ignore_eos,
             emitted,
@@ -43,6 +44,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             template_arguments,
             continue_final_message,
             single_tool_call,
+            stop_token_ids,
         }
     }
 }
@@ -64,11 +66,9 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             template_arguments,
             continue_final_message,
             single_tool_call,
+            stop_token_ids,
         } = request;
-        let sampling = sampling.map_or_else(Sampling::default, |sampling| {
-            let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
-            Sampling { temperature, top_p, top_k, min_p, seed }
-        });
+        let sampling = sampling.map(Sampling::from).unwrap_or_default();
         Self {
             id,
             messages: all(messages),
@@ -84,6 +84,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             template_arguments,
             continue_final_message,
             single_tool_call,
+            stop_token_ids,
         }
     }
 }
@@ -246,7 +247,18 @@ mod tests {
                 name: "eve".into(),
             }],
             max_tokens: Some(5),
-            sampling: Sampling { temperature: 0.5, top_p: 0.9, top_k: 4, min_p: 0.1, seed: Some(1) },
+            sampling: Sampling {
+                temperature: 0.5,
+                top_p: 0.9,
+                top_k: 4,
+                min_p: 0.1,
+                repetition_penalty: 1.1,
+                presence_penalty: 0.2,
+                frequency_penalty: -0.3,
+                logit_bias: [(7, -100.0), (8, 0.5)].into(),
+                min_tokens: 3,
+                seed: Some(1),
+            },
             stop: vec!["\n".into()],
             ignore_eos: true,
             emitted: vec![4, 0, 4],
@@ -261,6 +273,7 @@ mod tests {
             template_arguments: r#"{"enable_thinking":false}"#.into(),
             continue_final_message: true,
             single_tool_call: true,
+            stop_token_ids: vec![9],
         };
         assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
     }

@@ -1,6 +1,8 @@
 //! A generation request, independent of any client dialect. The gateway's dialects produce it, the
 //! engine consumes it; HTTP and gRPC stay outside.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::conversation::{Message, Tool};
@@ -16,6 +18,22 @@ pub struct Sampling {
     pub top_k: u32,
     /// Tokens less probable than this share of the best one are dropped; 0 disables it.
     pub min_p: f32,
+    /// Divides the logits of tokens that are in the prompt or the response, where they are positive, and multiplies them
+    /// where not; 1 changes nothing.
+    #[serde(default = "one")]
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens that are in the response; 0 changes nothing.
+    #[serde(default)]
+    pub presence_penalty: f32,
+    /// The same for each time that they are in it.
+    #[serde(default)]
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens.
+    #[serde(default)]
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Tokens of the response before an end token or a stop may end it.
+    #[serde(default)]
+    pub min_tokens: u32,
     /// Makes sampling reproducible for one request. The gateway draws it when a client sends none, so that
     /// another engine can resume with the same one.
     pub seed: Option<u64>,
@@ -23,8 +41,23 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None }
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            min_tokens: 0,
+            seed: None,
+        }
     }
+}
+
+fn one() -> f32 {
+    1.0
 }
 
 /// All inputs of rank 0 for one chat completion.
@@ -53,6 +86,9 @@ pub struct GenerationRequest {
     pub sampling: Sampling,
     /// Stop strings; they are not part of the response.
     pub stop: Vec<String>,
+    /// Tokens that end the response like an end token.
+    #[serde(default)]
+    pub stop_token_ids: Vec<u32>,
     /// Bans the end-of-sequence tokens, so that the response runs to `max_tokens`.
     pub ignore_eos: bool,
     /// Tokens that a lost engine has emitted to the client: the response resumes after them, and all other

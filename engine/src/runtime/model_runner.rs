@@ -41,7 +41,7 @@ use crate::{
         CacheCommand,
         block_hash::{BLOCK_TOKENS, BlockHash},
     },
-    sample::SampledTokens,
+    sample::{SampledTokens, edited},
     speculative,
     step_profiler::{Collective, StepPhase, StepProfiler},
     weights::{Checkpoint, LoadDtype, Weights},
@@ -435,8 +435,9 @@ impl ModelRunner {
                 hidden.take_axis(Array::from_slice(&choosing, &[count]), 1)
             };
             let logits = self.model.logits(&behind.map_err(mlx)?)?;
-            let logprobs = log_softmax(&logits.reshape(&[count, -1]).map_err(mlx)?).map_err(mlx)?;
             let choices: Vec<SampleSpec> = steps.iter().flat_map(|step| step.samples()).collect();
+            let logits = edited(&choices, &logits.reshape(&[count, -1]).map_err(mlx)?).map_err(mlx)?;
+            let logprobs = log_softmax(&logits).map_err(mlx)?;
             let tokens = SampledTokens::sample(&choices, &logprobs).map_err(mlx)?;
             let mut row = 0;
             for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.sample.is_some())

@@ -18,8 +18,12 @@ use crate::tokenizer::stop_strings::{StopCheck, StopStrings};
 pub struct OutputStream {
     tokens: u32,
     limit: u32,
-    eos_token_ids: Arc<[u32]>,
-    ignore_eos: bool,
+    /// Tokens that end the output.
+    ends: Arc<[u32]>,
+    /// Tokens that must not be sampled, and those that must not be before `min_tokens`.
+    banned: Arc<[u32]>,
+    banned_early: Arc<[u32]>,
+    min_tokens: u32,
     detokenizer: Detokenizer,
     stop_strings: StopStrings,
     /// Reads the text up to a stop string.
@@ -76,11 +80,20 @@ impl OutputStream {
         eos_token_ids: Arc<[u32]>,
         detokenizer: Detokenizer,
     ) -> Self {
+        let stops = request.stop_token_ids.as_slice();
+        let both = || -> Arc<[u32]> { [&eos_token_ids, stops].concat().into() };
+        let (ends, banned): (Arc<[u32]>, Arc<[u32]>) = match (request.ignore_eos, stops.is_empty()) {
+            (true, _) => (stops.into(), eos_token_ids.clone()),
+            (false, true) => (eos_token_ids.clone(), Arc::new([])),
+            (false, false) => (both(), Arc::new([])),
+        };
         Self {
             tokens: 0,
             limit,
-            eos_token_ids,
-            ignore_eos: request.ignore_eos,
+            ends,
+            banned,
+            banned_early: if request.sampling.min_tokens == 0 { Arc::new([]) } else { both() },
+            min_tokens: request.sampling.min_tokens,
             stop_strings: StopStrings::new(request.stop.iter().cloned(), |stop| {
                 detokenizer.holds_special_token(stop)
             }),
@@ -107,9 +120,17 @@ impl OutputStream {
         self.limit
     }
 
-    /// Tokens that must not be sampled.
-    pub fn banned(&self) -> Arc<[u32]> {
-        if self.ignore_eos { self.eos_token_ids.clone() } else { Arc::new([]) }
+    /// Tokens that must not be sampled after so many of the output.
+    pub fn banned(&self, index: u32) -> Arc<[u32]> {
+        if index < self.min_tokens { self.banned_early.clone() } else { self.banned.clone() }
+    }
+
+    /// Tokens from here on of which all have the same ban.
+    pub fn tokens_of_one_ban(&self) -> u32 {
+        match self.min_tokens.checked_sub(self.tokens) {
+            None | Some(0) => u32::MAX,
+            Some(left) => left,
+        }
     }
 
     /// Resumes after the emitted tokens; returns the finish reason if the last of them ended the output.
@@ -130,7 +151,7 @@ impl OutputStream {
 
     /// Takes the next token.
     pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
-        if self.eos_token_ids.contains(&token) && !self.ignore_eos {
+        if self.ends.contains(&token) {
             let mut parts = self.flush()?;
             // It may end a call, too.
             let marker = self.detokenizer.special_token(token).filter(|text| self.parser.reads(text));
@@ -174,6 +195,10 @@ impl OutputStream {
                 self.stop_strings.push_special(special)
             }
             Some(_) => StopCheck::default(),
+            // A stop is none yet.
+            None if self.tokens <= self.min_tokens && self.min_tokens > 0 => {
+                StopCheck { text: self.detokenizer.push(token)?, stopped: false }
+            }
             None => self.stop_strings.push(&self.detokenizer.push(token)?),
         };
         let marker = special.filter(|text| !pushed.stopped && self.parser.reads(text));

@@ -356,6 +356,7 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
                 seed: 0,
                 index: index as u32,
                 banned: Arc::from([]),
+                edits: None,
             });
             SequenceStep {
                 slot: slot as u32,
@@ -436,6 +437,7 @@ impl Sequence<'_> {
             seed: 0,
             index,
             banned: Arc::from([]),
+            edits: None,
         });
         SequenceStep { slot, offset, tokens, draft_tokens: drafted, sample: choice }
     }

@@ -95,6 +95,7 @@ fn answer(runtime: &Runtime, prompt: &[u32], slot: u32) -> Vec<u32> {
             seed: 0,
             index: answer.len() as u32,
             banned: std::sync::Arc::default(),
+            edits: None,
         });
         let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, sample };
         let output = runtime.run_detailed(vec![step]).blocking_recv().unwrap().unwrap();

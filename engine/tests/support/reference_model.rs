@@ -62,8 +62,13 @@ impl ReferenceModel {
         }
         let read = std::iter::once(last).chain(answer);
         for (index, (token, chosen)) in read.zip(answer).enumerate() {
-            let choice =
-                SampleSpec { sampling: Sampling::default(), seed: 0, index: index as u32, banned: [].into() };
+            let choice = SampleSpec {
+                sampling: Sampling::default(),
+                seed: 0,
+                index: index as u32,
+                banned: [].into(),
+                edits: None,
+            };
             let offset = (before.len() + index) as u32;
             let step =
                 SequenceStep { slot: 0, offset, tokens: vec![*token], draft_tokens: 0, sample: Some(choice) };

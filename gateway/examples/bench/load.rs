@@ -102,7 +102,7 @@ impl LoadConnection {
                 let request = GenerationRequest {
                     id: "bench".into(),
                     messages: vec![Message::new("user", "What is 17 + 25?")],
-                    sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
+                    sampling: Sampling { temperature: 1.0, ..Sampling::default() },
                     ..GenerationRequest::default()
                 };
                 let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();

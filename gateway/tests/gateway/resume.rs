@@ -93,7 +93,7 @@ async fn answer_resumed_after_any_token_equals_the_unbroken_one() {
             received.retain(|request| request.id == first.id);
             // Everything else is unchanged, including the seed that the client did not set.
             let emitted = (10..).take(cut).collect();
-            assert!(first.sampling.unwrap().seed.is_some());
+            assert!(first.sampling.as_ref().unwrap().seed.is_some());
             assert_eq!(received, [GenerateRequest { emitted, ..first }], "after {cut} tokens");
         }
     }

@@ -1,14 +1,18 @@
 //! Parses a chat request into the dialect-free one. Every error names the field. An unsupported field that
 //! would change the response is rejected; one that would not is ignored and reported.
 
+mod fields;
 mod messages;
+mod sampling;
 mod template_arguments;
 mod tools;
 
 use std::collections::BTreeSet;
 
-use russet_wire::request::{GenerationRequest, Sampling};
+use russet_wire::request::GenerationRequest;
 use serde_json::{Map, Value};
+
+use fields::Treatment;
 
 use super::response::ChatWriter;
 use crate::error::{ErrorKind, GatewayError};
@@ -18,60 +22,13 @@ use crate::serving::{ParsedRequest, RequestContext};
 
 type JsonObject = Map<String, Value>;
 
-/// Fields that are parsed below.
-const READ_FIELDS: &[&str] = &[
-    "model",
-    "messages",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "n",
-    "service_tier",
-    "priority",
-    "cache_salt",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "continue_final_message",
-];
-
-/// Whether a value changes nothing.
-type Harmless = fn(&Value) -> bool;
-
-/// Unsupported fields that would change the response, each with the test for values that change nothing.
-const UNSUPPORTED: &[(&str, Harmless)] = &[
-    ("functions", is_empty),
-    ("function_call", |value| value == "none" || value == "auto"),
-    ("response_format", |value| value.get("type").is_some_and(|kind| kind == "text")),
-    ("logprobs", |value| value == false),
-    ("top_logprobs", is_zero),
-    ("logit_bias", is_empty),
-    ("presence_penalty", is_zero),
-    ("frequency_penalty", is_zero),
-    ("repetition_penalty", |value| value.as_f64() == Some(1.0)),
-    ("modalities", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))),
-    ("audio", is_empty),
-    ("web_search_options", |_| false),
-];
-
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.is_empty(),
-        _ => false,
+        Value::String(text) => text.is_empty(),
+        value => value == false,
     }
-}
-
-fn is_zero(value: &Value) -> bool {
-    value.as_f64() == Some(0.0)
 }
 
 /// The engine's limit. OpenAI's is 4, but other servers take any number, and role play needs some fifteen.
@@ -102,10 +59,12 @@ pub(super) fn parse(
             return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
         }
     };
-    for (field, harmless) in UNSUPPORTED {
-        if fields.get(*field).is_some_and(|value| !harmless(value)) {
+    for (field, value) in &fields {
+        if let Some(Treatment::Refused(is_harmless)) = fields::treatment(field)
+            && !is_harmless(value)
+        {
             return Err(GatewayError::field(
-                *field,
+                field,
                 format!(
                     "`{field}` is not supported by this release and would change the response; leave it out"
                 ),
@@ -115,7 +74,6 @@ pub(super) fn parse(
     if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
         return Err(GatewayError::field("n", "`n` must be 1; for several responses send several requests"));
     }
-    let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
     let service_tier = service_tier(fields.get("service_tier"))?;
     let mut ignored = BTreeSet::new();
     let request = GenerationRequest {
@@ -127,17 +85,9 @@ pub(super) fn parse(
         template_arguments: template_arguments::parse(&fields, &body)?,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
         max_tokens: max_tokens(&fields, limits)?,
-        sampling: Sampling {
-            temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
-            // OpenAI allows 0, which means greedy sampling.
-            top_p: top_p.max(1e-6),
-            // Other servers write "no limit" as -1.
-            top_k: integer(&fields, "top_k", -1, i64::from(u32::MAX))?
-                .map_or(0, |top_k| u32::try_from(top_k).unwrap_or(0)),
-            min_p: number(&fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
-            seed: seed(&fields)?,
-        },
+        sampling: sampling::parse(&fields)?,
         stop: stop(fields.get("stop"))?,
+        stop_token_ids: sampling::stop_token_ids(fields.get("stop_token_ids"))?,
         ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
         emitted: Vec::new(),
         priority: priority(&fields, service_tier, limits)?,
@@ -224,15 +174,9 @@ fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
     }
 }
 
+/// Fields that are left out.
 fn unknown_fields(fields: &JsonObject) -> impl Iterator<Item = String> {
-    fields
-        .keys()
-        .filter(|name| {
-            !READ_FIELDS.contains(&name.as_str())
-                && !template_arguments::FIELDS.contains(&name.as_str())
-                && !UNSUPPORTED.iter().any(|(field, _)| field == name)
-        })
-        .cloned()
+    fields.keys().filter(|name| matches!(fields::treatment(name), None | Some(Treatment::Ignored))).cloned()
 }
 
 /// The names that a header can list.
@@ -352,6 +296,7 @@ fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use russet_wire::conversation::{Message, Tool};
+    use russet_wire::request::Sampling;
     use serde_json::json;
 
     use super::*;
@@ -391,7 +336,7 @@ mod tests {
             GenerationRequest {
                 id: "id".into(),
                 messages: vec![Message::new("user", "hi")],
-                sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
+                sampling: Sampling { temperature: 1.0, ..Sampling::default() },
                 ..GenerationRequest::default()
             }
         );
@@ -431,7 +376,7 @@ mod tests {
         assert_eq!(chat.request.max_tokens, Some(5));
         assert_eq!(
             chat.request.sampling,
-            Sampling { temperature: 0.0, top_p: 1e-6, top_k: 0, min_p: 0.25, seed: Some(u64::MAX) }
+            Sampling { top_p: 1e-6, min_p: 0.25, seed: Some(u64::MAX), ..Sampling::default() }
         );
         assert_eq!(chat.request.stop, ["\n", "END"]);
         assert_eq!(chat.ignored, ["store", "user"]);
@@ -520,9 +465,23 @@ mod tests {
             (json!({"response_format": {"type": "json_schema"}}), "response_format"),
             (json!({"logprobs": true}), "logprobs"),
             (json!({"top_logprobs": 2}), "top_logprobs"),
-            (json!({"logit_bias": {"5": 1}}), "logit_bias"),
-            (json!({"presence_penalty": 0.5}), "presence_penalty"),
-            (json!({"frequency_penalty": 0.5}), "frequency_penalty"),
+            (json!({"logit_bias": {"five": 1}}), "logit_bias"),
+            (json!({"logit_bias": {"5": 101}}), "logit_bias"),
+            (json!({"logit_bias": [1]}), "logit_bias"),
+            (json!({"presence_penalty": 2.5}), "presence_penalty"),
+            (json!({"frequency_penalty": "x"}), "frequency_penalty"),
+            (json!({"repetition_penalty": 0}), "repetition_penalty"),
+            (json!({"repeat_penalty": 11}), "repeat_penalty"),
+            (json!({"min_tokens": -1}), "min_tokens"),
+            (json!({"stop_token_ids": [1.5]}), "stop_token_ids"),
+            (json!({"stop_token_ids": 7}), "stop_token_ids"),
+            (json!({"guided_json": {"type": "object"}}), "guided_json"),
+            (json!({"max_new_tokens": 5}), "max_new_tokens"),
+            (json!({"xtc_probability": 0.5}), "xtc_probability"),
+            (json!({"typical_p": 0.5}), "typical_p"),
+            (json!({"skip_special_tokens": false}), "skip_special_tokens"),
+            (json!({"chat_template": "{{ x }}"}), "chat_template"),
+            (json!({"echo": true}), "echo"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
         ] {
             let Err(error) = parse(&with(extra.clone())) else { panic!("{extra} is accepted") };
@@ -568,6 +527,35 @@ mod tests {
         assert_eq!((max_tokens, sampling.top_k, sampling.seed, priority), (Some(1000), 40, Some(7), -3));
         let chat = parse(&with(json!({"top_k": -1.0, "seed": -1.0, "priority": 0.0}))).unwrap();
         assert_eq!((chat.request.sampling.top_k, chat.request.sampling.seed), (0, Some(u64::MAX)));
+    }
+
+    #[test]
+    fn penalties_biases_and_ends_arrive() {
+        let sampled = |extra: Value| {
+            let request = parse(&with(extra)).unwrap().request;
+            (request.sampling, request.stop_token_ids)
+        };
+        let (sampling, ids) = sampled(json!({
+            "presence_penalty": 0.5, "frequency_penalty": -2, "repeat_penalty": 1.1, "min_tokens": 3.0,
+            "logit_bias": {"5": -100, "70000": 1.5}, "stop_token_ids": [7, 8.0],
+        }));
+        let expected = Sampling {
+            temperature: 1.0,
+            repetition_penalty: 1.1,
+            presence_penalty: 0.5,
+            frequency_penalty: -2.0,
+            logit_bias: [(5, -100.0), (70000, 1.5)].into(),
+            min_tokens: 3,
+            ..Sampling::default()
+        };
+        assert_eq!((sampling, ids), (expected, vec![7, 8]));
+        // What changes nothing is no reason to refuse.
+        let plain = Sampling { temperature: 1.0, ..Sampling::default() };
+        let nothing = json!({
+            "logprobs": false, "top_logprobs": 0.0, "xtc_probability": 0, "typical_p": 1, "best_of": 1, "echo": false,
+            "skip_special_tokens": true, "guided_json": null, "bad_words": [], "prompt": "", "repetition_penalty": 1,
+        });
+        assert_eq!(sampled(nothing), (plain, vec![]));
     }
 
     #[test]

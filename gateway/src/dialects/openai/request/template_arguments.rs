@@ -9,17 +9,6 @@ use super::{JsonObject, boolean};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
-/// Fields that are read here.
-pub(super) const FIELDS: [&str; 7] = [
-    "chat_template_kwargs",
-    "enable_thinking",
-    "thinking",
-    "think",
-    "reasoning",
-    "reasoning_effort",
-    "add_generation_prompt",
-];
-
 /// Longest variables in bytes: documents may be among them.
 const MAX_BYTES: usize = 1 << 20;
 

@@ -1,0 +1,311 @@
+//! Every field of a chat request that clients are known to send: honoured, refused because it would change the response, or
+//! without effect. docs/gateway.md has this table; a field that is not in it is left out and listed in a header.
+
+use serde_json::Value;
+
+use super::is_empty;
+
+/// What becomes of a field.
+#[derive(Clone, Copy)]
+pub(super) enum Treatment {
+    /// It is parsed.
+    Honoured,
+    /// It would change the response, unless its value changes nothing.
+    Refused(IsHarmless),
+    /// It changes no response; a header lists it.
+    Ignored,
+}
+
+/// Whether a value changes nothing.
+type IsHarmless = fn(&Value) -> bool;
+
+/// A group of fields in the table of the documentation.
+pub(super) struct FieldGroup {
+    /// Who sends them, or what they are about.
+    pub(super) about: &'static str,
+    pub(super) treatment: Treatment,
+    pub(super) names: &'static [&'static str],
+}
+
+use Treatment::{Honoured, Ignored, Refused};
+
+/// The fields.
+pub(super) const FIELDS: &[FieldGroup] = &[
+    group(
+        "OpenAI's",
+        Honoured,
+        &[
+            "model",
+            "messages",
+            "stream",
+            "stream_options",
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "seed",
+            "stop",
+            "n",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "reasoning_effort",
+            "service_tier",
+        ],
+    ),
+    group(
+        "sampling of vLLM, llama.cpp and LM Studio",
+        Honoured,
+        &[
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "repeat_penalty",
+            "min_tokens",
+            "stop_token_ids",
+            "ignore_eos",
+        ],
+    ),
+    group(
+        "templates and thinking",
+        Honoured,
+        &[
+            "chat_template_kwargs",
+            "enable_thinking",
+            "thinking",
+            "think",
+            "reasoning",
+            "add_generation_prompt",
+            "continue_final_message",
+        ],
+    ),
+    group("scheduling of vLLM", Honoured, &["priority", "cache_salt"]),
+    group("calls in OpenAI's older form", Refused(is_empty), &["functions"]),
+    group("the same: `none` and `auto` change nothing", Refused(is_free), &["function_call"]),
+    group(
+        "structured output: `{\"type\": \"text\"}` changes nothing",
+        Refused(is_text),
+        &["response_format"],
+    ),
+    group(
+        "structured output of vLLM, llama.cpp and Ollama",
+        Refused(is_empty),
+        &[
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "grammar",
+            "json_schema",
+            "format",
+            "regex",
+        ],
+    ),
+    group(
+        "log-probabilities and token ids: `false` and 0 change nothing",
+        Refused(is_off),
+        &[
+            "logprobs",
+            "top_logprobs",
+            "prompt_logprobs",
+            "return_token_ids",
+            "return_tokens_as_token_ids",
+            "n_probs",
+            "echo",
+            "include_stop_str_in_output",
+            "use_beam_search",
+        ],
+    ),
+    group("special tokens in the text: `true` changes nothing", Refused(is_true), &["skip_special_tokens"]),
+    group(
+        "other names of `max_tokens`, and limits of prompts",
+        Refused(never),
+        &["max_new_tokens", "max_length", "min_length", "n_predict", "num_predict", "truncate_prompt_tokens"],
+    ),
+    group(
+        "other sampling: 0 changes nothing",
+        Refused(is_off),
+        &[
+            "xtc_probability",
+            "dry_multiplier",
+            "mirostat",
+            "no_repeat_ngram_size",
+            "top_n_sigma",
+            "dynatemp_range",
+            "thinking_budget",
+            "thinking_budget_tokens",
+        ],
+    ),
+    group(
+        "other sampling: 1 changes nothing",
+        Refused(is_one),
+        &["typical_p", "length_penalty", "best_of", "top_a", "tfs_z"],
+    ),
+    group(
+        "other sampling",
+        Refused(is_empty),
+        &["temp", "bad_words", "allowed_token_ids", "logits_processors", "samplers"],
+    ),
+    group(
+        "prompts in other forms",
+        Refused(is_empty),
+        &["prompt", "system", "suffix", "documents", "chat_template", "options", "images"],
+    ),
+    group("models beside the model", Refused(is_empty), &["adapters", "draft_model", "lora"]),
+    group("sound: text alone changes nothing", Refused(is_text_alone), &["modalities"]),
+    group("sound and search", Refused(is_empty), &["audio", "web_search_options"]),
+    group(
+        "OpenAI's, about storage, caches and users",
+        Ignored,
+        &[
+            "store",
+            "metadata",
+            "user",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prediction",
+            "verbosity",
+            "text_verbosity",
+            "reasoning_summary",
+            "include_reasoning",
+        ],
+    ),
+    group(
+        "llama.cpp's, LM Studio's and Ollama's, about slots and timing",
+        Ignored,
+        &[
+            "cache_prompt",
+            "id_slot",
+            "slot_id",
+            "timings_per_token",
+            "return_progress",
+            "post_sampling_probs",
+            "ttl",
+            "keep_alive",
+            "num_ctx",
+            "n_keep",
+            "t_max_predict_ms",
+            "reasoning_format",
+            "parse_tool_calls",
+        ],
+    ),
+    group(
+        "vLLM's and LiteLLM's, about bookkeeping",
+        Ignored,
+        &[
+            "request_id",
+            "stream_include_usage",
+            "spaces_between_special_tokens",
+            "add_special_tokens",
+            "kv_transfer_params",
+            "vllm_xargs",
+            "mm_processor_kwargs",
+            "timeout",
+            "drop_params",
+            "caching",
+            "litellm_call_id",
+        ],
+    ),
+    group(
+        "Open WebUI's and Hermes Agent's, about conversations",
+        Ignored,
+        &[
+            "chat_id",
+            "session_id",
+            "id",
+            "background_tasks",
+            "features",
+            "variables",
+            "model_item",
+            "params",
+            "tool_ids",
+            "files",
+            "extra_body",
+            "tags",
+            "title",
+        ],
+    ),
+];
+
+const fn group(about: &'static str, treatment: Treatment, names: &'static [&'static str]) -> FieldGroup {
+    FieldGroup { about, treatment, names }
+}
+
+/// The treatment of a field; `None` for one that is not in the table.
+pub(super) fn treatment(name: &str) -> Option<Treatment> {
+    FIELDS.iter().find(|group| group.names.contains(&name)).map(|group| group.treatment)
+}
+
+fn never(_: &Value) -> bool {
+    false
+}
+
+fn is_off(value: &Value) -> bool {
+    value == false || value.as_f64() == Some(0.0)
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+
+fn is_true(value: &Value) -> bool {
+    value == true
+}
+
+fn is_free(value: &Value) -> bool {
+    value == "none" || value == "auto"
+}
+
+fn is_text(value: &Value) -> bool {
+    value.get("type").is_some_and(|kind| kind == "text")
+}
+
+fn is_text_alone(value: &Value) -> bool {
+    value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    use super::*;
+
+    const BEGIN: &str = "<!-- fields of gateway/src/dialects/openai/request/fields.rs; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n";
+    const END: &str = "<!-- end of the fields -->\n";
+
+    #[test]
+    fn a_field_is_in_one_group() {
+        let names: Vec<&str> = FIELDS.iter().flat_map(|group| group.names).copied().collect();
+        let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(names.len(), distinct.len(), "{names:?}");
+    }
+
+    #[test]
+    fn the_page_of_the_gateway_has_the_fields() {
+        let mut table = String::from("| field | what becomes of it |\n|---|---|\n");
+        for FieldGroup { about, treatment, names } in FIELDS {
+            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+            let treatment = match treatment {
+                Honoured => "honoured",
+                Refused(_) => "400",
+                Ignored => "no effect, listed",
+            };
+            writeln!(table, "| {} | {treatment}: {about} |", names.join(", ")).unwrap();
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (found, after) = rest.split_once(END).unwrap();
+        if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
+            std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
+            return;
+        }
+        assert_eq!(found, table, "run this test with RUSSET_UPDATE_GOLDENS=1");
+    }
+}
