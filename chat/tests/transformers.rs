@@ -2,6 +2,8 @@
 //! those that llama.cpp carries; `cargo xtask test` fetches them and names their folder in `RUSSET_VOCABULARIES`, and a
 //! Python that has Transformers in `RUSSET_PYTHON`.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use russet_wire::request::GenerationRequest;
 use serde_json::{Map, Value};
 
-use fields::Treatment;
+use fields::{FieldGroup, Treatment};
 
 use super::response::ChatWriter;
 use crate::error::{ErrorKind, GatewayError};
@@ -60,13 +60,14 @@ pub(super) fn parse(
         }
     };
     for (field, value) in &fields {
-        if let Some(Treatment::Refused(is_harmless)) = fields::treatment(field)
+        if let Some(FieldGroup { about, treatment: Treatment::Refused(is_harmless), .. }) =
+            fields::group_of(field)
             && !is_harmless(value)
         {
             return Err(GatewayError::field(
                 field,
                 format!(
-                    "`{field}` is not supported by this release and would change the response; leave it out"
+                    "`{field}` is not supported by this release and would change the response; leave it out ({about})"
                 ),
             ));
         }
@@ -176,7 +177,10 @@ fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
 
 /// Fields that are left out.
 fn unknown_fields(fields: &JsonObject) -> impl Iterator<Item = String> {
-    fields.keys().filter(|name| matches!(fields::treatment(name), None | Some(Treatment::Ignored))).cloned()
+    let is_left_out = |name: &&String| {
+        fields::group_of(name).is_none_or(|group| matches!(group.treatment, Treatment::Ignored))
+    };
+    fields.keys().filter(is_left_out).cloned()
 }
 
 /// The names that a header can list.

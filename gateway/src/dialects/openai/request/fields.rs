@@ -236,9 +236,9 @@ const fn group(about: &'static str, treatment: Treatment, names: &'static [&'sta
     FieldGroup { about, treatment, names }
 }
 
-/// The treatment of a field; `None` for one that is not in the table.
-pub(super) fn treatment(name: &str) -> Option<Treatment> {
-    FIELDS.iter().find(|group| group.names.contains(&name)).map(|group| group.treatment)
+/// The group of a field; `None` for one that is not in the table.
+pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
+    FIELDS.iter().find(|group| group.names.contains(&name))
 }
 
 fn never(_: &Value) -> bool {
