@@ -1,5 +1,6 @@
-//! `cargo xtask proof fuzz [EXECUTIONS]`: the fuzz targets of `model/fuzz`, all at the same time, and the table of what
-//! they found in docs/evidence. What they learn of the code is kept in the cache folder and is where the next run begins.
+//! `cargo xtask proof fuzz [EXECUTIONS] [FOLDER]`: the fuzz targets of `model/fuzz` and `chat/fuzz`, those of a folder at the
+//! same time, and the table of what they found in docs/evidence; of one folder alone no table is written. What they learn of
+//! the code is kept in the cache folder and is where the next run begins.
 
 use std::{
     collections::BTreeMap,
@@ -16,8 +17,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::{bench::commit, cargo, exactness, mlx};
 
 const PAGE: &str = "docs/evidence/fuzz.md";
-/// Each reads a stranger's bytes; a program of `model/fuzz` of this name.
-const TARGETS: &[&str] = &["config", "safetensors_header", "index", "gguf"];
+/// A crate of ours, and the programs of its folder `fuzz`: each reads a stranger's bytes.
+type FuzzCrate = (&'static str, &'static [&'static str]);
+const FUZZ_CRATES: &[FuzzCrate] =
+    &[("model", &["config", "safetensors_header", "index", "gguf"]), ("chat", &["parser", "template"])];
 /// Executions of each, where the command says no number.
 const EXECUTIONS: u64 = 10_000_000;
 /// Coverage as cargo-fuzz asks for it, without a sanitizer: those need a nightly compiler.
@@ -28,7 +31,7 @@ const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer
 const LIMITS: &[&str] =
     &["-max_len=8192", "-timeout=5", "-rss_limit_mb=1024", "-malloc_limit_mb=256", "-print_final_stats=1"];
 const ABOUT: &str = "\
-Programs of `model/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
+Programs of `model/fuzz` and `chat/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
 5 s, a program within 1 GiB and one allocation within 256 MiB. Branches are those that the inputs kept reach.";
 
 /// Runs every target; the page is written whatever they found, and a finding is an error.
@@ -37,19 +40,28 @@ pub fn proof(arguments: &[String]) -> Result<()> {
         .first()
         .map_or(Ok(EXECUTIONS), |text| text.parse())
         .context("the second word is a number of executions")?;
+    let only = arguments.get(1);
+    let crates: Vec<FuzzCrate> =
+        FUZZ_CRATES.iter().filter(|(folder, _)| only.is_none_or(|only| only == folder)).copied().collect();
+    ensure!(!crates.is_empty(), "the third word is a folder with fuzz targets: model or chat");
     let commit = commit()?;
-    let programs = build()?;
     let corpus = mlx::cache_dir()?.join("fuzz");
-    let found = thread::scope(|scope| {
-        let runs: Vec<_> = TARGETS
-            .iter()
-            .map(|target| scope.spawn(|| run(target, &programs, &corpus, executions)))
-            .collect();
-        let ended = runs.into_iter().map(|run| run.join().map_err(|_| anyhow!("a thread panicked"))?);
-        ended.collect::<Result<Vec<Figures>>>()
-    })?;
+    let mut found = Vec::new();
+    for (folder, targets) in crates {
+        let programs = build(folder)?;
+        found.extend(thread::scope(|scope| {
+            let runs: Vec<_> = targets
+                .iter()
+                .map(|target| scope.spawn(|| run(folder, target, &programs, &corpus, executions)))
+                .collect();
+            let ended = runs.into_iter().map(|run| run.join().map_err(|_| anyhow!("a thread panicked"))?);
+            ended.collect::<Result<Vec<Figures>>>()
+        })?);
+    }
     let page = page(&found, &commit);
-    fs::write(cargo::root().join(PAGE), &page).with_context(|| format!("write {PAGE}"))?;
+    if only.is_none() {
+        fs::write(cargo::root().join(PAGE), &page).with_context(|| format!("write {PAGE}"))?;
+    }
     println!("{page}");
     let failed: Vec<&str> = found.iter().filter_map(|figures| figures.finding.as_deref()).collect();
     ensure!(failed.is_empty(), "found, each to become a test:\n{}", failed.join("\n"));
@@ -57,24 +69,26 @@ pub fn proof(arguments: &[String]) -> Result<()> {
 }
 
 /// Compiles the targets, beside what else is compiled: with coverage nothing can be shared.
-fn build() -> Result<PathBuf> {
+fn build(folder: &str) -> Result<PathBuf> {
     let triple = host()?;
     // With a target named, the flags are not those of build scripts.
-    let mut command = command(&["build", "--release", "--target", &triple])?;
+    let mut command = command(folder, &["build", "--release", "--target", &triple])?;
     cargo::run(command.env("RUSTFLAGS", FLAGS))?;
     Ok(target_dir()?.join(triple).join("release"))
 }
 
 /// That the targets compile, without a warning.
 pub fn check() -> Result<()> {
-    cargo::run(command(&["clippy"])?.args(["--", "-D", "warnings"]))
+    FUZZ_CRATES
+        .iter()
+        .try_for_each(|(folder, _)| cargo::run(command(folder, &["clippy"])?.args(["--", "-D", "warnings"])))
 }
 
-/// A cargo command on the targets.
-fn command(arguments: &[&str]) -> Result<Command> {
+/// A cargo command on the targets of a folder.
+fn command(folder: &str, arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo::without_own_variables(command.args(arguments));
-    command.args(["--locked", "--manifest-path", "model/fuzz/Cargo.toml"]);
+    command.args(["--locked", "--manifest-path", &format!("{folder}/fuzz/Cargo.toml")]);
     command.env("CARGO_TARGET_DIR", target_dir()?);
     Ok(command)
 }
@@ -101,13 +115,19 @@ struct Figures {
     finding: Option<String>,
 }
 
-fn run(target: &'static str, programs: &Path, corpus: &Path, executions: u64) -> Result<Figures> {
+fn run(
+    folder: &str,
+    target: &'static str,
+    programs: &Path,
+    corpus: &Path,
+    executions: u64,
+) -> Result<Figures> {
     let (kept, findings) = (corpus.join("corpus").join(target), corpus.join("findings").join(target));
     for folder in [&kept, &findings] {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     }
     let mut folders = vec![kept.clone()];
-    let seeds = cargo::root().join("model/fuzz/seeds").join(target);
+    let seeds = cargo::root().join(folder).join("fuzz/seeds").join(target);
     folders.extend(seeds.exists().then_some(seeds));
     if target == "config" {
         for (name, config) in exactness::configurations()? {
@@ -199,13 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn every_target_is_a_program_of_the_fuzz_crate() {
-        let manifest = include_str!("../../model/fuzz/Cargo.toml");
-        let named = manifest.lines().filter_map(|line| line.strip_prefix("path = \"fuzz_targets/"));
-        let mut programs: Vec<&str> = named.filter_map(|line| line.strip_suffix(".rs\"")).collect();
-        let mut targets = TARGETS.to_vec();
-        programs.sort_unstable();
-        targets.sort_unstable();
-        assert_eq!(programs, targets);
+    fn every_target_is_a_program_of_its_rooms_fuzz_crate() {
+        for (folder, targets) in FUZZ_CRATES {
+            let manifest = cargo::root().join(folder).join("fuzz/Cargo.toml");
+            let manifest = fs::read_to_string(manifest).unwrap();
+            let named = manifest.lines().filter_map(|line| line.strip_prefix("path = \"fuzz_targets/"));
+            let mut programs: Vec<&str> = named.filter_map(|line| line.strip_suffix(".rs\"")).collect();
+            let mut targets = targets.to_vec();
+            programs.sort_unstable();
+            targets.sort_unstable();
+            assert_eq!(programs, targets, "{folder}");
+        }
     }
 }
