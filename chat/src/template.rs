@@ -50,6 +50,11 @@ pub enum TemplateError {
     /// The last message cannot be continued.
     #[error("continue_final_message: {0}")]
     NoContinuation(&'static str),
+    /// The template has no place for tools.
+    #[error(
+        "this model's chat template does not tell the model of tools; leave `tools` out, or use a model that calls tools"
+    )]
+    NoTools,
     /// Variables that are no JSON object, or have a name that is taken.
     #[error("chat_template_kwargs {0}")]
     InvalidArguments(String),
@@ -66,6 +71,7 @@ impl TemplateError {
             | Self::TooLong
             | Self::TooLarge
             | Self::NoContinuation(_)
+            | Self::NoTools
             | Self::InvalidArguments(_) => true,
             Self::Syntax(_) | Self::Failed(_) => false,
         }
@@ -112,6 +118,7 @@ pub struct Template {
     environment: Environment<'static>,
     special: BTreeMap<String, Value>,
     call_form: CallForm,
+    shows_tools: bool,
 }
 
 const TEMPLATE_NAME: &str = "chat_template";
@@ -135,9 +142,15 @@ impl Template {
         let source = memory::unfolded(&strip_generation_tags(source), blocks);
         environment.add_template_owned(TEMPLATE_NAME, source).map_err(syntax)?;
         let special = special.into_iter().map(|(name, token)| (name, Value::from(token))).collect();
-        let mut template = Self { environment, special, call_form: CallForm::default() };
+        let mut template = Self { environment, special, call_form: CallForm::default(), shows_tools: true };
         template.call_form = CallForm::of(&mut template);
+        template.shows_tools = form::shows_tools(&template);
         Ok(template)
+    }
+
+    /// Whether it tells the model of a request's tools.
+    pub fn shows_tools(&self) -> bool {
+        self.shows_tools
     }
 
     /// Which form of tool calls it reads.
@@ -508,6 +521,19 @@ mod tests {
         ] {
             let error = render(source, &[say("user", "hi")]).unwrap_err();
             assert!(check(&error), "{source}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn templates_that_have_no_place_for_tools_say_so() {
+        for (source, shows) in [
+            ("{{ messages[-1].content }}", false),
+            ("{{ tools | tojson }}{{ messages[-1].content }}", true),
+            ("{% if messages[0].role == 'system' %}{{ tools[0].function.name }}{% endif %}", true),
+            ("{% if tools %}{{ tools[0].function.nothing.more }}{% endif %}", true),
+            ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}", true),
+        ] {
+            assert_eq!(Template::new(source, special()).unwrap().shows_tools(), shows, "{source}");
         }
     }
 

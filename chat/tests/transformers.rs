@@ -350,6 +350,9 @@ fn real_templates_render_as_by_transformers() {
             differing.push(format!("{file}: {name}, {form:?}\n{}", difference(ours, theirs)));
         }
     }
+    let blind = paths.iter().filter(|path| template(path, None).is_ok_and(|one| !one.shows_tools()));
+    let blind: Vec<_> = blind.filter_map(|path| path.file_stem()?.to_str()).collect();
+    println!("without a place for tools: {}", blind.join(", "));
     println!(
         "{} templates: {texts} texts, {refusals} refusals, {failures} failures, {lenient} that only Python fails",
         paths.len()

@@ -264,6 +264,10 @@ impl ChatTokenizer {
         let texts = prompt.messages.iter().flat_map(Message::texts);
         self.encoder.check_conversation(texts.chain(prompt.tools.iter().flat_map(Tool::texts)), limits)?;
         let (template, format) = self.templates.of(prompt);
+        // DeepSeek V3.1's template writes calls and leaves it to the system message to tell of tools.
+        if !prompt.tools.is_empty() && !template.shows_tools() && format.tools_name().is_none() {
+            return Err(TemplateError::NoTools.into());
+        }
         let text = template.render(prompt)?;
         // The template inserts the special tokens itself.
         let tokens = self.encoder.encode(&text, limits)?;

@@ -89,6 +89,11 @@ async fn refusals(cluster: &mut TestCluster) -> Result<()> {
         (serde_json::json!({"enable_thinking": false, "reasoning_effort": "low"}), 200, "42"),
         (serde_json::json!({"chat_template_kwargs": {"messages": []}}), 400, "cannot set `messages`"),
         (serde_json::json!({"tool_choice": "required", "tools": []}), 400, "`tool_choice`"),
+        (
+            serde_json::json!({"tools": [{"function": {"name": "f"}}]}),
+            400,
+            "does not tell the model of tools",
+        ),
     ] {
         let sent = chat::client()?.post(format!("{}/chat/completions", cluster.base_url()));
         let response = sent.json(&question(extra.clone())).send().await?;

@@ -29,14 +29,8 @@ impl CallForm {
 
     /// The first form of which a template writes the call whole; the most usual one where it writes none.
     pub(super) fn of(template: &mut Template) -> Self {
-        let (name, key, value) = ("probe_tool", "probe_key", "probe_value");
-        let tool = Tool {
-            name: name.to_owned(),
-            description: Some("A probe.".to_owned()),
-            parameters: Some(format!(
-                r#"{{"type":"object","properties":{{"{key}":{{"type":"string"}}}},"required":["{key}"]}}"#
-            )),
-        };
+        let (name, key, value) = (PROBE, "probe_key", "probe_value");
+        let tool = probe_tool(key);
         let call = ToolCall {
             // Templates that check ids want nine letters and digits.
             id: "abcdef123".to_owned(),
@@ -111,6 +105,29 @@ impl CallForm {
         fields.extend([("type", Value::from("function")), ("function", function)]);
         Value::from_pairs(fields)
     }
+}
+
+/// Name of a tool that no client has.
+const PROBE: &str = "probe_tool";
+
+fn probe_tool(key: &str) -> Tool {
+    Tool {
+        name: PROBE.to_owned(),
+        description: Some("A probe.".to_owned()),
+        parameters: Some(format!(
+            r#"{{"type":"object","properties":{{"{key}":{{"type":"string"}}}},"required":["{key}"]}}"#
+        )),
+    }
+}
+
+/// Whether a template tells the model of tools. What cannot be rendered is asked when it is needed.
+pub(super) fn shows_tools(template: &Template) -> bool {
+    let (tools, now) = ([probe_tool("key")], Zoned::default());
+    let messages = [Message::new("system", "Be brief."), Message::new("user", "Hello")];
+    [&messages[..], &messages[1..]].into_iter().any(|messages| {
+        let prompt = Prompt { tools: &tools, ..Prompt::new(messages, &now) };
+        template.render(&prompt).map_or(true, |text| text.contains(PROBE))
+    })
 }
 
 /// The tools; `none` without any, as templates ask.
