@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::slice::{self, ETCD, KUBERNETES, POLICY, ScenarioRun, Slice};
 use crate::tally::{Tally, run_counting};
-use crate::{oracles, setup, suites, test_binaries};
+use crate::{oracles, real_weights, setup, suites, test_binaries};
 
 /// A suite that needs programs built from Go modules: its name, its test binary, its environment, and its
 /// filter.
@@ -194,11 +194,13 @@ pub fn run(arguments: &[String]) -> Result<()> {
         return Ok(());
     }
     let suites = chosen(arguments)?;
-    let part = match Slice::of_this_run()? {
+    let run = Slice::of_this_run()?;
+    let part = match run {
         Slice::Of(number) if arguments.is_empty() => slice::scenarios(ScenarioRun::Other, Some(number)),
         _ => None,
     };
     let (prepared, python) = setup::with_python()?;
+    let vocabularies = real_weights::vocabularies()?;
     let programs = programs(&suites)?;
     suites::build_with(&prepared)?;
     let binaries = test_binaries::build(&prepared)?;
@@ -211,7 +213,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
             // With this variable these suites fail if a program is missing; otherwise their tests print
             // `skipped`.
             tests.args(suite.arguments).env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
-            tests.envs(&programs);
+            tests.envs(&programs).envs([vocabularies.clone()]);
+            if let Slice::Of(number) = run {
+                tests.env("RUSSET_SLICE", number.to_string());
+            }
             tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
             tests.envs(part.clone());
             let (counted, well) = run_counting(&mut tests)?;
