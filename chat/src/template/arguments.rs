@@ -1,7 +1,6 @@
 //! Variables of a template besides the conversation: `chat_template_kwargs` of vLLM and Transformers.
 
 use minijinja::Value;
-use serde::Deserialize as _;
 
 use super::TemplateError;
 
@@ -26,8 +25,8 @@ impl TemplateArguments {
             return Ok(Self::default());
         }
         let invalid = |reason: &str| TemplateError::InvalidArguments(reason.to_owned());
-        let object = Value::deserialize(&mut serde_json::Deserializer::from_str(json));
-        let object = object.map_err(|error| invalid(&format!("are not JSON: {error}")))?;
+        let object: Value =
+            serde_json::from_str(json).map_err(|error| invalid(&format!("are not JSON: {error}")))?;
         if object.kind() != minijinja::value::ValueKind::Map {
             return Err(invalid("must be an object of variables for the chat template"));
         }

@@ -5,7 +5,6 @@
 use jiff::Zoned;
 use minijinja::Value;
 use russet_wire::conversation::{Message, Tool, ToolCall};
-use serde::Deserialize as _;
 
 use super::{Prompt, Template};
 
@@ -151,5 +150,5 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
 
 /// A JSON text, its keys in their order.
 fn json(text: &str) -> Option<Value> {
-    Value::deserialize(&mut serde_json::Deserializer::from_str(text)).ok()
+    serde_json::from_str(text).ok()
 }

@@ -152,7 +152,8 @@ impl OutputStream {
     /// Takes the next token.
     pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
         if self.ends.contains(&token) {
-            let mut parts = self.flush()?;
+            let held = self.flush()?;
+            let mut parts = self.parser.push(&held.text);
             // It may end a call, too.
             let marker = self.detokenizer.special_token(token).filter(|text| self.parser.reads(text));
             if let Some(marker) = marker {
@@ -171,14 +172,10 @@ impl OutputStream {
             finished = Some(FinishReason::Stop);
         } else if self.tokens >= self.limit {
             // The remaining bytes may still complete a stop string.
-            let last = self.detokenizer.flush()?;
-            let mut rest = self.stop_strings.push(&last);
-            if !rest.stopped {
-                rest.text.push_str(&self.stop_strings.flush());
-            }
-            parts.extend(self.parser.push(&rest.text));
+            let held = self.flush()?;
+            parts.extend(self.parser.push(&held.text));
             parts.extend(self.parser.finish());
-            finished = Some(if rest.stopped { FinishReason::Stop } else { FinishReason::Length });
+            finished = Some(if held.stopped { FinishReason::Stop } else { FinishReason::Length });
         }
         let (delta, ended) = self.delta(parts);
         if ended {
@@ -206,16 +203,13 @@ impl OutputStream {
             return Ok((self.parser.push(&pushed.text), pushed.stopped));
         };
         // What stands before a marker is no beginning of a character or stop string that goes on behind it.
-        let last = self.detokenizer.flush()?;
-        let rest = self.stop_strings.push(&last);
-        pushed.text.push_str(&rest.text);
-        if rest.stopped {
-            return Ok((self.parser.push(&pushed.text), true));
-        }
-        pushed.text.push_str(&self.stop_strings.flush());
+        let held = self.flush()?;
+        pushed.text.push_str(&held.text);
         let mut parts = self.parser.push(&pushed.text);
-        parts.extend(self.parser.push(&marker));
-        Ok((parts, false))
+        if !held.stopped {
+            parts.extend(self.parser.push(&marker));
+        }
+        Ok((parts, held.stopped))
     }
 
     /// The parts as one delta, and whether the output ends with them.
@@ -236,14 +230,14 @@ impl OutputStream {
         (delta, false)
     }
 
-    /// The text held back when the model ended its turn.
-    fn flush(&mut self) -> Result<Vec<Part>, TokenizerError> {
+    /// The text held back, where nothing that goes on with it follows.
+    fn flush(&mut self) -> Result<StopCheck, TokenizerError> {
         let last = self.detokenizer.flush()?;
-        let mut pushed = self.stop_strings.push(&last);
-        if !pushed.stopped {
-            pushed.text.push_str(&self.stop_strings.flush());
+        let mut held = self.stop_strings.push(&last);
+        if !held.stopped {
+            held.text.push_str(&self.stop_strings.flush());
         }
-        Ok(self.parser.push(&pushed.text))
+        Ok(held)
     }
 }
 

@@ -26,8 +26,7 @@ fn is_empty(value: &Value) -> bool {
     match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.is_empty(),
-        Value::String(text) => text.is_empty(),
-        value => value == false,
+        _ => false,
     }
 }
 

@@ -83,7 +83,7 @@ pub(super) const FIELDS: &[FieldGroup] = &[
         ],
     ),
     group("scheduling of vLLM", Honoured, &["priority", "cache_salt"]),
-    group("calls in OpenAI's older form", Refused(is_empty), &["functions"]),
+    group("calls in OpenAI's older form", Refused(is_nothing), &["functions"]),
     group("the same: `none` and `auto` change nothing", Refused(is_free), &["function_call"]),
     group(
         "structured output: `{\"type\": \"text\"}` changes nothing",
@@ -92,7 +92,7 @@ pub(super) const FIELDS: &[FieldGroup] = &[
     ),
     group(
         "structured output of vLLM, llama.cpp and Ollama",
-        Refused(is_empty),
+        Refused(is_nothing),
         &[
             "structured_outputs",
             "guided_json",
@@ -147,17 +147,17 @@ pub(super) const FIELDS: &[FieldGroup] = &[
     ),
     group(
         "other sampling",
-        Refused(is_empty),
+        Refused(is_nothing),
         &["temp", "bad_words", "allowed_token_ids", "logits_processors", "samplers"],
     ),
     group(
         "prompts in other forms",
-        Refused(is_empty),
+        Refused(is_nothing),
         &["prompt", "system", "suffix", "documents", "chat_template", "options", "images"],
     ),
-    group("models beside the model", Refused(is_empty), &["adapters", "draft_model", "lora"]),
+    group("models beside the model", Refused(is_nothing), &["adapters", "draft_model", "lora"]),
     group("sound: text alone changes nothing", Refused(is_text_alone), &["modalities"]),
-    group("sound and search", Refused(is_empty), &["audio", "web_search_options"]),
+    group("sound and search", Refused(is_nothing), &["audio", "web_search_options"]),
     group(
         "OpenAI's, about storage, caches and users",
         Ignored,
@@ -239,6 +239,11 @@ const fn group(about: &'static str, treatment: Treatment, names: &'static [&'sta
 /// The group of a field; `None` for one that is not in the table.
 pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
     FIELDS.iter().find(|group| group.names.contains(&name))
+}
+
+/// An empty text too, which clients send for none; in a message it is a text.
+fn is_nothing(value: &Value) -> bool {
+    is_empty(value) || value == "" || value == false
 }
 
 fn never(_: &Value) -> bool {

@@ -249,6 +249,7 @@ mod tests {
             (json!(["hi", " you"]), "hi you"),
             (json!([{"type": "text", "text": "a"}, "b", {"type": "input_text", "text": "c"}]), "abc"),
             (json!([""]), ""),
+            (json!(""), ""),
         ] {
             assert_eq!(check(json!({"role": "user", "content": content})), Ok((expected.into(), vec![])));
         }
