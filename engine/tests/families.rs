@@ -94,7 +94,7 @@ fn questions() -> Vec<GenerationRequest> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_layer_resumes_and_shares_what_it_has() {
-    for config in share::of_this_run(kinds(), 3) {
+    for config in share::of_this_run(kinds(), 6) {
         let kind = config["model_type"].as_str().unwrap().to_owned();
         let model = random_weights::write(&config, Numbers::F32, 0.3);
         let lab = EngineHarness::new();
@@ -137,7 +137,7 @@ async fn every_kind_of_layer_goes_back_to_what_is_repeated() {
         let messages = roles.zip(said).map(message).collect();
         GenerationRequest { messages, ..question("") }
     };
-    for config in share::of_this_run(kinds(), 3) {
+    for config in share::of_this_run(kinds(), 6) {
         let kind = config["model_type"].as_str().unwrap().to_owned();
         let model = random_weights::write(&config, Numbers::F32, 0.3);
         let lab = EngineHarness::new();
@@ -171,7 +171,7 @@ async fn every_kind_of_layer_goes_back_to_what_is_repeated() {
 async fn every_kind_of_layer_shares_how_conversations_begin() {
     let system: String = (0..150).map(|number| format!("{number} and ")).collect();
     let asked = |own: &str| question(&format!("{system}{own}"));
-    for config in share::of_this_run(kinds(), 3) {
+    for config in share::of_this_run(kinds(), 6) {
         let kind = config["model_type"].as_str().unwrap().to_owned();
         let model = random_weights::write(&config, Numbers::F32, 0.3);
         let mut lab = EngineHarness::new();
@@ -199,7 +199,7 @@ async fn every_kind_of_layer_shares_how_conversations_begin() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_layer_answers_after_a_lost_rank() {
-    for config in share::of_this_run(kinds(), 3) {
+    for config in share::of_this_run(kinds(), 6) {
         let kind = config["model_type"].as_str().unwrap().to_owned();
         let model = random_weights::write(&config, Numbers::F32, 0.3);
         let lab = EngineHarness::new();
@@ -257,7 +257,7 @@ fn with_other_routers(model: &Path) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_rank_chooses_experts_for_all() {
     let with_experts = kinds().into_iter().filter(|config| config["num_experts_per_tok"].is_number());
-    for config in share::of_this_run(with_experts.collect(), 3) {
+    for config in share::of_this_run(with_experts.collect(), 4) {
         let kind = config["model_type"].as_str().unwrap().to_owned();
         let [model, other] = [(); 2].map(|()| random_weights::write(&config, Numbers::F32, 0.3));
         with_other_routers(other.path());

@@ -72,6 +72,10 @@ pub const EXCEPTIONS: &[Exception] = &[
         why: "needs the internet: a model of 4.3 GiB from the hub",
     },
     Exception {
+        command: "curl http://127.0.0.1:52415/v1/chat/completions -H 'content-type: application/json' -d '{\n  \"model\": \"qwen3-30b\"",
+        why: "needs a model that calls tools, of 17 GiB; the scenario of tests/e2e/tools.rs makes such rounds",
+    },
+    Exception {
         command: "russet token create",
         why: "needs a second machine, and opens the API server to the network; tests/services executes what it prints",
     },

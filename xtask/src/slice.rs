@@ -30,7 +30,7 @@ pub fn number() -> Result<Option<u32>> {
 }
 
 /// Parts into which the end-to-end scenarios are divided; a run has one of them.
-const SCENARIO_PARTS: u32 = 6;
+const SCENARIO_PARTS: u32 = 8;
 
 /// The control plane that end-to-end scenarios run on: where a run has two, each gets another part.
 #[derive(Clone, Copy, PartialEq, Eq)]

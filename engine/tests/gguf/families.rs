@@ -151,7 +151,7 @@ fn export(folder: &Path, file: &Path) -> Option<()> {
 
 #[test]
 fn every_architecture_answers_as_its_repository() {
-    for config in share::of_this_run(kinds(), 2) {
+    for config in share::of_this_run(kinds(), 4) {
         let kind = &config["model_type"];
         println!("{kind}");
         let repository = random_weights::write(&config, Numbers::F32, 0.3);

@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 const SHARES: usize = 90;
 
 /// Most groups that a change has compared whole: many families at once are for the proof.
-const MAX_WHOLE: usize = 5;
+const MAX_WHOLE: usize = 3;
 
 /// Most that it has compared in brief, beside those of every shape: where all depend on a change, each run takes others.
-const MAX_BRIEF: usize = 8;
+const MAX_BRIEF: usize = 5;
 
 /// Parts of a path, and the topic whose groups a change there concerns. A family's name in a path concerns the family.
 const TOPICS: &[(&str, &str)] = &[
