@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use rand::Rng;
 use regex::Regex;
 use serde_json::{Map, Value, json};
@@ -9,6 +10,12 @@ use serde_json::{Map, Value, json};
 /// A string field of the metadata, or the empty string.
 pub fn meta<'a>(object: &'a Value, field: &str) -> &'a str {
     object["metadata"][field].as_str().unwrap_or_default()
+}
+
+/// The bytes of an object as they are stored, its fields in alphabetical order as in every API server.
+pub fn encoded(mut object: Value) -> Bytes {
+    object.sort_all_objects();
+    Bytes::from(object.to_string())
 }
 
 /// The name.

@@ -86,6 +86,8 @@ pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
         paths::add(resource, &component, &mut all_paths);
     }
     add_reachable(required, &mut schemas);
+    all_paths.sort_keys();
+    schemas.sort_keys();
     json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "unversioned"},

@@ -5,12 +5,12 @@
 //! That is why a streamed answer and a whole one give the same parts.
 
 mod harmony;
-mod reasoning;
+pub(crate) mod reasoning;
 mod scanner;
 mod templates;
 #[cfg(test)]
 mod tests;
-mod tools;
+pub(crate) mod tools;
 
 use std::sync::Arc;
 
@@ -66,8 +66,35 @@ impl OutputFormat {
         if self.harmony { Some(harmony::NAMES[0]) } else { self.reasoning.map(|format| format.names[0]) }
     }
 
+    /// How it marks thinking.
+    pub(crate) fn reasoning(&self) -> Option<&'static ReasoningFormat> {
+        self.reasoning
+    }
+
+    /// How it writes calls.
+    pub(crate) fn tools(&self) -> Option<&'static ToolFormat> {
+        self.tools
+    }
+
+    /// Whether its messages have channels.
+    pub(crate) fn is_harmony(&self) -> bool {
+        self.harmony
+    }
+
+    /// The text that ends thinking; `None` where the model marks none.
+    pub fn thinking_end(&self) -> Option<&'static str> {
+        if self.harmony { Some(harmony::THINKING_END) } else { self.reasoning.map(|reasoning| reasoning.end) }
+    }
+
+    /// The same where a grammar can make it write calls; else with calls in JSON between tags.
+    #[must_use]
+    pub fn with_enforced_calls(&self) -> Self {
+        let has_syntax = self.harmony || self.tools.is_some_and(|tools| !tools.syntaxes.is_empty());
+        if has_syntax { self.clone() } else { Self { tools: Some(tools::enforced()), ..self.clone() } }
+    }
+
     /// All that it reads, with or without calls of tools: special tokens of a vocabulary, and plain text.
-    fn markers(&self, calls: bool) -> Vec<&'static str> {
+    pub(crate) fn markers(&self, calls: bool) -> Vec<&'static str> {
         if self.harmony {
             return harmony::MARKERS.to_vec();
         }
@@ -137,6 +164,14 @@ impl OutputParser {
     /// Whether it must see a special token written out. All others are no part of the text.
     pub fn reads(&self, special_token: &str) -> bool {
         self.markers.contains(&special_token)
+    }
+
+    /// Whether the text so far ends inside a thinking block.
+    pub fn in_reasoning(&self) -> bool {
+        match &self.scanner {
+            AnyScanner::Marked(scanner) => scanner.in_reasoning(),
+            AnyScanner::Harmony(scanner) => scanner.in_reasoning(),
+        }
     }
 
     /// Takes the next piece of text. Markers may be split anywhere between pieces.

@@ -35,7 +35,12 @@ struct Conversation {
 }
 
 fn tool(name: &str, description: &str, parameters: &str) -> Tool {
-    Tool { name: name.into(), description: Some(description.into()), parameters: Some(parameters.into()) }
+    Tool {
+        name: name.into(),
+        description: Some(description.into()),
+        parameters: Some(parameters.into()),
+        strict: false,
+    }
 }
 
 fn tools() -> Vec<Tool> {

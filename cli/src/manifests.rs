@@ -151,7 +151,7 @@ mod tests {
                 place(r#"3, item 1: {"kind":"Shard"}"#),
                 place("3, item 2: 7"),
                 place(
-                    r#"4, item 1: {"apiVersion":"russet.dev/v1alpha1","kind":"NodePool","metadata":{"name":"p"}}"#
+                    r#"4, item 1: {"metadata":{"name":"p"},"kind":"NodePool","apiVersion":"russet.dev/v1alpha1"}"#
                 ),
                 place(r#"5: {"kind":"AllowList"}"#),
             ]

@@ -23,6 +23,7 @@ use crate::logit_edits::LogitEdits;
 use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
 use crate::speculative::MAX_DRAFT_TOKENS;
 use crate::step_profiler::StepTotals;
+use crate::token_masks::StepMask;
 
 /// The tokens of one sequence that a batch runs through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +55,7 @@ impl SequenceStep {
     pub fn samples(&self) -> impl Iterator<Item = SampleSpec> {
         let at = move |choice: &SampleSpec, position: u32| SampleSpec {
             index: choice.index + position,
+            mask: choice.mask.as_ref().map(|mask| mask.after(position)),
             ..choice.clone()
         };
         self.sample
@@ -81,7 +83,7 @@ pub struct DraftRequest {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleSpec {
     /// Temperature and filters; `seed` replaces `sampling.seed`.
-    pub sampling: Sampling,
+    pub sampling: Arc<Sampling>,
     /// Fixed for a request, so that the sampled token is a function of (logits, seed, index).
     pub seed: u64,
     /// Number of output tokens before this one.
@@ -90,9 +92,26 @@ pub struct SampleSpec {
     pub banned: Arc<[u32]>,
     /// Changes of the logits.
     pub edits: Option<Arc<LogitEdits>>,
+    /// The tokens that may be sampled at all.
+    pub mask: Option<StepMask>,
+    /// Whether log-probabilities are asked for, and of how many of the most probable tokens besides the sampled one.
+    pub top_logprobs: Option<u32>,
 }
 
 impl SampleSpec {
+    /// The most probable token, of all of them.
+    pub fn greedy(index: u32) -> Self {
+        Self {
+            sampling: Arc::default(),
+            seed: 0,
+            index,
+            banned: Arc::from([]),
+            edits: None,
+            mask: None,
+            top_logprobs: None,
+        }
+    }
+
     /// Fails if the ban list leaves no token of the vocabulary.
     pub fn check(&self, vocabulary: u32) -> Result<(), SampleError> {
         // The list is usually short, so this check is usually enough.
@@ -120,6 +139,39 @@ pub enum SampleError {
         /// Size of the vocabulary.
         vocabulary: usize,
     },
+    /// The grammar of the response allows no token that is not banned, or went beyond its limits.
+    #[error("{0}")]
+    Grammar(String),
+}
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledToken {
+    /// Its id.
+    pub id: u32,
+    /// Where the sample spec asks for them.
+    pub logprobs: Option<TopLogprobs>,
+}
+
+impl From<u32> for SampledToken {
+    fn from(id: u32) -> Self {
+        Self { id, logprobs: None }
+    }
+}
+
+impl PartialEq<u32> for SampledToken {
+    fn eq(&self, id: &u32) -> bool {
+        self.id == *id
+    }
+}
+
+/// Log-probabilities before bans, masks, filters and the temperature.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TopLogprobs {
+    /// Of the sampled token.
+    pub sampled: f32,
+    /// The most probable tokens and theirs, the first one first.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Addresses of this rank's MLX rings: one per member, in ring order. Empty for a ring that this rank is not
@@ -222,7 +274,7 @@ impl From<ExecutorError> for FailureReport {
 /// Result of one step: a sampled token for each of its [sample specs](SequenceStep::samples). The first one
 /// counts; each later one counts if the draft token before it equals the token sampled there. An error ends
 /// only that sequence.
-pub type Sampled = Vec<Result<u32, SampleError>>;
+pub type Sampled = Vec<Result<SampledToken, SampleError>>;
 
 /// A reply of the compute thread. A dropped sender means that the thread is gone, which is a failure like any
 /// other.

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::batch_monitor::BatchMonitor;
 use crate::executor::{
     Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory,
-    ReplyReceiver, SampleError, SampleSpec, Sampled, SequenceStep,
+    ReplyReceiver, SampleError, SampleSpec, Sampled, SampledToken, SequenceStep,
 };
 use crate::prefix_cache::{
     CacheCommand,
@@ -300,10 +300,10 @@ impl FakeState {
         let before_drafts = sequence.len() - step.draft_tokens as usize;
         let chosen: Sampled = (before_drafts..)
             .zip(step.samples())
-            .map(|(length, choice)| self.sample(&sequence[..length], &choice))
+            .map(|(length, choice)| self.sample(&sequence[..length], &choice).map(SampledToken::from))
             .collect();
         match chosen.as_slice() {
-            [Ok(token)] => drop(self.last_tokens.insert(step.slot, *token)),
+            [Ok(token)] => drop(self.last_tokens.insert(step.slot, token.id)),
             // A step that follows before the error is known still has a token to run, as on a device.
             [Err(_)] => drop(self.last_tokens.insert(step.slot, END)),
             [] => {}
@@ -313,7 +313,20 @@ impl FakeState {
         chosen
     }
 
+    /// What it would say, or the first token that it may where it may not.
     fn sample(&self, sequence: &[u32], choice: &SampleSpec) -> Result<u32, SampleError> {
+        let token = self.say(sequence, choice)?;
+        let mask = choice.mask.as_ref().map_or(Ok(None), |mask| mask.get());
+        match mask.map_err(|error| SampleError::Grammar(error.to_string()))? {
+            Some(mask) if !mask.allows(token) => {
+                let first = (0..=END).find(|token| mask.allows(*token));
+                first.ok_or_else(|| SampleError::Grammar("no token is allowed".into()))
+            }
+            Some(_) | None => Ok(token),
+        }
+    }
+
+    fn say(&self, sequence: &[u32], choice: &SampleSpec) -> Result<u32, SampleError> {
         match self.behaviour {
             FakeBehaviour::FixedToken(token) => return Ok(token),
             FakeBehaviour::NotFiniteOn(token) if sequence.contains(&token) => {

@@ -17,6 +17,7 @@ pub mod batch_monitor;
 pub mod batch_time;
 pub mod config;
 pub mod control_service;
+mod dry;
 pub mod engine_service;
 pub mod executor;
 pub mod gguf_folder;
@@ -34,6 +35,7 @@ pub mod sequence;
 pub mod speculative;
 pub mod step_profiler;
 pub mod throughput;
+pub mod token_masks;
 pub mod tokenizer;
 pub mod tunnel;
 

@@ -1,10 +1,12 @@
 //! Changes of logits before a token is sampled: biases, and penalties of tokens that are there already, as vLLM and mlx-lm
 //! have them. Pure; the arrays are in `sample`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use russet_wire::request::Sampling;
+
+use crate::dry;
 
 /// The changes of one row of logits, each token once. A logit first grows away from 0 or towards it, then a number is
 /// added.
@@ -21,10 +23,11 @@ pub struct LogitEdits {
 /// Follows the tokens of a sequence for its edits.
 #[derive(Clone, Debug)]
 pub(crate) struct LogitEditor {
-    bias: BTreeMap<u32, f32>,
-    repetition: f32,
-    presence: f32,
-    frequency: f32,
+    sampling: Arc<Sampling>,
+    /// Tokens over which no repeated run goes on.
+    breakers: BTreeSet<u32>,
+    /// All tokens, where runs are looked for.
+    history: Vec<u32>,
     /// Tokens of the prompt and the output, and how often they are in the output.
     counts: BTreeMap<u32, u32>,
     /// The edits of biases alone, the same for every token.
@@ -33,32 +36,52 @@ pub(crate) struct LogitEditor {
 
 impl LogitEditor {
     /// The editor of a sequence that begins with this prompt.
-    pub(crate) fn new(sampling: &Sampling, prompt: &[u32]) -> Self {
+    pub(crate) fn new(sampling: Arc<Sampling>, prompt: &[u32]) -> Self {
         let mut editor = Self {
-            bias: sampling.logit_bias.clone(),
-            repetition: sampling.repetition_penalty,
-            presence: sampling.presence_penalty,
-            frequency: sampling.frequency_penalty,
+            sampling,
+            breakers: BTreeSet::new(),
+            history: Vec::new(),
             counts: BTreeMap::new(),
             fixed: None,
         };
-        if editor.follows_tokens() {
+        if editor.penalises_runs() {
+            editor.history.extend(prompt);
+        }
+        if editor.penalises_tokens() {
             editor.counts.extend(prompt.iter().map(|token| (*token, 0)));
-        } else if !editor.bias.is_empty() {
+        }
+        if !editor.follows_tokens() && !editor.sampling.logit_bias.is_empty() {
             editor.fixed = Some(Arc::new(editor.of_counts()));
         }
         editor
     }
 
+    /// The tokens over which no repeated run goes on.
+    pub(crate) fn set_breakers(&mut self, breakers: BTreeSet<u32>) {
+        self.breakers = breakers;
+    }
+
     /// Whether the edits of a token depend on those before it, so that all of them have to be known.
     pub(crate) fn follows_tokens(&self) -> bool {
-        self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
+        self.penalises_tokens() || self.penalises_runs()
+    }
+
+    fn penalises_tokens(&self) -> bool {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self.sampling;
+        repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
+    }
+
+    fn penalises_runs(&self) -> bool {
+        self.sampling.dry.multiplier > 0.0
     }
 
     /// Counts a token of the output.
     pub(crate) fn count(&mut self, token: u32) {
-        if self.follows_tokens() {
+        if self.penalises_tokens() {
             *self.counts.entry(token).or_default() += 1;
+        }
+        if self.penalises_runs() {
+            self.history.push(token);
         }
     }
 
@@ -68,6 +91,12 @@ impl LogitEditor {
     }
 
     fn of_counts(&self) -> LogitEdits {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, logit_bias, dry, .. } =
+            &*self.sampling;
+        let mut runs = match self.penalises_runs() {
+            true => dry::penalties(dry, &self.breakers, &self.history),
+            false => BTreeMap::new(),
+        };
         let mut edits = LogitEdits::default();
         let mut edit = |token: u32, factor: f32, added: f32| {
             edits.tokens.push(token);
@@ -75,13 +104,15 @@ impl LogitEditor {
             edits.added.push(added);
         };
         for (token, count) in &self.counts {
-            let presence = if *count > 0 { self.presence } else { 0.0 };
-            let bias = self.bias.get(token).copied().unwrap_or_default();
-            edit(*token, self.repetition, bias - presence - self.frequency * *count as f32);
+            let presence = if *count > 0 { *presence_penalty } else { 0.0 };
+            let bias = logit_bias.get(token).copied().unwrap_or_default();
+            let added = bias - presence - frequency_penalty * *count as f32;
+            edit(*token, *repetition_penalty, added - runs.remove(token).unwrap_or_default());
         }
-        for (token, bias) in self.bias.iter().filter(|(token, _)| !self.counts.contains_key(token)) {
-            edit(*token, 1.0, *bias);
+        for (token, bias) in logit_bias.iter().filter(|(token, _)| !self.counts.contains_key(token)) {
+            edit(*token, 1.0, *bias - runs.remove(token).unwrap_or_default());
         }
+        runs.into_iter().for_each(|(token, penalty)| edit(token, 1.0, -penalty));
         edits
     }
 }
@@ -91,7 +122,7 @@ mod tests {
     use super::*;
 
     fn edits(sampling: Sampling, prompt: &[u32], output: &[u32]) -> Vec<(u32, f32, f32)> {
-        let mut editor = LogitEditor::new(&sampling, prompt);
+        let mut editor = LogitEditor::new(Arc::new(sampling), prompt);
         output.iter().for_each(|token| editor.count(*token));
         let LogitEdits { tokens, factors, added } =
             editor.edits().map(|edits| (*edits).clone()).unwrap_or_default();

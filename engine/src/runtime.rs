@@ -34,7 +34,7 @@ use crate::{
     batch_monitor::BatchMonitor,
     executor::{
         Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory,
-        ReplyReceiver, SampleError, Sampled, SequenceStep,
+        ReplyReceiver, SampleError, Sampled, SequenceStep, TopLogprobs,
     },
     jaccl::Devices,
     layers,
@@ -133,6 +133,8 @@ pub struct StepOutput {
     pub token: u32,
     /// Log-probabilities of the whole vocabulary, before any filter.
     pub logprobs: Vec<f32>,
+    /// Those that the sample spec asks for.
+    pub top_logprobs: Option<TopLogprobs>,
 }
 
 /// [`StepOutput`], or why no token could be sampled, for each sample spec of a step.

@@ -1,19 +1,26 @@
 //! Sampler: tokens from log-probabilities, for all rows of a batch at once and without waiting for any value.
 //! The sampled tokens are an array like any other, so the next step can start before they are read.
 //!
-//! Filters apply in mlx-lm's order: top-p, min-p, top-k, then the temperature. Sampling takes the argmax of
+//! Filters apply in mlx-lm's order: top-p, min-p, XTC, top-k, then the temperature; typical-p, which it lacks, before all
+//! of them, and what may not be sampled at all before that. Sampling takes the argmax of
 //! log-probabilities plus Gumbel noise, which depends only on the request's seed and the token's index.
+
+mod filters;
+mod masks;
+mod top_logprobs;
 
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
-    ops::{argsort_axis, indexing::TryIndexOp, indexing::argmax_axis, logical_and, select, stack},
-    random,
+    ops::{indexing::TryIndexOp, indexing::argmax_axis, select},
 };
 use russet_wire::request::Sampling;
 
-use crate::executor::{SampleError, SampleSpec};
+use crate::executor::{SampleError, SampleSpec, SampledToken};
 use crate::logit_edits::LogitEdits;
+use filters::draw;
+use masks::masked;
+use top_logprobs::TopRows;
 
 /// Temperatures below this are 0, greedy. No two log-probabilities that differ are as close, and dividing by a
 /// subnormal number, which a GPU takes for 0, gives infinity for every token.
@@ -29,13 +36,17 @@ pub struct SampledTokens {
     codes: Array,
     /// `[rows]`, each one valid in the vocabulary.
     pub ids: Array,
+    /// Why nothing can be sampled, for each row.
+    errors: Vec<Option<SampleError>>,
+    top: Option<TopRows>,
 }
 
 impl SampledTokens {
-    /// Samples a token for each row of `logprobs`, `[rows, vocabulary]` in float32, by its sample spec.
-    pub fn sample(choices: &[SampleSpec], logprobs: &Array) -> Result<Self, Exception> {
+    /// Samples a token for each row of `logprobs`, `[rows, vocabulary]` in float32, by its sample spec. `unedited` are
+    /// those of the model, before penalties and biases: clients are told of these.
+    pub fn sample(choices: &[SampleSpec], logprobs: &Array, unedited: &Array) -> Result<Self, Exception> {
         let finite = logprobs.is_finite()?.all_axis(-1, false)?;
-        let allowed = without_banned(choices, logprobs)?;
+        let (allowed, errors) = masked(choices, logprobs)?;
         let best = argmax_axis(&allowed, -1, false)?;
         let greedy: Vec<bool> = choices.iter().map(|choice| is_greedy(&choice.sampling)).collect();
         let chosen = if greedy.iter().all(|greedy| *greedy) {
@@ -45,22 +56,32 @@ impl SampledTokens {
             select(greedy, best, draw(choices, &allowed)?)?
         };
         let nothing = |code: u32| Array::from_slice(&[code], &[1]);
-        Ok(Self {
-            codes: select(&finite, &chosen, nothing(NOT_FINITE))?,
-            ids: select(&finite, &chosen, nothing(0))?,
-        })
+        let ids = select(&finite, &chosen, nothing(0))?;
+        let top = TopRows::of(choices, unedited, &ids)?;
+        Ok(Self { codes: select(&finite, &chosen, nothing(NOT_FINITE))?, ids, errors, top })
     }
 
     /// The arrays to evaluate before the tokens can be read.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        [&self.codes, &self.ids].into_iter()
+        [&self.codes, &self.ids].into_iter().chain(self.top.iter().flat_map(TopRows::arrays))
     }
 
     /// Waits for the tokens.
-    pub fn read(&self) -> Result<Vec<Result<u32, SampleError>>, Exception> {
-        let token = |code| if code == NOT_FINITE { Err(SampleError::NotFinite) } else { Ok(code) };
+    pub fn read(&self) -> Result<Vec<Result<SampledToken, SampleError>>, Exception> {
         let codes = self.codes.to_vec_exact::<u32>();
-        Ok(codes.map_err(|error| Exception::custom(error.to_string()))?.into_iter().map(token).collect())
+        let codes = codes.map_err(|error| Exception::custom(error.to_string()))?;
+        let mut top = self.top.as_ref().map_or(Ok(Vec::new()), TopRows::read)?.into_iter();
+        let rows = codes.into_iter().zip(&self.errors);
+        Ok(rows
+            .map(|(code, error)| {
+                let logprobs = top.next().flatten();
+                match error {
+                    Some(error) => Err(error.clone()),
+                    None if code == NOT_FINITE => Err(SampleError::NotFinite),
+                    None => Ok(SampledToken { id: code, logprobs }),
+                }
+            })
+            .collect())
     }
 }
 
@@ -101,83 +122,8 @@ fn edit(edits: &LogitEdits, row: &Array) -> Result<Array, Exception> {
     row.put_along_axis(&tokens, scaled.add(added)?.as_dtype(row.dtype())?, -1)
 }
 
-/// Masks banned tokens.
-fn without_banned(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
-    let vocabulary = logprobs.dim(1) as u32;
-    let banned = |choice: &SampleSpec| -> Vec<u32> {
-        choice.banned.iter().copied().filter(|token| *token < vocabulary).collect()
-    };
-    let Some((first, others)) = choices.split_first() else { return Ok(logprobs.clone()) };
-    // Usually all rows have the same list.
-    if others.iter().all(|other| other.banned == first.banned) {
-        return ban(&banned(first), logprobs);
-    }
-    let rows = choices.iter().enumerate().map(|(row, choice)| {
-        let row = row as i32;
-        ban(&banned(choice), &logprobs.try_index((row..row + 1, ..))?)
-    });
-    mlx_rs::ops::concatenate(&rows.collect::<Result<Vec<_>, _>>()?, 0)
-}
-
-fn ban(tokens: &[u32], rows: &Array) -> Result<Array, Exception> {
-    if tokens.is_empty() {
-        return Ok(rows.clone());
-    }
-    let indices = Array::from_slice(tokens, &[1, tokens.len() as i32]);
-    let indices = mlx_rs::ops::broadcast_to(indices, &[rows.dim(0), tokens.len() as i32])?;
-    rows.put_along_axis(indices, Array::from_f32(f32::NEG_INFINITY), -1)
-}
-
-/// A random token for each row, by probability at its temperature, among the tokens that pass its filters;
-/// the values of greedy rows are meaningless.
-fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
-    let vocabulary = logprobs.dim(1);
-    let column = |value: fn(&Sampling) -> f32| {
-        let values: Vec<f32> = choices.iter().map(|choice| value(&choice.sampling)).collect();
-        Array::from_slice(&values, &[choices.len() as i32, 1])
-    };
-    let temperature = column(|sampling| if is_greedy(sampling) { 1.0 } else { sampling.temperature });
-    let noise = choices.iter().map(|choice| random::gumbel::<f32>(&[vocabulary][..], &noise_key(choice)?));
-    let noise = stack(&noise.collect::<Result<Vec<_>, _>>()?, 0)?;
-    if !choices.iter().any(|choice| is_filtered(&choice.sampling)) {
-        return argmax_axis(logprobs.divide(temperature)?.add(noise)?, -1, false);
-    }
-    // Most probable first; the sort is stable, so the token id breaks ties.
-    let order = argsort_axis(logprobs.negative()?, -1)?;
-    let sorted = logprobs.take_along_axis(&order, -1)?;
-    let mass = sorted.exp()?;
-    let before = mass.cumsum(-1, None, None)?.subtract(&mass)?;
-    // A disabled filter must not cut tokens because of rounding in the sum.
-    let nucleus = column(|sampling| if has_top_p(sampling) { sampling.top_p } else { 2.0 });
-    let mut allowed = before.lt(nucleus.multiply(mass.sum_axis(-1, true)?)?)?;
-    let floor = column(|sampling| sampling.min_p.max(0.0).ln());
-    allowed = logical_and(allowed, sorted.ge(sorted.try_index((.., 0..1))?.add(floor)?)?)?;
-    let places = Array::arange::<i32, f32>(None, vocabulary, None)?;
-    let most = column(|sampling| if sampling.top_k > 0 { sampling.top_k as f32 } else { f32::INFINITY });
-    allowed = logical_and(allowed, places.lt(most)?)?;
-    let scaled = select(allowed, sorted.divide(temperature)?, Array::from_f32(f32::NEG_INFINITY))?;
-    // The noise is indexed by token, so a row without filters gets the same token as in the unfiltered path.
-    let place = argmax_axis(scaled.add(noise.take_along_axis(&order, -1)?)?, -1, true)?;
-    order.take_along_axis(place, -1)?.flatten(None, None)?.as_dtype(Dtype::Uint32)
-}
-
 fn is_greedy(sampling: &Sampling) -> bool {
     sampling.temperature < MIN_TEMPERATURE
-}
-
-fn has_top_p(sampling: &Sampling) -> bool {
-    sampling.top_p > 0.0 && sampling.top_p < 1.0
-}
-
-fn is_filtered(sampling: &Sampling) -> bool {
-    has_top_p(sampling) || sampling.min_p > 0.0 || sampling.top_k > 0
-}
-
-/// Random key of one token: it depends only on the seed and the index, so a resumed output continues
-/// unchanged.
-fn noise_key(choice: &SampleSpec) -> Result<Array, Exception> {
-    // Seeds within a request differ by a constant that shares no factor with 2^64.
-    random::key(choice.seed.wrapping_add(u64::from(choice.index).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
 #[cfg(test)]
@@ -186,13 +132,12 @@ mod tests {
 
     use super::*;
 
-    type SampledToken = Result<u32, SampleError>;
-
     /// Samples the same logits with each spec.
-    fn choose(choices: &[SampleSpec], logprobs: &[f32]) -> Vec<SampledToken> {
+    fn choose(choices: &[SampleSpec], logprobs: &[f32]) -> Vec<Result<u32, SampleError>> {
         let rows: Vec<f32> = choices.iter().flat_map(|_| logprobs.iter().copied()).collect();
         let rows = Array::from_slice(&rows, &[choices.len() as i32, logprobs.len() as i32]);
-        SampledTokens::sample(choices, &rows).unwrap().read().unwrap()
+        let sampled = SampledTokens::sample(choices, &rows, &rows).unwrap().read().unwrap();
+        sampled.into_iter().map(|token| token.map(|token| token.id)).collect()
     }
 
     fn tokens(choices: &[SampleSpec], probabilities: &[f32]) -> Vec<u32> {
@@ -205,7 +150,8 @@ mod tests {
     }
 
     fn choice(sampling: &Sampling, banned: &[u32], seed: u64, index: u32) -> SampleSpec {
-        SampleSpec { sampling: sampling.clone(), seed, index, banned: Arc::from(banned), edits: None }
+        let (sampling, banned) = (Arc::new(sampling.clone()), Arc::from(banned));
+        SampleSpec { sampling, seed, banned, ..SampleSpec::greedy(index) }
     }
 
     /// Cases of filters, with the tokens of [`PROBABILITIES`] that pass.

@@ -44,6 +44,7 @@ use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{self, CACHE_STEP, CacheCapacity, PrefixCache};
 use crate::speculative::Proposers;
+use crate::token_masks::MaskThread;
 use crate::tokenizer::ChatTokenizer;
 
 use batching::{Readiness, ScheduledTokens, compose_batch};
@@ -104,6 +105,7 @@ pub struct Scheduler {
     last_ended: Instant,
     round: Option<DecodeRound>,
     speculation: SpeculationState,
+    masks: MaskThread,
 }
 
 /// Delay between the first request to an idle engine and the first batch: requests of a burst are prefilled
@@ -181,6 +183,7 @@ impl Scheduler {
             last_ended: started,
             round: None,
             speculation: SpeculationState::default(),
+            masks: MaskThread::start()?,
         };
         Ok((scheduler, intake))
     }
@@ -413,6 +416,9 @@ impl Scheduler {
                 self.caches.snapshot(request.sequence.slot());
             }
             let step = request.sequence.step(*tokens);
+            if let Some(mask) = step.sample.as_ref().and_then(|sample| sample.mask.as_ref()) {
+                self.masks.begin(mask.step());
+            }
             self.caches.grow(step.slot, request.sequence.cached());
             if request.is_prefilling() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);

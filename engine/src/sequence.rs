@@ -2,18 +2,23 @@
 //! resumes after preemption. It neither waits nor sends.
 
 mod output;
+mod thinking_budget;
 mod tool_call_ids;
 
-use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::GenerationRequest;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SequenceStep};
+use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::request::{GenerationRequest, Sampling};
+
+use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SampledToken, SequenceStep};
 use crate::logit_edits::LogitEditor;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::scheduler::batching::Readiness;
 use crate::speculative::{AcceptanceThreshold, MAX_DRAFT_TOKENS, Proposers, Speculator};
 use crate::tokenizer::TokenizerError;
 pub use output::{AcceptedToken, OutputStream, ResumeError};
+pub use thinking_budget::ThinkingBudget;
 
 /// Maximum stop strings: more than any client's API accepts.
 const MAX_STOP_STRINGS: usize = 32;
@@ -140,7 +145,9 @@ pub struct Sequence {
     repeated: u32,
     prompt_tokens: u32,
     cache_salt: String,
-    sample: SampleSpec,
+    sampling: Arc<Sampling>,
+    seed: u64,
+    top_logprobs: Option<u32>,
     editor: LogitEditor,
     output: OutputStream,
 }
@@ -150,10 +157,9 @@ impl Sequence {
     /// `seed` is random if the request names none. Output tokens that came with a resumed request are
     /// prefilled like its prompt.
     pub fn new(request: &GenerationRequest, prompt: Vec<u32>, seed: u64, output: OutputStream) -> Self {
-        let mut editor = LogitEditor::new(&request.sampling, &prompt);
+        let sampling = Arc::new(request.sampling.clone());
+        let mut editor = LogitEditor::new(sampling.clone(), &prompt);
         request.emitted.iter().for_each(|token| editor.count(*token));
-        let sampling = request.sampling.clone();
-        let sample = SampleSpec { sampling, seed, index: 0, banned: output.banned(0), edits: editor.edits() };
         let read = [prompt.as_slice(), &request.emitted].concat();
         Self {
             slot: 0,
@@ -168,7 +174,9 @@ impl Sequence {
             speculator: Speculator::default(),
             draft_rewind: DraftRewind::default(),
             repeated: 0,
-            sample,
+            sampling,
+            seed,
+            top_logprobs: request.logprobs,
             editor,
             output,
         }
@@ -177,6 +185,13 @@ impl Sequence {
     /// Enables speculation with these proposers; rejected draft tokens are taken back so.
     pub fn with_speculation(self, sources: Proposers, draft_rewind: DraftRewind) -> Self {
         Self { speculator: Speculator::new(sources), draft_rewind, ..self }
+    }
+
+    /// No repeated run goes on over these tokens.
+    #[must_use]
+    pub fn with_breakers(mut self, breakers: BTreeSet<u32>) -> Self {
+        self.editor.set_breakers(breakers);
+        self
     }
 
     /// The prompt and the tokens sampled after it. The KV cache holds only the first [`Sequence::cached`] of
@@ -247,7 +262,7 @@ impl Sequence {
     /// token always runs as a step of its own, as in mlx-lm.
     pub fn readiness(&self, ahead: bool) -> Readiness {
         let more = self.output.tokens() + self.pending < self.output.limit();
-        let ahead = ahead && !self.editor.follows_tokens();
+        let ahead = ahead && !self.editor.follows_tokens() && !self.output.follows_tokens();
         let drafts = self.speculator.draft_tokens().len() as u32;
         match self.uncached_tokens() {
             0 if ahead && self.pending == 1 && drafts == 0 && more => Readiness::Decode { known: 1, drafts },
@@ -285,6 +300,7 @@ impl Sequence {
         }
         let most = self.max_draft_tokens();
         self.speculator.propose(&self.tokens, most, least);
+        self.drop_draft_tokens();
         !self.speculator.draft_tokens().is_empty() || self.speculator.awaits_draft()
     }
 
@@ -304,6 +320,13 @@ impl Sequence {
     /// Takes the draft model's reply.
     pub fn receive_draft(&mut self, drafted: Vec<u32>) {
         self.speculator.receive_draft(drafted);
+        self.drop_draft_tokens();
+    }
+
+    /// Drops the draft tokens that may not be sampled.
+    fn drop_draft_tokens(&mut self) {
+        let allowed = self.output.allowed_drafts(self.speculator.draft_tokens());
+        self.speculator.truncate(allowed);
     }
 
     /// Whether the newest draft tokens come from the draft model.
@@ -322,10 +345,13 @@ impl Sequence {
     /// How the token after so many of the output is sampled.
     fn sample_spec(&self, index: u32) -> SampleSpec {
         SampleSpec {
+            sampling: self.sampling.clone(),
+            seed: self.seed,
             index,
             banned: self.output.banned(index),
             edits: self.editor.edits(),
-            ..self.sample.clone()
+            mask: None,
+            top_logprobs: self.top_logprobs,
         }
     }
 
@@ -365,7 +391,8 @@ impl Sequence {
         let choice = chooses.then(|| {
             let index = self.output.tokens() + self.pending;
             self.pending += 1;
-            self.sample_spec(index)
+            let mask = self.output.mask(&tokens[tokens.len() - drafted as usize..]);
+            SampleSpec { mask, ..self.sample_spec(index) }
         });
         let step = SequenceStep { slot: self.slot, offset, tokens, draft_tokens: drafted, sample: choice };
         self.cached += step.length();
@@ -375,7 +402,7 @@ impl Sequence {
     /// Verifies draft tokens: how many sampled tokens count, the first one and one per accepted draft token.
     /// The KV cache then has to be truncated to [`Sequence::cached`], which excludes the rejected ones, and all of the
     /// step where the layers go back to its beginning alone.
-    pub fn verify<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
+    pub fn verify<Token: PartialEq<u32>, E>(&mut self, chosen: &[Result<Token, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
         let drafted = self.speculator.draft_tokens().len();
         if drafted == 0 {
@@ -393,9 +420,10 @@ impl Sequence {
     }
 
     /// Takes a sampled token that counts.
-    pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
-        let before = self.output.tokens();
-        let accepted = self.output.accept(token)?;
+    pub fn accept(&mut self, sampled: impl Into<SampledToken>) -> Result<AcceptedToken, TokenizerError> {
+        let sampled = sampled.into();
+        let (before, token) = (self.output.tokens(), sampled.id);
+        let accepted = self.output.accept(sampled)?;
         // If a step in flight continues from it, it is in the KV cache already: the end token too, which is none of the
         // response. The next request of the conversation has it there.
         if self.output.tokens() > before {
@@ -470,8 +498,8 @@ mod tests {
         let mut output = OutputLog { events: Vec::new(), finished: None, count };
         for (index, &token) in choices.iter().enumerate().skip(request.emitted.len()) {
             // The sampled token is a function of these.
-            let SampleSpec { sampling, seed, index: chosen, banned, edits: _ } = choice.unwrap();
-            assert_eq!((&sampling, seed, chosen as usize), (&request.sampling, 7, index));
+            let SampleSpec { sampling, seed, index: chosen, banned, .. } = choice.unwrap();
+            assert_eq!((&*sampling, seed, chosen as usize), (&request.sampling, 7, index));
             let is_early = (index as u32) < request.sampling.min_tokens;
             assert_eq!(banned.contains(&END), request.ignore_eos || is_early);
             assert_eq!(sequence.verify(&[Ok::<u32, ()>(token)]), 1);

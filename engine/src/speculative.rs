@@ -199,12 +199,12 @@ impl Speculator {
 
     /// Verifies the draft tokens after a text of `length` tokens; returns how many are accepted and clears
     /// them.
-    pub fn verify<E>(&mut self, length: usize, chosen: &[Result<u32, E>]) -> usize {
+    pub fn verify<Token: PartialEq<u32>, E>(&mut self, length: usize, chosen: &[Result<Token, E>]) -> usize {
         let draft_tokens = std::mem::take(&mut self.draft_tokens);
         let matching = draft_tokens
             .iter()
             .zip(chosen)
-            .take_while(|(draft, chosen)| chosen.as_ref().is_ok_and(|token| token == *draft));
+            .take_while(|(draft, chosen)| chosen.as_ref().is_ok_and(|token| *token == **draft));
         let accepted = matching.count();
         if !draft_tokens.is_empty() {
             let record =

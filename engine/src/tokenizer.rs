@@ -9,17 +9,20 @@ mod steps;
 pub mod stop_strings;
 mod templates;
 mod token_length;
+mod token_texts;
 mod word_cuts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use russet_chat::grammar::{GrammarError, GrammarMatcher, OutputRules, TokenText, Vocabulary};
 use russet_chat::parser::{OutputParser, opens_reasoning};
 use russet_chat::template::{Prompt, TemplateError};
 use russet_model::config::whole;
 use russet_model::tokenizer_files::EndTokenIds;
-use russet_wire::conversation::{Message, Tool};
+use russet_wire::conversation::{Message, Tool, ToolChoice};
+use russet_wire::request::StructuredOutput;
 use serde::Deserialize as _;
 use serde_json::Value;
 use thiserror::Error;
@@ -96,6 +99,9 @@ pub enum TokenizerError {
     /// The conversation cannot be rendered.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// The response cannot be constrained as the request asks, or is not as it asked.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// The rendered prompt cannot be tokenised.
     #[error("the tokenizer cannot encode the prompt: {0}")]
     Encode(String),
@@ -177,6 +183,21 @@ pub struct PreparedPrompt {
     pub tokens: Vec<u32>,
     /// Reads what the model answers.
     pub parser: OutputParser,
+    /// What the answer has to be.
+    pub grammar: Option<GrammarMatcher>,
+    /// Tokens that end a thinking block; empty where the model has none.
+    pub thinking_end: Vec<u32>,
+}
+
+/// What a request asks of the response, besides the conversation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResponseRules<'a> {
+    /// Whether tools have to be called.
+    pub tool_choice: Option<&'a ToolChoice>,
+    /// Whether it ends with the first call.
+    pub single_tool_call: bool,
+    /// What its text has to be.
+    pub structured_output: Option<&'a StructuredOutput>,
 }
 
 /// A model's tokenizer and template.
@@ -186,6 +207,9 @@ pub struct ChatTokenizer {
     templates: ChatTemplates,
     eos_token_ids: Arc<[u32]>,
     vocabulary: Option<u64>,
+    /// Made when the first response needs them: that takes some hundred milliseconds.
+    token_texts: OnceLock<Arc<[TokenText]>>,
+    grammar_vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
 }
 
 impl ChatTokenizer {
@@ -236,6 +260,8 @@ impl ChatTokenizer {
             templates,
             eos_token_ids: ends.into_iter().collect(),
             vocabulary,
+            token_texts: OnceLock::new(),
+            grammar_vocabulary: OnceLock::new(),
         })
     }
 
@@ -246,16 +272,17 @@ impl ChatTokenizer {
     /// Among others [`TokenizerError::ContextLength`] where that is certain before all of it is tokenised: a
     /// prompt of which all tokens are known may still fill the context.
     pub fn prompt(&self, prompt: &Prompt<'_>, limits: &PromptLimits<'_>) -> Result<Vec<u32>, TokenizerError> {
-        self.prepare(prompt, limits).map(|prepared| prepared.tokens)
+        self.prepare(prompt, ResponseRules::default(), limits).map(|prepared| prepared.tokens)
     }
 
-    /// Tokenises a conversation like [`prompt`](Self::prompt), and gives what reads its answer.
+    /// Tokenises a conversation like [`prompt`](Self::prompt), and gives what reads and constrains its answer.
     ///
     /// # Errors
-    /// Those of [`prompt`](Self::prompt).
+    /// Those of [`prompt`](Self::prompt), and [`TokenizerError::Grammar`].
     pub fn prepare(
         &self,
         prompt: &Prompt<'_>,
+        rules: ResponseRules<'_>,
         limits: &PromptLimits<'_>,
     ) -> Result<PreparedPrompt, TokenizerError> {
         if (limits.is_abandoned)() {
@@ -268,6 +295,10 @@ impl ChatTokenizer {
         if !prompt.tools.is_empty() && !template.shows_tools() && format.tools_name().is_none() {
             return Err(TemplateError::NoTools.into());
         }
+        let ResponseRules { tool_choice, single_tool_call, structured_output } = rules;
+        let tool_choice = tool_choice.unwrap_or(&ToolChoice::Auto);
+        let enforced = (*tool_choice != ToolChoice::Auto).then(|| format.with_enforced_calls());
+        let format = enforced.as_ref().unwrap_or(format);
         let text = template.render(prompt)?;
         // The template inserts the special tokens itself.
         let tokens = self.encoder.encode(&text, limits)?;
@@ -275,8 +306,14 @@ impl ChatTokenizer {
             let text = self.tokenizer.id_to_token(id).unwrap_or_default();
             return Err(TokenizerError::NotInModel { id, text, vocabulary });
         }
-        let parser = OutputParser::new(format, prompt.tools.into(), opens_reasoning(format, &text));
-        Ok(PreparedPrompt { tokens, parser })
+        let in_reasoning = opens_reasoning(format, &text);
+        let tools = prompt.tools;
+        let rules =
+            OutputRules { format, in_reasoning, tools, tool_choice, single_tool_call, structured_output };
+        let grammar = rules.matcher(|| self.grammar_vocabulary())?;
+        let thinking_end = format.thinking_end().map_or(Ok(Vec::new()), |end| self.encode_marker(end))?;
+        let parser = OutputParser::new(format, tools.into(), in_reasoning);
+        Ok(PreparedPrompt { tokens, parser, grammar, thinking_end })
     }
 
     /// Checks that all emitted tokens of a resumed request are in the vocabulary.
@@ -290,6 +327,36 @@ impl ChatTokenizer {
     fn first_out_of_vocabulary(&self, tokens: &[u32]) -> Option<(u32, u64)> {
         let vocabulary = self.vocabulary?;
         tokens.iter().find(|&&id| u64::from(id) >= vocabulary).map(|&id| (id, vocabulary))
+    }
+
+    /// What each token is, by id; empty where the tokenizer spells no bytes.
+    pub fn token_texts(&self) -> Arc<[TokenText]> {
+        self.token_texts.get_or_init(|| token_texts::token_texts(&self.tokenizer).into()).clone()
+    }
+
+    /// The last tokens of these texts, each behind other text.
+    ///
+    /// # Errors
+    /// The tokenizer failed.
+    pub fn last_tokens(&self, texts: &[String]) -> Result<BTreeSet<u32>, TokenizerError> {
+        let last = |text: &String| Ok(self.encode_marker(&format!("a{text}"))?.last().copied());
+        texts.iter().filter_map(|text| last(text).transpose()).collect()
+    }
+
+    /// The tokens as a grammar sees them.
+    fn grammar_vocabulary(&self) -> Result<Arc<Vocabulary>, GrammarError> {
+        let make = || {
+            let vocabulary = Vocabulary::new(self.token_texts().to_vec(), self.eos_token_ids.clone());
+            vocabulary.map(Arc::new)
+        };
+        self.grammar_vocabulary.get_or_init(make).clone()
+    }
+
+    /// The tokens of a short text, special ones among them.
+    fn encode_marker(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.tokenizer.encode(text, false);
+        let encoding = encoding.map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// A decoder for one output.

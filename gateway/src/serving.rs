@@ -11,6 +11,7 @@
 //! ```
 
 mod api_state;
+mod choices;
 mod dialect;
 mod model_summary;
 mod stalled_reader;
@@ -94,9 +95,10 @@ async fn generate<W: ResponseWriter>(
     let mut bounds = JsonBounds::default();
     let read = api.bodies.read(&parts.headers, body, &caller, |part| bounds.feed(part)).await;
     let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
+    let body_bytes = body.len();
     let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
     let (parsed, prompt) = unread.read(parse).await?;
-    let ParsedRequest { model, request, streamed, ignored, writer } = parsed;
+    let ParsedRequest { model, request, choices, streamed, ignored, writer } = parsed;
     tracing::debug!(
         request_id = id.shown,
         engine_id = id.unique,
@@ -105,14 +107,23 @@ async fn generate<W: ResponseWriter>(
         streamed,
         "generate"
     );
-    let request = PendingRequest::new(model, request, prompt, deadline, permit, caller);
+    // Each further choice holds the request once more.
+    let mut permits = vec![permit];
+    for _ in 1..choices {
+        let held = api.bodies.hold(&caller, body_bytes);
+        permits.push(held.inspect_err(|error| api.metrics.rejected(error))?);
+    }
+    let requests = choices::requests(request, choices).into_iter().zip(permits).map(|(request, permit)| {
+        PendingRequest::new(model.clone(), request, prompt, deadline, permit, caller.clone())
+    });
+    let requests = requests.collect();
     let mut response = if streamed {
         let limits =
             ReadLimits { timeout: api.stream_timeouts.read, deadline: deadline.map(|one| one.with_grace()) };
-        streamed_response::respond(api.dispatcher.clone(), request, writer, api.stream_timeouts, limits)
+        streamed_response::respond(api.dispatcher.clone(), requests, writer, api.stream_timeouts, limits)
             .await?
     } else {
-        whole_response::respond(&api.dispatcher, request, writer).await?
+        whole_response::respond(&api.dispatcher, requests, writer).await?
     };
     if let Ok(value) = HeaderValue::from_str(&ignored.join(","))
         && !ignored.is_empty()

@@ -196,7 +196,7 @@ fn peak_of_memory_per_byte_of_a_hostile_file_is_bounded() {
         ("header: packed tensors", 8.0),
         ("header: metadata", 1.0),
         ("config: one list", 2.0),
-        ("config: many lists", 20.0),
+        ("config: many lists", 40.0),
         ("config: overrides", 4.0),
         ("index: files", 2.0),
         ("tokenizer_config: added tokens", 2.0),

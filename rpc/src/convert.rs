@@ -3,7 +3,9 @@
 
 mod conversation;
 mod sampling;
+mod structured_output;
 
+use russet_wire::conversation::ToolChoice;
 use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Sampling};
 
@@ -28,6 +30,10 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             continue_final_message,
             single_tool_call,
             stop_token_ids,
+            tool_choice,
+            structured_output,
+            thinking_budget,
+            logprobs,
         } = request;
         Self {
             id,
@@ -45,6 +51,10 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             continue_final_message,
             single_tool_call,
             stop_token_ids,
+            tool_choice: Some(tool_choice.into()),
+            structured_output: structured_output.map(pb::StructuredOutput::from),
+            thinking_budget,
+            logprobs,
         }
     }
 }
@@ -67,6 +77,10 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             continue_final_message,
             single_tool_call,
             stop_token_ids,
+            tool_choice,
+            structured_output,
+            thinking_budget,
+            logprobs,
         } = request;
         let sampling = sampling.map(Sampling::from).unwrap_or_default();
         Self {
@@ -85,6 +99,10 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             continue_final_message,
             single_tool_call,
             stop_token_ids,
+            tool_choice: tool_choice.map(ToolChoice::from).unwrap_or_default(),
+            structured_output: structured_output.and_then(structured_output::structured_output),
+            thinking_budget,
+            logprobs,
         }
     }
 }
@@ -96,8 +114,14 @@ impl From<GenerationEvent> for pb::GenerateEvent {
             GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
                 E::Started(pb::Started { prompt_tokens, emitted_tokens })
             }
-            GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls } } => {
-                E::Token(pb::Token { id, text, reasoning, tool_calls: all(tool_calls) })
+            GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls, logprobs } } => {
+                E::Token(pb::Token {
+                    id,
+                    text,
+                    reasoning,
+                    tool_calls: all(tool_calls),
+                    logprobs: all(logprobs),
+                })
             }
             GenerationEvent::Finished { reason, usage } => E::Finished(pb::Finished {
                 reason: pb::FinishReason::from(reason) as i32,
@@ -118,8 +142,9 @@ impl From<pb::GenerateEvent> for GenerationEvent {
             Some(E::Started(pb::Started { prompt_tokens, emitted_tokens })) => {
                 GenerationEvent::Started { prompt_tokens, emitted_tokens }
             }
-            Some(E::Token(pb::Token { id, text, reasoning, tool_calls })) => {
-                GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls: all(tool_calls) } }
+            Some(E::Token(pb::Token { id, text, reasoning, tool_calls, logprobs })) => {
+                let (tool_calls, logprobs) = (all(tool_calls), all(logprobs));
+                GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls, logprobs } }
             }
             Some(E::Finished(finished)) => GenerationEvent::Finished {
                 reason: finished.reason().into(),
@@ -200,6 +225,8 @@ impl From<pb::FinishReason> for FinishReason {
 #[cfg(test)]
 mod tests {
     use russet_wire::conversation::{Message, Tool, ToolCall};
+    use russet_wire::event::{Logprobs, TokenLogprob};
+    use russet_wire::request::{DrySampling, StructuredOutput};
 
     use super::*;
 
@@ -215,6 +242,10 @@ mod tests {
                     reasoning: "hm".into(),
                     text: "a".into(),
                     tool_calls: vec![ToolCall { id: "c1".into(), name: "f".into(), arguments: "{}".into() }],
+                    logprobs: vec![Logprobs {
+                        sampled: TokenLogprob { id: 4, bytes: vec![0xC3], logprob: -0.5 },
+                        top: vec![TokenLogprob { id: 5, bytes: Vec::new(), logprob: -0.25 }],
+                    }],
                 },
             },
             GenerationEvent::Finished {
@@ -256,6 +287,16 @@ mod tests {
                 presence_penalty: 0.2,
                 frequency_penalty: -0.3,
                 logit_bias: [(7, -100.0), (8, 0.5)].into(),
+                typical_p: 0.9,
+                xtc_probability: 0.5,
+                xtc_threshold: 0.2,
+                dry: DrySampling {
+                    multiplier: 0.8,
+                    base: 1.5,
+                    allowed_length: 3,
+                    last_tokens: 64,
+                    sequence_breakers: vec![";".into()],
+                },
                 min_tokens: 3,
                 seed: Some(1),
             },
@@ -269,12 +310,33 @@ mod tests {
                 name: "f".into(),
                 description: Some(String::new()),
                 parameters: Some(r#"{"type":"object"}"#.into()),
+                strict: true,
             }],
             template_arguments: r#"{"enable_thinking":false}"#.into(),
             continue_final_message: true,
             single_tool_call: true,
             stop_token_ids: vec![9],
+            tool_choice: ToolChoice::Named("f".into()),
+            structured_output: Some(StructuredOutput::JsonObject),
+            thinking_budget: Some(0),
+            logprobs: Some(0),
         };
-        assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
+        let returned = |request: &GenerationRequest| -> GenerationRequest {
+            pb::GenerateRequest::from(request.clone()).into()
+        };
+        assert_eq!(returned(&request), request);
+        for output in [
+            StructuredOutput::JsonSchema("{}".into()),
+            StructuredOutput::Regex("a".into()),
+            StructuredOutput::Choice(vec!["a".into(), String::new()]),
+            StructuredOutput::Grammar("start: \"a\"".into()),
+        ] {
+            let request = GenerationRequest {
+                structured_output: Some(output),
+                tool_choice: ToolChoice::Required,
+                ..request.clone()
+            };
+            assert_eq!(returned(&request), request);
+        }
     }
 }

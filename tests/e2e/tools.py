@@ -104,6 +104,9 @@ FAMILIES = {
     "nemotron": ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "<|im_end|>", [], "I add.\n</think>\n" + function_xml(), "I add.", BOTH),
 }
 
+# Families whose calls no grammar is written for.
+UNENFORCED = ["gemma4", "lfm2"]
+
 WIDTH = 256
 CODES = WIDTH - 3  # The dimensions in which tokens of chains differ.
 PROMPT, SEEN, FOUND = WIDTH - 3, WIDTH - 2, WIDTH - 1  # Any other token; a result; a result somewhere before.
@@ -257,6 +260,15 @@ def whole(client, **request):
     return choice.message.model_dump(exclude_none=True), choice.finish_reason
 
 
+def strict(request):
+    """The same, with schemas that have to be met, in the order of keys in which the models write."""
+    def strict_tool(function):
+        parameters = function["parameters"]
+        properties = dict(sorted(parameters["properties"].items(), key=lambda item: "a b text deep".split().index(item[0])))
+        return {"type": "function", "function": {**function, "strict": True, "parameters": {**parameters, "properties": properties}}}
+    return {**request, "max_tokens": 2000, "tools": [strict_tool(tool["function"]) for tool in request["tools"]]}
+
+
 def talk(base_url, family):
     import time
 
@@ -288,6 +300,26 @@ def talk(base_url, family):
         return print(f"{family}: arguments of {len(LONG)} bytes, whole and streamed")
     one, reason = whole(client, messages=messages[:1], parallel_tool_calls=False, **request)
     assert len(one["tool_calls"]) == 1 and reason == "tool_calls", f"{family}: {one} {reason}"
+    if family in UNENFORCED:
+        try:
+            whole(client, messages=messages[:1], **strict(request))
+            raise AssertionError(f"{family}: strict tools are taken")
+        except openai.BadRequestError as error:
+            assert "no grammar" in str(error), f"{family}: {error}"
+    elif family != "gpt-oss":  # Each of its messages has the same special tokens, which it spells after the first.
+        # A grammar lets the model write what it writes by itself, and nothing else. A made model has a special token once,
+        # and spells it the second time, which a grammar does not allow: there it makes one call.
+        once = bool(FAMILIES[family][2])
+        for choice in ("auto", "required", {"type": "function", "function": {"name": calls[-1][0]}}):
+            named = [call for call in calls if choice in ("auto", "required") or call[0] == calls[-1][0]]
+            named = named[:1] if once else named
+            if calls[0] not in named:
+                continue  # What it has to write begins with the other call.
+            asked = {**strict(request), "parallel_tool_calls": not once}
+            message, reason = whole(client, messages=messages[:1], tool_choice=choice, **asked)
+            found = [(call["function"]["name"], json.loads(call["function"]["arguments"]))
+                     for call in message.get("tool_calls", [])]
+            assert (found, reason) == (named, "tool_calls"), f"{family} {choice}: {found}, {reason}, {message}"
     # Without tools nothing is a call.
     plain, reason = whole(client, messages=messages[:1], model=family, temperature=0)
     assert "tool_calls" not in plain and plain.get("content") and reason == "stop", f"{family}: {plain} {reason}"

@@ -87,6 +87,19 @@ async fn refusals(cluster: &mut TestCluster) -> Result<()> {
     for (extra, status, words) in [
         (serde_json::json!({"chat_template_kwargs": {"anything": [1, {"a": null}]}}), 200, "42"),
         (serde_json::json!({"enable_thinking": false, "reasoning_effort": "low"}), 200, "42"),
+        // What the text has to be, in each way of asking.
+        (
+            serde_json::json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {
+                "type": "object", "properties": {"sum": {"type": "integer", "minimum": 10, "maximum": 99}},
+                "required": ["sum"], "additionalProperties": false}}}}),
+            200,
+            "\\\"sum\\\"",
+        ),
+        (serde_json::json!({"structured_outputs": {"choice": ["41", "42"]}}), 200, "\"content\":\"4"),
+        (serde_json::json!({"guided_regex": "Sum: [0-9]{2}"}), 200, "\"content\":\"Sum: "),
+        (serde_json::json!({"guided_json": {"not": {}}}), 400, "Unimplemented keys: [\\\"not\\\"]"),
+        (serde_json::json!({"logprobs": true, "top_logprobs": 2}), 200, "\"top_logprobs\":[{"),
+        (serde_json::json!({"n": 2, "seed": 5, "temperature": 1}), 200, "\"index\":1"),
         (serde_json::json!({"chat_template_kwargs": {"messages": []}}), 400, "cannot set `messages`"),
         (serde_json::json!({"tool_choice": "required", "tools": []}), 400, "`tool_choice`"),
         (

@@ -58,12 +58,27 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON text of the JSON Schema of its arguments.
     pub parameters: Option<String>,
+    /// Whether arguments have to meet the schema.
+    #[serde(default)]
+    pub strict: bool,
+}
+
+/// Whether a model calls tools.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToolChoice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// It calls at least one.
+    Required,
+    /// It calls the tool of this name.
+    Named(String),
 }
 
 impl Tool {
     /// All its texts.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
-        let Self { name, description, parameters } = self;
+        let Self { name, description, parameters, strict: _ } = self;
         [Some(name), description.as_ref(), parameters.as_ref()].into_iter().flatten().map(String::as_str)
     }
 }

@@ -66,8 +66,28 @@ pub struct GenerationFailure {
     pub message: String,
 }
 
+/// A token and its log-probability.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Its id.
+    pub id: u32,
+    /// Its bytes, which may be a part of a character; of a special token those of its name.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// The log-probabilities of a token of the response.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Logprobs {
+    /// The sampled token.
+    pub sampled: TokenLogprob,
+    /// The most probable tokens, the first one first.
+    pub top: Vec<TokenLogprob>,
+}
+
 /// What a token adds to a response, in this order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Delta {
     /// Thinking; never splits a character.
     pub reasoning: String,
@@ -75,6 +95,9 @@ pub struct Delta {
     pub text: String,
     /// Calls of tools, each told once and whole.
     pub tool_calls: Vec<ToolCall>,
+    /// Of its tokens, where the request asks for them.
+    #[serde(default)]
+    pub logprobs: Vec<Logprobs>,
 }
 
 impl Delta {
@@ -85,21 +108,22 @@ impl Delta {
 
     /// Appends what comes after it.
     pub fn append(&mut self, next: Self) {
-        let Self { reasoning, text, tool_calls } = next;
+        let Self { reasoning, text, tool_calls, logprobs } = next;
         self.reasoning.push_str(&reasoning);
         self.text.push_str(&text);
         self.tool_calls.extend(tool_calls);
+        self.logprobs.extend(logprobs);
     }
 
     /// Whether nothing is added.
     pub fn is_empty(&self) -> bool {
-        let Self { reasoning, text, tool_calls } = self;
-        reasoning.is_empty() && text.is_empty() && tool_calls.is_empty()
+        let Self { reasoning, text, tool_calls, logprobs } = self;
+        reasoning.is_empty() && text.is_empty() && tool_calls.is_empty() && logprobs.is_empty()
     }
 }
 
 /// One event of a generation stream.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GenerationEvent {
     /// The request was admitted.
     Started {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::conversation::{Message, Tool};
+use crate::conversation::{Message, Tool, ToolChoice};
 
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +31,20 @@ pub struct Sampling {
     /// Added to the logits of these tokens.
     #[serde(default)]
     pub logit_bias: BTreeMap<u32, f32>,
+    /// Tokens that are less surprising or more surprising than the distribution's entropy are dropped, down to this mass in
+    /// (0, 1]; 1 disables it.
+    #[serde(default = "one")]
+    pub typical_p: f32,
+    /// How often the most probable tokens are dropped of those above `xtc_threshold`, all but the last of them; 0 disables
+    /// it.
+    #[serde(default)]
+    pub xtc_probability: f32,
+    /// The probability that counts as high.
+    #[serde(default = "xtc_threshold")]
+    pub xtc_threshold: f32,
+    /// The penalty of repeated runs of tokens.
+    #[serde(default)]
+    pub dry: DrySampling,
     /// Tokens of the response before an end token or a stop may end it.
     #[serde(default)]
     pub min_tokens: u32,
@@ -50,6 +64,10 @@ impl Default for Sampling {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
+            typical_p: 1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: xtc_threshold(),
+            dry: DrySampling::default(),
             min_tokens: 0,
             seed: None,
         }
@@ -58,6 +76,71 @@ impl Default for Sampling {
 
 fn one() -> f32 {
     1.0
+}
+
+fn xtc_threshold() -> f32 {
+    0.1
+}
+
+/// DRY, "don't repeat yourself": a token that would make a run of tokens longer that was there before is penalised,
+/// exponentially by the length of the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrySampling {
+    /// The penalty of a run of `allowed_length`; 0 disables it.
+    pub multiplier: f32,
+    /// By what each further token multiplies it.
+    pub base: f32,
+    /// Runs of fewer tokens are free.
+    pub allowed_length: u32,
+    /// How many of the last tokens are looked at; 0 is all of them.
+    pub last_tokens: u32,
+    /// No run goes on over a token with one of these texts.
+    pub sequence_breakers: Vec<String>,
+}
+
+impl Default for DrySampling {
+    /// The values of llama.cpp and text-generation-webui.
+    fn default() -> Self {
+        Self {
+            multiplier: 0.0,
+            base: 1.75,
+            allowed_length: 2,
+            last_tokens: 0,
+            sequence_breakers: ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
+        }
+    }
+}
+
+/// What the text of a response has to be, after its thinking.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StructuredOutput {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON text of the JSON Schema that it meets.
+    JsonSchema(String),
+    /// A regular expression, of all of it.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in llguidance's variant of Lark.
+    Grammar(String),
+}
+
+impl StructuredOutput {
+    /// All its texts.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let (one, all): (Option<&String>, &[String]) = match self {
+            Self::JsonObject => (None, &[]),
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Grammar(text) => (Some(text), &[]),
+            Self::Choice(texts) => (None, texts),
+        };
+        one.into_iter().chain(all).map(String::as_str)
+    }
+
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        self.texts().map(str::len).sum()
+    }
 }
 
 /// All inputs of rank 0 for one chat completion.
@@ -73,6 +156,18 @@ pub struct GenerationRequest {
     /// Whether the response ends with its first call of a tool.
     #[serde(default)]
     pub single_tool_call: bool,
+    /// Whether the model has to call tools.
+    #[serde(default)]
+    pub tool_choice: ToolChoice,
+    /// What the text has to be.
+    #[serde(default)]
+    pub structured_output: Option<StructuredOutput>,
+    /// Maximum tokens of thinking; absent means no limit of its own.
+    #[serde(default)]
+    pub thinking_budget: Option<u32>,
+    /// Whether log-probabilities are told, and of how many of the most probable tokens besides the sampled one.
+    #[serde(default)]
+    pub logprobs: Option<u32>,
     /// JSON text of an object: variables of the chat template besides the conversation, such as `enable_thinking`. They
     /// come before those of the deployment. Empty means none.
     #[serde(default)]

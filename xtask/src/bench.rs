@@ -29,6 +29,7 @@ const AREAS: &[Area] = &[
     Area { name: "faults", about: faults::ABOUT, run: faults::run },
     Area { name: "engine", about: engine::ABOUT, run: engine::run },
     Area { name: "families", about: engine::FAMILIES, run: engine::families },
+    Area { name: "structured", about: engine::STRUCTURED, run: engine::structured },
     Area { name: "gateway", about: gateway::ABOUT, run: gateway::run },
     Area { name: "control-plane", about: control_plane::ABOUT, run: control_plane::run },
     Area { name: "memory", about: memory::ABOUT, run: memory::run },

@@ -19,8 +19,10 @@ use crate::{bench::commit, cargo, exactness, mlx};
 const PAGE: &str = "docs/evidence/fuzz.md";
 /// A crate of ours, and the programs of its folder `fuzz`: each reads a stranger's bytes.
 type FuzzCrate = (&'static str, &'static [&'static str]);
-const FUZZ_CRATES: &[FuzzCrate] =
-    &[("model", &["config", "safetensors_header", "index", "gguf"]), ("chat", &["parser", "template"])];
+const FUZZ_CRATES: &[FuzzCrate] = &[
+    ("model", &["config", "safetensors_header", "index", "gguf"]),
+    ("chat", &["parser", "template", "grammar"]),
+];
 /// Executions of each, where the command says no number.
 const EXECUTIONS: u64 = 10_000_000;
 /// Coverage as cargo-fuzz asks for it, without a sanitizer: those need a nightly compiler.

@@ -92,6 +92,21 @@ const VOCABULARIES: Sdist = Sdist {
     what: "vocabularies of real models, of 77 MB",
 };
 
+/// JSON Schema's own test suite, with which `jsonschema` is tested.
+const JSON_SCHEMA_SUITE: Sdist = Sdist {
+    package: "jsonschema",
+    version: "4.25.1",
+    sha256: "e4a9655ce0da0c0b67a085847e00a3a51449e1157f4f75e9fb5aa545e122eb85",
+    part: "json/tests",
+    what: "JSON Schema's test suite",
+};
+
+/// The variable by which tests find that suite, which is fetched if missing.
+pub fn json_schema_suite() -> Result<(String, OsString)> {
+    let folder = JSON_SCHEMA_SUITE.folder(&format!("json-schema-suite-{}", JSON_SCHEMA_SUITE.version))?;
+    Ok(("RUSSET_JSON_SCHEMA_SUITE".to_owned(), folder.into()))
+}
+
 /// The variable by which tests find vocabularies, which are fetched if missing.
 pub fn vocabularies() -> Result<(String, OsString)> {
     let folder = VOCABULARIES.folder(&format!("vocabularies-{}", VOCABULARIES.version))?;

@@ -52,7 +52,12 @@ pub fn test() -> Result<()> {
     println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
     let exactness = exactness::of_this_run(&python)?;
     println!("▸ the oracle's tokens are there after {:.0} s", started.elapsed().as_secs_f64());
-    let weights = [real_weights::smollm2()?, real_weights::gemma()?, real_weights::vocabularies()?];
+    let weights = [
+        real_weights::smollm2()?,
+        real_weights::gemma()?,
+        real_weights::vocabularies()?,
+        real_weights::json_schema_suite()?,
+    ];
     let number = slice::number()?;
     let (tally, clean) = test_binaries::run(&prepared, &|tests| {
         tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness.clone()).envs(weights.clone());

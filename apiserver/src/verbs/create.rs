@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -102,7 +101,7 @@ pub async fn create(
         }
         let reservation = object_limit::reserve(api, &call, &attempt).await?;
         let stored = resource.to_stored(attempt);
-        let change = TxnChange::Put(Bytes::from(stored.to_string()));
+        let change = TxnChange::Put(object::encoded(stored));
         let txn = Txn { key: call.key(), expect: Expect::Absent, change };
         let outcome = api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)?;
         drop(reservation);

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -136,7 +135,7 @@ pub async fn delete(
         } else {
             let mut stored = resource.to_stored(marked.clone());
             object::set_meta(&mut stored, "resourceVersion", Value::Null);
-            TxnChange::Put(Bytes::from(stored.to_string()))
+            TxnChange::Put(object::encoded(stored))
         };
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {

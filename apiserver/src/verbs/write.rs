@@ -6,7 +6,6 @@ mod tests;
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::header;
 use serde_json::{Value, json};
 
@@ -215,7 +214,7 @@ pub async fn modify(
             object_limit::count_event(api, call, &new)?;
             let mut stored = resource.to_stored(new.clone());
             object::set_meta(&mut stored, "resourceVersion", Value::Null);
-            TxnChange::Put(Bytes::from(stored.to_string()))
+            TxnChange::Put(object::encoded(stored))
         };
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {

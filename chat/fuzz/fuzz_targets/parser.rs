@@ -25,6 +25,7 @@ fuzz_target!(|input: &[u8]| {
         name: name.to_owned(),
         description: None,
         parameters: parameters.map(str::to_owned),
+        strict: false,
     };
     let schema = r#"{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":["string","null"]},"c":{"anyOf":[{"type":"object"},{"type":"array"}]}}}"#;
     let tools: Arc<[Tool]> = Arc::from([tool("f", Some(schema)), tool("get", None)]);

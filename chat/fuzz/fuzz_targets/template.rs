@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
         Message { tool_calls: vec![call], reasoning: "hm".into(), ..Message::new("assistant", "") },
         Message { tool_call_id: "abcdef123".into(), name: "f".into(), ..Message::new("tool", "42") },
     ];
-    let tools = [Tool { name: "f".into(), description: None, parameters: Some(r#"{"type":"object"}"#.into()) }];
+    let tools = [Tool { name: "f".into(), parameters: Some(r#"{"type":"object"}"#.into()), ..Tool::default() }];
     let arguments = TemplateArguments::new(&text).unwrap_or_default();
     let now = Zoned::default();
     let prompt = Prompt { tools: &tools, arguments: &[&arguments], ..Prompt::new(&messages, &now) };

@@ -18,6 +18,9 @@ pub(super) const NAMES: &[&str] = &["openai", "openai_gptoss", "gpt_oss", "harmo
 pub(super) const MARKERS: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
 
+/// Ends a message of thinking, and begins the answer.
+pub(super) const THINKING_END: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
+
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
@@ -65,6 +68,10 @@ struct Message {
 impl HarmonyScanner {
     pub(super) fn new(tools: Arc<[Tool]>) -> Self {
         Self { tools, state: State::Header(String::new()), candidate: String::new(), last: None }
+    }
+
+    pub(super) fn in_reasoning(&self) -> bool {
+        matches!(self.state, State::Body { kind: Kind::Reasoning, .. })
     }
 
     pub(super) fn step(&mut self, c: char, parts: &mut PartList) {

@@ -3,7 +3,7 @@
 
 /// The markers of a thinking block.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ReasoningFormat {
+pub(crate) struct ReasoningFormat {
     /// The names of this format; the first is the one that is shown.
     pub names: &'static [&'static str],
     pub begin: &'static str,
@@ -108,6 +108,6 @@ pub(super) fn by_name(name: &str) -> Option<&'static ReasoningFormat> {
 }
 
 #[cfg(test)]
-pub(super) fn all() -> &'static [ReasoningFormat] {
+pub(crate) fn all() -> &'static [ReasoningFormat] {
     FORMATS
 }

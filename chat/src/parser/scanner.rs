@@ -103,6 +103,11 @@ impl Scanner {
         }
     }
 
+    /// Whether the text so far ends inside a thinking block.
+    pub(super) fn in_reasoning(&self) -> bool {
+        matches!(self.mode, Mode::Reasoning)
+    }
+
     /// Takes the next character.
     pub(super) fn step(&mut self, c: char, parts: &mut PartList) {
         if let Mode::Block(block) = &mut self.mode {

@@ -38,6 +38,7 @@ static OFFERED: LazyLock<Arc<[Tool]>> = LazyLock::new(|| {
             name: name.to_owned(),
             description: None,
             parameters: parameters.map(str::to_owned),
+            strict: false,
         })
         .into()
 });

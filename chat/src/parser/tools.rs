@@ -2,7 +2,7 @@
 //! says how a block begins and ends and parses one complete block. The scan of the stream is the scanner's.
 
 mod deepseek;
-pub(super) mod finder;
+pub(crate) mod finder;
 mod gemma4;
 mod glm45;
 mod hermes;
@@ -17,8 +17,10 @@ mod pythonic;
 mod qwen3_coder;
 mod schema;
 mod solar;
+pub(crate) mod syntax;
 
 use self::finder::BlockEnd;
+use self::syntax::CallSyntax;
 use russet_wire::conversation::{Tool, ToolCall};
 
 /// The limit of nested arrays and objects in arguments. serde_json reads 128 levels; the arguments stand in a
@@ -27,7 +29,7 @@ const MAX_NESTING: usize = 120;
 
 /// The syntax of a family's tool calls.
 #[derive(Debug)]
-pub(super) struct ToolFormat {
+pub(crate) struct ToolFormat {
     /// The names of this format; the first is the one that is shown.
     pub names: &'static [&'static str],
     pub begins: &'static [BlockStart],
@@ -39,6 +41,8 @@ pub(super) struct ToolFormat {
     pub inner: &'static [&'static str],
     /// A call ends a thinking block that the model did not close.
     pub ends_reasoning: bool,
+    /// How a grammar makes it write calls: the first that the vocabulary has the tokens for.
+    pub syntaxes: &'static [CallSyntax],
     /// The calls of one complete block, given with its markers (the end marker may be missing). `None` when
     /// the block is not one or more valid calls of offered tools.
     pub parse: fn(&str, &[Tool]) -> Option<Vec<ToolCall>>,
@@ -54,7 +58,7 @@ impl Eq for ToolFormat {}
 
 /// How a block begins, and by that how it ends.
 #[derive(Debug)]
-pub(super) struct BlockStart {
+pub(crate) struct BlockStart {
     pub marker: &'static str,
     /// The marker is the first character of the call itself, and counts only at the beginning of the answer.
     pub bare: bool,
@@ -81,6 +85,7 @@ const BASE: ToolFormat = ToolFormat {
     separators: &[],
     inner: &[],
     ends_reasoning: false,
+    syntaxes: &[],
     parse: |_, _| None,
 };
 
@@ -139,13 +144,18 @@ static FORMATS: &[&ToolFormat] = &[
     &solar::FORMAT,
 ];
 
+/// The format of calls that a grammar makes where the family's own cannot be.
+pub(super) fn enforced() -> &'static ToolFormat {
+    &hermes::HERMES
+}
+
 /// The format `name`.
 pub(super) fn by_name(name: &str) -> Option<&'static ToolFormat> {
     FORMATS.iter().copied().find(|format| format.names.contains(&name))
 }
 
 #[cfg(test)]
-pub(super) fn all() -> &'static [&'static ToolFormat] {
+pub(crate) fn all() -> &'static [&'static ToolFormat] {
     FORMATS
 }
 

@@ -116,6 +116,7 @@ fn probe_tool(key: &str) -> Tool {
         parameters: Some(format!(
             r#"{{"type":"object","properties":{{"{key}":{{"type":"string"}}}},"required":["{key}"]}}"#
         )),
+        strict: false,
     }
 }
 
@@ -135,7 +136,7 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
         return Value::from(());
     }
     let as_value = |tool: &Tool| {
-        let Tool { name, description, parameters } = tool;
+        let Tool { name, description, parameters, strict: _ } = tool;
         let mut function = vec![("name", Value::from(name.as_str()))];
         if let Some(description) = description {
             function.push(("description", Value::from(description.as_str())));

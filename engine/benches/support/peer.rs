@@ -1,5 +1,7 @@
 //! mlx-lm in a process of its own, with the same work in the same run, and the output of figures.
 
+#![allow(dead_code, reason = "each of its users needs another part")]
+
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;

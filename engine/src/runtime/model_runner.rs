@@ -436,9 +436,17 @@ impl ModelRunner {
             };
             let logits = self.model.logits(&behind.map_err(mlx)?)?;
             let choices: Vec<SampleSpec> = steps.iter().flat_map(|step| step.samples()).collect();
-            let logits = edited(&choices, &logits.reshape(&[count, -1]).map_err(mlx)?).map_err(mlx)?;
+            let unedited = logits.reshape(&[count, -1]).map_err(mlx)?;
+            let logits = edited(&choices, &unedited).map_err(mlx)?;
             let logprobs = log_softmax(&logits).map_err(mlx)?;
-            let tokens = SampledTokens::sample(&choices, &logprobs).map_err(mlx)?;
+            if choices.iter().any(|choice| choice.mask.is_some()) {
+                // The masks are computed meanwhile.
+                async_eval([&logprobs]).map_err(mlx)?;
+            }
+            let is_edited =
+                choices.iter().any(|choice| choice.edits.is_some() && choice.top_logprobs.is_some());
+            let unedited = if is_edited { log_softmax(&unedited).map_err(mlx)? } else { logprobs.clone() };
+            let tokens = SampledTokens::sample(&choices, &logprobs, &unedited).map_err(mlx)?;
             let mut row = 0;
             for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.sample.is_some())
             {
@@ -544,7 +552,11 @@ impl BatchRun {
             for (choice, token) in choices.iter().zip(tokens.by_ref()) {
                 let logprobs = rows.next().unwrap_or_default();
                 let token = choice.check(self.vocabulary).and(token);
-                ended[index].push(token.map(|token| StepOutput { token, logprobs }));
+                ended[index].push(token.map(|sampled| StepOutput {
+                    token: sampled.id,
+                    logprobs,
+                    top_logprobs: sampled.logprobs,
+                }));
             }
         }
         Ok(ended)

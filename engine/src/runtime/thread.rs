@@ -27,7 +27,10 @@ use super::{
 };
 use crate::{
     batch_monitor::BatchMonitor,
-    executor::{Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, Sampled, SequenceStep},
+    executor::{
+        Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, Sampled, SampledToken,
+        SequenceStep,
+    },
     prefix_cache::disk::{BlockFile, DiskCache},
     prefix_cache::{CacheCommand, block_hash::BlockHash},
     step_profiler::StepProfiler,
@@ -322,7 +325,13 @@ impl InFlightRun {
         let lost = ended.as_ref().is_err_and(RuntimeError::is_group_failure);
         match self.reply {
             RunReply::Tokens(reply) => {
-                let token = |stepped: Result<StepOutput, _>| stepped.map(|stepped| stepped.token);
+                let token = |stepped: Result<StepOutput, _>| {
+                    let sampled = |StepOutput { token, top_logprobs, .. }| SampledToken {
+                        id: token,
+                        logprobs: top_logprobs,
+                    };
+                    stepped.map(sampled)
+                };
                 let tokens = |step: DetailedOutput| step.into_iter().map(token).collect();
                 let steps = |steps: Vec<DetailedOutput>| steps.into_iter().map(tokens).collect();
                 let _ = reply.send(ended.map(steps).map_err(ExecutorError::from));

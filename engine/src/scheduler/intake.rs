@@ -9,7 +9,7 @@ use jiff::Zoned;
 use russet_chat::template::{Prompt, TemplateArguments};
 use russet_wire::conversation::{Message, Tool};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{GenerationRequest, StructuredOutput};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,9 +26,9 @@ use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::{BlockEvent, BlockEvents};
-use crate::sequence::{self, OutputStream, ResumeError, Sequence};
+use crate::sequence::{self, OutputStream, ResumeError, Sequence, ThinkingBudget};
 use crate::speculative::Proposers;
-use crate::tokenizer::{ChatTokenizer, PreparedPrompt, PromptLimits, TokenizerError};
+use crate::tokenizer::{ChatTokenizer, PreparedPrompt, PromptLimits, ResponseRules, TokenizerError};
 
 /// Submits requests to the scheduler.
 #[derive(Clone)]
@@ -147,24 +147,39 @@ impl Intake {
             continue_final_message: request.continue_final_message,
             now: &Zoned::now(),
         };
-        let prepared = self.tokenizer.prepare(&prompt, &limits);
-        let PreparedPrompt { tokens: prompt, parser } = prepared.map_err(|error| match error {
-            TokenizerError::ContextLength { tokens, .. }
-                if self.kv_tokens < u64::from(self.context_tokens) =>
-            {
-                kv_budget::prompt_exceeds_capacity(&format!("at least {tokens}"), self.kv_tokens)
-            }
-            error => prompt_failure(&error),
-        })?;
+        let rules = ResponseRules {
+            tool_choice: Some(&request.tool_choice),
+            single_tool_call: request.single_tool_call,
+            structured_output: request.structured_output.as_ref(),
+        };
+        let prepared = self.tokenizer.prepare(&prompt, rules, &limits);
+        let PreparedPrompt { tokens: prompt, parser, grammar, thinking_end } =
+            prepared.map_err(|error| match error {
+                TokenizerError::ContextLength { tokens, .. }
+                    if self.kv_tokens < u64::from(self.context_tokens) =>
+                {
+                    kv_budget::prompt_exceeds_capacity(&format!("at least {tokens}"), self.kv_tokens)
+                }
+                error => prompt_failure(&error),
+            })?;
         let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, self.context_tokens)?;
         let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
         let seed = request.sampling.seed.unwrap_or_else(rand::random);
         let (ends, text) = (self.tokenizer.eos_token_ids().clone(), self.tokenizer.detokenizer());
-        let mut output = OutputStream::new(request, limit, ends, text).with_parser(parser);
+        let mut output = OutputStream::new(request, limit, ends, text)
+            .with_parser(parser)
+            .with_grammar(grammar)
+            .with_thinking_budget(ThinkingBudget::new(request.thinking_budget, thinking_end))
+            .with_token_texts(request.logprobs.map(|_| self.tokenizer.token_texts()));
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
         let finished = checked.and_then(|()| output.resume(&request.emitted));
         let finished = finished.map_err(|error| error.failure())?;
-        let sequence = Sequence::new(request, prompt, seed, output);
+        let mut sequence = Sequence::new(request, prompt, seed, output);
+        let dry = &request.sampling.dry;
+        if dry.multiplier > 0.0 {
+            let breakers = self.tokenizer.last_tokens(&dry.sequence_breakers);
+            sequence = sequence.with_breakers(breakers.map_err(|error| prompt_failure(&error))?);
+        }
         Ok((sequence.with_speculation(self.proposers, self.draft_rewind), finished))
     }
 
@@ -187,6 +202,7 @@ fn prompt_bytes(request: &GenerationRequest) -> usize {
     request.messages.iter().map(message).sum::<usize>()
         + tools
         + request.template_arguments.len()
+        + request.structured_output.as_ref().map_or(0, StructuredOutput::bytes)
         + size_of_val(request.emitted.as_slice())
 }
 
@@ -206,9 +222,10 @@ fn prompt_failure(error: &TokenizerError) -> GenerationFailure {
             FailureKind::ContextLengthExceeded
         }
         TokenizerError::Template(error) if !error.is_refusal() => FailureKind::Internal,
-        TokenizerError::Template(_) | TokenizerError::NotInModel { .. } | TokenizerError::LongWord { .. } => {
-            FailureKind::InvalidRequest
-        }
+        TokenizerError::Template(_)
+        | TokenizerError::Grammar(_)
+        | TokenizerError::NotInModel { .. }
+        | TokenizerError::LongWord { .. } => FailureKind::InvalidRequest,
         TokenizerError::Abandoned => FailureKind::DeadlineExceeded,
         _ => FailureKind::Internal,
     };

@@ -12,6 +12,7 @@ use super::kv_budget::SequenceUsage;
 use super::queue_limit::QueueTicket;
 use super::response_sink::ResponseSink;
 use super::wait_queue::QueuePosition;
+use crate::executor::SampledToken;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::SlotAssignment;
 use crate::sequence::{AcceptedToken, Sequence};
@@ -143,7 +144,7 @@ impl ScheduledRequest {
     /// Takes a sampled token; returns how the request ended, if it did.
     pub(super) fn accept_token(
         &mut self,
-        token: u32,
+        token: SampledToken,
         metrics: &EngineMetrics,
     ) -> Option<Result<FinishReason, String>> {
         let now = Instant::now();

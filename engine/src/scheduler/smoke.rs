@@ -103,9 +103,9 @@ async fn answer(
         let Some(token) = sampled.first().cloned() else { continue };
         let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
         sequence.verify(&sampled);
-        tokens.push(token);
-        if !tokenizer.has_token(token) {
-            return Err(SmokeError::Unknown { index: tokens.len(), token });
+        tokens.push(token.id);
+        if !tokenizer.has_token(token.id) {
+            return Err(SmokeError::Unknown { index: tokens.len(), token: token.id });
         }
         let AcceptedToken { event, finished } = sequence.accept(token)?;
         if let Some(GenerationEvent::Token { delta, .. }) = event {

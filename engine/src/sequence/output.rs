@@ -4,12 +4,19 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use russet_chat::grammar::{GrammarMatcher, TokenText};
 use russet_chat::parser::{OutputFormat, OutputParser, Part};
-use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::event::{
+    Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Logprobs, TokenLogprob,
+};
 use russet_wire::request::GenerationRequest;
 use thiserror::Error;
 
+use super::thinking_budget::ThinkingBudget;
 use super::tool_call_ids::ToolCallIds;
+use crate::executor::{SampledToken, TopLogprobs};
+use crate::token_masks::{SharedMatcher, StepMask};
 use crate::tokenizer::TokenizerError;
 use crate::tokenizer::detokenizer::Detokenizer;
 use crate::tokenizer::stop_strings::{StopCheck, StopStrings};
@@ -30,10 +37,15 @@ pub struct OutputStream {
     parser: OutputParser,
     single_tool_call: bool,
     tool_calls: ToolCallIds,
+    /// What the output has to be.
+    grammar: Option<SharedMatcher>,
+    thinking: ThinkingBudget,
+    /// For log-probabilities.
+    token_texts: Option<Arc<[TokenText]>>,
 }
 
 /// Result of a sampled token.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct AcceptedToken {
     /// Event to emit, if there is text or a token to count.
     pub event: Option<GenerationEvent>,
@@ -63,9 +75,8 @@ impl ResumeError {
     /// The failure that the client gets.
     pub fn failure(&self) -> GenerationFailure {
         let kind = match self {
-            Self::Tokens(TokenizerError::OutOfVocabulary { .. }) | Self::BeyondEnd { .. } => {
-                FailureKind::InvalidRequest
-            }
+            Self::Tokens(TokenizerError::OutOfVocabulary { .. } | TokenizerError::Grammar(_))
+            | Self::BeyondEnd { .. } => FailureKind::InvalidRequest,
             Self::Tokens(_) => FailureKind::Internal,
         };
         GenerationFailure { kind, message: self.to_string() }
@@ -101,6 +112,50 @@ impl OutputStream {
             parser: OutputParser::new(&OutputFormat::default(), Arc::new([]), false),
             single_tool_call: request.single_tool_call,
             tool_calls: ToolCallIds::new(&request.id),
+            grammar: None,
+            thinking: ThinkingBudget::default(),
+            token_texts: None,
+        }
+    }
+
+    /// The same, which has to be what this grammar allows.
+    #[must_use]
+    pub fn with_grammar(self, grammar: Option<GrammarMatcher>) -> Self {
+        Self { grammar: grammar.map(|grammar| Arc::new(Mutex::new(grammar))), ..self }
+    }
+
+    /// The same, with a budget for its thinking.
+    #[must_use]
+    pub fn with_thinking_budget(self, thinking: ThinkingBudget) -> Self {
+        Self { thinking, ..self }
+    }
+
+    /// The same, which tells log-probabilities of tokens with these texts.
+    #[must_use]
+    pub fn with_token_texts(self, token_texts: Option<Arc<[TokenText]>>) -> Self {
+        Self { token_texts, ..self }
+    }
+
+    /// Whether what may be sampled next depends on the token before it.
+    pub fn follows_tokens(&self) -> bool {
+        self.grammar.is_some() || self.thinking.is_set()
+    }
+
+    /// Which tokens may be sampled next, and after each of these draft tokens.
+    pub fn mask(&self, drafts: &[u32]) -> Option<StepMask> {
+        if let Some(token) = self.thinking.forced(self.parser.in_reasoning()) {
+            return Some(StepMask::only(token));
+        }
+        self.grammar.as_ref().map(|grammar| StepMask::of_grammar(grammar, drafts))
+    }
+
+    /// How many of these draft tokens may be sampled.
+    pub fn allowed_drafts(&self, drafts: &[u32]) -> usize {
+        // Where thinking ends depends on the text of the tokens before it.
+        match &self.grammar {
+            _ if self.thinking.is_set() => 0,
+            Some(grammar) => grammar.lock().allowed(drafts),
+            None => drafts.len(),
         }
     }
 
@@ -150,7 +205,8 @@ impl OutputStream {
     }
 
     /// Takes the next token.
-    pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
+    pub fn accept(&mut self, sampled: impl Into<SampledToken>) -> Result<AcceptedToken, TokenizerError> {
+        let SampledToken { id: token, logprobs } = sampled.into();
         if self.ends.contains(&token) {
             let held = self.flush()?;
             let mut parts = self.parser.push(&held.text);
@@ -165,19 +221,30 @@ impl OutputStream {
             return Ok(AcceptedToken { event, finished: Some(FinishReason::Stop) });
         }
         self.tokens += 1;
+        self.thinking.count(token, self.parser.in_reasoning());
+        let is_complete = match &self.grammar {
+            Some(grammar) => {
+                let mut grammar = grammar.lock();
+                grammar.accept(token)?;
+                grammar.is_complete()
+            }
+            None => false,
+        };
         let (mut parts, stopped) = self.push(token)?;
         let mut finished = None;
         if stopped {
             parts.extend(self.parser.finish());
             finished = Some(FinishReason::Stop);
-        } else if self.tokens >= self.limit {
+        } else if is_complete || self.tokens >= self.limit {
             // The remaining bytes may still complete a stop string.
             let held = self.flush()?;
             parts.extend(self.parser.push(&held.text));
             parts.extend(self.parser.finish());
-            finished = Some(if held.stopped { FinishReason::Stop } else { FinishReason::Length });
+            let is_stop = is_complete || held.stopped;
+            finished = Some(if is_stop { FinishReason::Stop } else { FinishReason::Length });
         }
-        let (delta, ended) = self.delta(parts);
+        let (mut delta, ended) = self.delta(parts);
+        delta.logprobs.extend(logprobs.map(|logprobs| self.logprobs(token, logprobs)));
         if ended {
             finished = Some(FinishReason::Stop);
         }
@@ -230,6 +297,20 @@ impl OutputStream {
         (delta, false)
     }
 
+    fn logprobs(&self, token: u32, logprobs: TopLogprobs) -> Logprobs {
+        let TopLogprobs { sampled, top } = logprobs;
+        let of = |(id, logprob): (u32, f32)| {
+            let text = self.token_texts.as_ref().and_then(|texts| texts.get(id as usize));
+            let bytes = match text {
+                Some(TokenText::Bytes(bytes)) => bytes.clone(),
+                Some(TokenText::Special(name)) => name.clone().into_bytes(),
+                Some(TokenText::None) | None => Vec::new(),
+            };
+            TokenLogprob { id, bytes, logprob }
+        };
+        Logprobs { sampled: of((token, sampled)), top: top.into_iter().map(of).collect() }
+    }
+
     /// The text held back, where nothing that goes on with it follows.
     fn flush(&mut self) -> Result<StopCheck, TokenizerError> {
         let last = self.detokenizer.flush()?;
@@ -252,7 +333,7 @@ mod tests {
     const WRITTEN: &str = "<think>\nI add: 17 + 25.\n</think>\n\nSo é 🙂: <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 25, \"a\": \"日本\"}}\n</tool_call>\n<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
 
     fn request() -> GenerationRequest {
-        let tool = Tool { name: "add".into(), description: None, parameters: None };
+        let tool = Tool { name: "add".into(), ..Tool::default() };
         GenerationRequest { id: "r".into(), tools: vec![tool], ..GenerationRequest::default() }
     }
 
@@ -297,6 +378,7 @@ mod tests {
             reasoning: "I add: 17 + 25.".into(),
             text: "So é 🙂:".into(),
             tool_calls: vec![call(&ids[0], "{\"b\": 25, \"a\": \"日本\"}"), call(&ids[1], "{}")],
+            ..Delta::default()
         };
         assert_eq!((&delta, finished), (&expected, Some(FinishReason::Stop)));
         assert_ne!(ids[0], ids[1]);

@@ -1,6 +1,6 @@
 //! One process of a group: rank 0 runs the comparison, the other ranks execute its steps.
 
-use std::{io::Write, path::Path, sync::Arc};
+use std::{io::Write, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
@@ -9,7 +9,7 @@ use russet_engine::{
     runtime::{Runtime, RuntimeConfig, StepOutput},
     weights::LoadDtype,
 };
-use russet_wire::{engine_config::OverlapScheduling, engine_options::RouterBroadcast, request::Sampling};
+use russet_wire::{engine_config::OverlapScheduling, engine_options::RouterBroadcast};
 use serde::{Deserialize, Serialize};
 
 use crate::{Case, ComparisonReport, Oracle, group::RankOrders};
@@ -351,13 +351,7 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
     let mut report = ComparisonReport { beside: "unread ".to_owned(), ..ComparisonReport::default() };
     for (group, prompts) in oracle.prompts.chunks(SLOTS).take(2).enumerate() {
         let step = |slot: usize, offset: usize, tokens: &[u32], index: Option<usize>| {
-            let choice = index.map(|index| SampleSpec {
-                sampling: Sampling::default(),
-                seed: 0,
-                index: index as u32,
-                banned: Arc::from([]),
-                edits: None,
-            });
+            let choice = index.map(|index| SampleSpec::greedy(index as u32));
             SequenceStep {
                 slot: slot as u32,
                 offset: offset as u32,
@@ -390,7 +384,11 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
                 report.tokens += 1;
                 report.close_calls += usize::from(gap <= rule.gap);
                 if ours != theirs {
-                    ensure!(gap <= rule.gap, "token {at} of prompt {index}: {ours}, not {theirs}, gap {gap}");
+                    ensure!(
+                        gap <= rule.gap,
+                        "token {at} of prompt {index}: {}, not {theirs}, gap {gap}",
+                        ours.id
+                    );
                     report.excused += 1;
                     open[slot] = false;
                 }
@@ -432,13 +430,7 @@ impl Sequence<'_> {
         let drafted = (tokens.len() - known) as u32;
         self.length += tokens.len();
         let index = self.compared as u32;
-        let choice = chosen.then(|| SampleSpec {
-            sampling: Sampling::default(),
-            seed: 0,
-            index,
-            banned: Arc::from([]),
-            edits: None,
-        });
+        let choice = chosen.then(|| SampleSpec::greedy(index));
         SequenceStep { slot, offset, tokens, draft_tokens: drafted, sample: choice }
     }
 

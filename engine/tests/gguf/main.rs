@@ -90,13 +90,7 @@ fn answer(runtime: &Runtime, prompt: &[u32], slot: u32) -> Vec<u32> {
     let (mut offset, mut tokens, mut answer) = (0, prompt.to_vec(), Vec::new());
     while answer.len() < TOKENS {
         let length = tokens.len() as u32;
-        let sample = Some(SampleSpec {
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            seed: 0,
-            index: answer.len() as u32,
-            banned: std::sync::Arc::default(),
-            edits: None,
-        });
+        let sample = Some(SampleSpec::greedy(answer.len() as u32));
         let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, sample };
         let output = runtime.run_detailed(vec![step]).blocking_recv().unwrap().unwrap();
         let token = output[0][0].as_ref().unwrap().token;

@@ -6,7 +6,9 @@ use std::path::Path;
 use russet_model::gguf::{Gguf, header::HeaderRead};
 use tokenizers::Tokenizer;
 
-use super::named;
+use super::{named, share};
+use russet_chat::grammar::TokenText;
+use russet_engine::tokenizer::ChatTokenizer;
 
 /// Vocabularies of the architectures that are read.
 const READ: [&str; 6] = ["gemma-4", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35"];
@@ -48,5 +50,47 @@ fn vocabularies_give_the_tokens_that_llama_cpp_recorded() {
     for name in ["command-r", "deepseek-llm", "falcon", "gpt-2", "mpt", "bert-bge"] {
         let refused = tokenizer(&folder.join(format!("ggml-vocab-{name}.gguf"))).unwrap_err();
         assert!(refused.contains("is not supported"), "{name}: {refused}");
+    }
+}
+
+#[test]
+fn bytes_of_tokens_are_what_they_are_decoded_to() {
+    let Some(folder) = named("RUSSET_VOCABULARIES") else { return };
+    for name in share::of_this_run(READ.to_vec(), 3) {
+        let tokenizer = tokenizer(&folder.join(format!("ggml-vocab-{name}.gguf"))).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        for (file, text) in [
+            ("tokenizer.json", tokenizer.to_string(false).unwrap()),
+            ("tokenizer_config.json", "{}".to_owned()),
+            ("config.json", r#"{"eos_token_id": 0}"#.to_owned()),
+            ("chat_template.jinja", "{{ messages[0].content }}".to_owned()),
+        ] {
+            std::fs::write(dir.path().join(file), text).unwrap();
+        }
+        let texts = ChatTokenizer::load(dir.path()).unwrap().token_texts();
+        let bytes = |id: u32| match &texts[id as usize] {
+            TokenText::Bytes(bytes) => bytes.as_slice(),
+            TokenText::Special(_) | TokenText::None => &[],
+        };
+        let (mut state, mut spelled) = (1_u32, 0);
+        for _ in 0..2000 {
+            let ids: Vec<u32> = (0..6)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (state >> 8) % texts.len() as u32
+                })
+                .collect();
+            let whole: Vec<u8> = ids.iter().flat_map(|id| bytes(*id)).copied().collect();
+            let (whole, decoded) = (String::from_utf8_lossy(&whole), tokenizer.decode(&ids, true).unwrap());
+            // SentencePiece drops the space before the first word.
+            assert!(
+                whole == decoded || whole.strip_prefix(' ') == Some(&decoded) || whole.contains('\u{FFFD}'),
+                "{name}: {ids:?} are {whole:?}, and decoded {decoded:?}"
+            );
+            spelled += usize::from(!whole.is_empty());
+        }
+        let special = texts.iter().filter(|text| matches!(text, TokenText::Special(_))).count();
+        println!("{name}: {} tokens, {special} of them special, {spelled} texts", texts.len());
+        assert!(spelled > 1900, "{name}");
     }
 }

@@ -94,23 +94,27 @@ pub fn random_model_dir() -> TempDir {
 
 /// The same with these sizes.
 pub fn random_model(shape: Shape) -> TempDir {
-    const VOCABULARY: usize = 260;
+    random_model_of(shape, 260)
+}
+
+/// The same with a vocabulary of so many tokens.
+pub fn random_model_of(shape: Shape, vocabulary: usize) -> TempDir {
     let Shape { hidden, intermediate, heads, kv_heads, layers, spread } = shape;
     let head = hidden / heads;
     let dir = model_dir();
     let config = json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
         "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": head, "vocab_size": VOCABULARY,
+        "num_key_value_heads": kv_heads, "head_dim": head, "vocab_size": vocabulary,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": false, "torch_dtype": "float32", "eos_token_id": END,
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
 
     let mut tensors: Vec<(String, Vec<usize>)> = vec![
-        ("model.embed_tokens.weight".into(), vec![VOCABULARY, hidden]),
+        ("model.embed_tokens.weight".into(), vec![vocabulary, hidden]),
         ("model.norm.weight".into(), vec![hidden]),
-        ("lm_head.weight".into(), vec![VOCABULARY, hidden]),
+        ("lm_head.weight".into(), vec![vocabulary, hidden]),
     ];
     for layer in 0..layers {
         for (name, shape) in [

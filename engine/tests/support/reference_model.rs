@@ -10,7 +10,7 @@ use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokenizer::{ChatTokenizer, PromptLimits};
 use russet_engine::weights::LoadDtype;
 use russet_wire::engine_config::OverlapScheduling;
-use russet_wire::request::{GenerationRequest, Sampling};
+use russet_wire::request::GenerationRequest;
 use tokio::sync::Mutex;
 
 /// Two tokens are equally good in float32 if their log-probabilities differ by at most this; the exactness
@@ -62,13 +62,7 @@ impl ReferenceModel {
         }
         let read = std::iter::once(last).chain(answer);
         for (index, (token, chosen)) in read.zip(answer).enumerate() {
-            let choice = SampleSpec {
-                sampling: Sampling::default(),
-                seed: 0,
-                index: index as u32,
-                banned: [].into(),
-                edits: None,
-            };
+            let choice = SampleSpec::greedy(index as u32);
             let offset = (before.len() + index) as u32;
             let step =
                 SequenceStep { slot: 0, offset, tokens: vec![*token], draft_tokens: 0, sample: Some(choice) };

@@ -4,7 +4,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::{Stream, StreamExt as _};
+use futures::Stream;
 use russet_wire::event::GenerationEvent;
 
 use super::attempt_loop::{OpenedStream, PendingRequest};
@@ -17,10 +17,9 @@ use crate::metrics::RequestTracker;
 pub(crate) struct ResponseStream(Pin<Box<dyn Stream<Item = Result<GenerationEvent, GatewayError>> + Send>>);
 
 impl ResponseStream {
-    /// The next event: any number of `Token` with text, then one `Finished`, whose reason is never
-    /// `Cancelled`, or an error; then `None`. Cancel-safe: dropping the future loses nothing.
-    pub(crate) async fn next(&mut self) -> Option<Result<GenerationEvent, GatewayError>> {
-        self.0.next().await
+    /// Its events: any number of `Token` with text, then one `Finished`, whose reason is never `Cancelled`, or an error.
+    pub(crate) fn into_stream(self) -> impl Stream<Item = Result<GenerationEvent, GatewayError>> + Send {
+        self.0
     }
 
     /// The response to the request, from the first event of an engine on.

@@ -51,6 +51,9 @@ impl PromptDigest {
         }
         add(&request.template_arguments);
         request.tools.iter().flat_map(Tool::texts).for_each(&mut add);
+        if let Some(output) = &request.structured_output {
+            output.texts().for_each(&mut add);
+        }
         Self(hash.finalize().into())
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct ParsedRequest<W> {
     pub(crate) model: String,
     /// The request for the engine.
     pub(crate) request: GenerationRequest,
+    /// How many responses it asks for, at least one.
+    pub(crate) choices: usize,
     /// Whether the response is streamed.
     pub(crate) streamed: bool,
     /// Ignored fields, which a header lists.
@@ -74,20 +76,20 @@ pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
 
-    /// A complete response that is not streamed.
-    fn whole(self, response: &Delta, reason: FinishReason, usage: Usage) -> Response;
+    /// A complete response that is not streamed, of all choices.
+    fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response;
 
     /// The stream starts.
     fn start(&mut self) -> Bytes;
 
-    /// What is added.
-    fn delta(&mut self, delta: &Delta) -> Bytes;
+    /// What is added to a choice.
+    fn delta(&mut self, choice: usize, delta: &Delta) -> Bytes;
 
     /// No new text; keeps the connection open.
     fn keep_alive(&mut self) -> Bytes;
 
-    /// The response is complete.
-    fn finish(&mut self, reason: FinishReason, usage: Usage) -> Bytes;
+    /// A choice is complete; with the usage of all of them where it is the last.
+    fn finish(&mut self, choice: usize, reason: FinishReason, usage: Option<Usage>) -> Bytes;
 
     /// The response cannot be completed. The HTTP status was sent long ago.
     fn error(&mut self, error: &GatewayError) -> Bytes;

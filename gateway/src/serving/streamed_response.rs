@@ -9,6 +9,7 @@ use russet_wire::event::GenerationEvent;
 use tokio::time::{Instant, interval_at, timeout};
 
 use super::api_state::StreamTimeouts;
+use super::choices::{Choices, TotalUsage};
 use super::dialect::ResponseWriter;
 use super::stalled_reader::{ReadBody, ReadLimits};
 use crate::dispatch::{Dispatcher, PendingRequest};
@@ -17,12 +18,13 @@ use crate::error::GatewayError;
 /// The streamed response to the request, or an error that is early enough to have its own HTTP status.
 pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: Arc<Dispatcher>,
-    request: PendingRequest,
+    requests: Vec<PendingRequest>,
     mut writer: W,
     timeouts: StreamTimeouts,
     limits: ReadLimits,
 ) -> Result<Response, GatewayError> {
-    let mut opening = Box::pin(async move { dispatcher.respond(request).await });
+    let mut unfinished = requests.len();
+    let mut opening = Box::pin(Choices::open(dispatcher, requests));
     let opened = match timeout(timeouts.headers, &mut opening).await {
         Ok(opened) => Some(opened?),
         Err(_) => None,
@@ -47,15 +49,25 @@ pub(super) async fn respond<W: ResponseWriter>(
                 }
             },
         };
+        let mut total = TotalUsage::default();
         loop {
             let bytes = tokio::select! {
                 biased;
                 event = events.next() => match event {
-                    Some(Ok(GenerationEvent::Token { id: _, delta })) => writer.delta(&delta),
-                    Some(Ok(GenerationEvent::Finished { reason, usage })) => writer.finish(reason, usage),
+                    Some((choice, Ok(GenerationEvent::Token { id: _, delta }))) => writer.delta(choice, &delta),
+                    Some((choice, Ok(GenerationEvent::Finished { reason, usage }))) => {
+                        total.add(usage);
+                        unfinished = unfinished.saturating_sub(1);
+                        let end = (unfinished == 0).then(|| total.total());
+                        writer.finish(choice, reason, end)
+                    }
                     // Dispatch keeps the first to itself and turns the second into an error.
-                    Some(Ok(GenerationEvent::Started { .. } | GenerationEvent::Failed(_))) => continue,
-                    Some(Err(error)) => writer.error(&error),
+                    Some((_, Ok(GenerationEvent::Started { .. } | GenerationEvent::Failed(_)))) => continue,
+                    // The other choices end with it.
+                    Some((_, Err(error))) => {
+                        yield writer.error(&error);
+                        break;
+                    }
                     None => break,
                 },
                 _ = keep_alive.tick() => writer.keep_alive(),

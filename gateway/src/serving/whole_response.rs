@@ -3,27 +3,38 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use russet_wire::event::{Delta, GenerationEvent};
+use russet_wire::event::{Delta, FinishReason, GenerationEvent};
 
+use super::choices::{Choices, TotalUsage};
 use super::dialect::ResponseWriter;
 use crate::dispatch::{Dispatcher, PendingRequest};
 use crate::error::{ErrorKind, GatewayError};
 
-/// The complete response to the request.
+/// The complete responses to the requests of all choices.
 pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: &Arc<Dispatcher>,
-    request: PendingRequest,
+    requests: Vec<PendingRequest>,
     writer: W,
 ) -> Result<Response, GatewayError> {
-    let mut events = dispatcher.respond(request).await?;
-    let mut response = Delta::default();
-    while let Some(event) = events.next().await {
+    let mut choices: Vec<(Delta, Option<FinishReason>)> = vec![(Delta::default(), None); requests.len()];
+    let mut usage = TotalUsage::default();
+    let mut events = Choices::open(dispatcher.clone(), requests).await?;
+    while let Some((choice, event)) = events.next().await {
+        let Some((response, finished)) = choices.get_mut(choice) else { continue };
         match event? {
             GenerationEvent::Token { id: _, delta } => response.append(delta),
-            GenerationEvent::Finished { reason, usage } => return Ok(writer.whole(&response, reason, usage)),
+            GenerationEvent::Finished { reason, usage: tokens } => {
+                *finished = Some(reason);
+                usage.add(tokens);
+            }
             // Dispatch keeps the first to itself and turns the second into an error.
             GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => {}
         }
     }
-    Err(GatewayError::new(ErrorKind::Internal, "the response ended without a finish reason"))
+    let whole: Option<Vec<(Delta, FinishReason)>> =
+        choices.into_iter().map(|(response, finished)| Some((response, finished?))).collect();
+    match whole {
+        Some(choices) => Ok(writer.whole(&choices, usage.total())),
+        None => Err(GatewayError::new(ErrorKind::Internal, "the response ended without a finish reason")),
+    }
 }

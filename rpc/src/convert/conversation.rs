@@ -1,6 +1,6 @@
 //! Conversations between the protos and [`russet_wire::conversation`]. Destructured whole, so that no field is lost.
 
-use russet_wire::conversation::{Message, Tool, ToolCall};
+use russet_wire::conversation::{Message, Tool, ToolCall, ToolChoice};
 
 use crate::engine as pb;
 
@@ -39,14 +39,37 @@ impl From<pb::ToolCall> for ToolCall {
 
 impl From<Tool> for pb::Tool {
     fn from(tool: Tool) -> Self {
-        let Tool { name, description, parameters } = tool;
-        Self { name, description, parameters }
+        let Tool { name, description, parameters, strict } = tool;
+        Self { name, description, parameters, strict }
     }
 }
 
 impl From<pb::Tool> for Tool {
     fn from(tool: pb::Tool) -> Self {
-        let pb::Tool { name, description, parameters } = tool;
-        Self { name, description, parameters }
+        let pb::Tool { name, description, parameters, strict } = tool;
+        Self { name, description, parameters, strict }
+    }
+}
+
+impl From<ToolChoice> for pb::ToolChoice {
+    fn from(choice: ToolChoice) -> Self {
+        use pb::tool_choice::Choice;
+        let choice = match choice {
+            ToolChoice::Auto => None,
+            ToolChoice::Required => Some(Choice::Required(true)),
+            ToolChoice::Named(name) => Some(Choice::Named(name)),
+        };
+        Self { choice }
+    }
+}
+
+impl From<pb::ToolChoice> for ToolChoice {
+    fn from(choice: pb::ToolChoice) -> Self {
+        use pb::tool_choice::Choice;
+        match choice.choice {
+            None | Some(Choice::Required(false)) => Self::Auto,
+            Some(Choice::Required(true)) => Self::Required,
+            Some(Choice::Named(name)) => Self::Named(name),
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! name and arguments. V3.2 and V4 are in `invoke`.
 
 use super::finder::{BlockEnd, Shield};
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, inside, is_name, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -12,8 +13,24 @@ const CALL_END: &str = "<｜tool▁call▁end｜>";
 const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: &str = "```json";
 
-pub(super) static V3: ToolFormat = ToolFormat { names: &["deepseek_v3", "deepseek_r1"], ..EITHER };
-pub(super) static V31: ToolFormat = ToolFormat { names: &["deepseek_v31"], ..EITHER };
+pub(super) static V3: ToolFormat = ToolFormat {
+    names: &["deepseek_v3", "deepseek_r1"],
+    syntaxes: &[CallSyntax::calls(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>$NAME\n```json\n$ARGUMENTS\n```<｜tool▁call▁end｜>",
+        "\n",
+    )
+    .within(CALLS, CALLS_END)],
+    ..EITHER
+};
+pub(super) static V31: ToolFormat = ToolFormat {
+    names: &["deepseek_v31"],
+    syntaxes: &[CallSyntax::calls(
+        "<｜tool▁call▁begin｜>$NAME<｜tool▁sep｜>$ARGUMENTS<｜tool▁call▁end｜>",
+        "",
+    )
+    .within(CALLS, CALLS_END)],
+    ..EITHER
+};
 
 /// Both versions read the other's calls too, since models between them write either.
 const EITHER: ToolFormat = ToolFormat {

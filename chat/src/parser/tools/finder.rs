@@ -12,7 +12,7 @@ const FIRST_KEYS: &[&str] =
 
 /// How the end of a block is found.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::parser) enum BlockEnd {
+pub(crate) enum BlockEnd {
     /// At a marker, unless a shield covers it.
     Marker(&'static str, Shield),
     /// At the end of a JSON array or object.
@@ -36,7 +36,7 @@ impl BlockEnd {
 
 /// Where an end marker is content.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::parser) enum Shield {
+pub(crate) enum Shield {
     Nothing,
     /// In a JSON string.
     JsonString,

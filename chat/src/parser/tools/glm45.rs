@@ -4,6 +4,7 @@
 use super::finder::{BlockEnd, Shield};
 use super::json::ObjectText;
 use super::schema::Schema;
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -44,6 +45,8 @@ pub(super) static GLM45: ToolFormat = ToolFormat {
         let (name, pairs) = body.split_at(name_end);
         Some(vec![call(name, pairs, &GLM_TAGS, tools)?])
     },
+    syntaxes: &[CallSyntax::calls("<tool_call>$NAME$LINE$PARAMETERS</tool_call>", "$LINE")
+        .with("<arg_key>$KEY</arg_key>$LINE<arg_value>$VALUE</arg_value>$LINE")],
     ..BASE
 };
 
@@ -60,6 +63,7 @@ pub(super) static HUNYUAN: ToolFormat = ToolFormat {
         "</arg_value:opensource>",
     ],
     parse: hunyuan_calls,
+    syntaxes: &[CallSyntax::calls("<tool_call:opensource>$NAME<tool_sep:opensource>\n$PARAMETERS</tool_call:opensource>", "\n").with("<arg_key:opensource>$KEY</arg_key:opensource>\n<arg_value:opensource>$VALUE</arg_value:opensource>\n").within("<tool_calls:opensource>\n", "\n</tool_calls:opensource>")],
     ..BASE
 };
 

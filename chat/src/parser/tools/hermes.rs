@@ -6,6 +6,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::finder::{BlockEnd, Shield};
+use super::syntax::{CallSyntax, JSON_CALL};
 use super::{BASE, BlockStart, ToolFormat, inside, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -18,6 +19,10 @@ pub(super) static HERMES: ToolFormat = ToolFormat {
     names: &["hermes", "qwen", "qwen2_5", "qwen3", "granite4", "ernie45", "mimo", "reka"],
     begins: &[BlockStart::new("<tool_call>", until("</tool_call>"))],
     parse: |block, tools| json::calls(inside(block, "<tool_call>", "</tool_call>")?, tools),
+    syntaxes: &[CallSyntax::calls(
+        "<tool_call>\n{\"name\": \"$NAME\", \"arguments\": $ARGUMENTS}\n</tool_call>",
+        "\n",
+    )],
     ..BASE
 };
 
@@ -26,6 +31,10 @@ pub(super) static LONGCAT: ToolFormat = ToolFormat {
     names: &["longcat"],
     begins: &[BlockStart::new("<longcat_tool_call>", until("</longcat_tool_call>"))],
     parse: |block, tools| json::calls(inside(block, "<longcat_tool_call>", "</longcat_tool_call>")?, tools),
+    syntaxes: &[CallSyntax::calls(
+        r#"<longcat_tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</longcat_tool_call>"#,
+        "\n",
+    )],
     ..BASE
 };
 
@@ -35,6 +44,9 @@ pub(super) static INTERNLM: ToolFormat = ToolFormat {
     begins: &[BlockStart::new("<|action_start|><|plugin|>", until("<|action_end|>"))],
     inner: &["<|action_start|>", "<|plugin|>"],
     parse: |block, tools| json::calls(inside(block, "<|action_start|><|plugin|>", "<|action_end|>")?, tools),
+    syntaxes: &[CallSyntax::single(
+        "<|action_start|><|plugin|>\n{\"name\": \"$NAME\", \"parameters\": $ARGUMENTS}<|action_end|>",
+    )],
     ..BASE
 };
 
@@ -50,6 +62,7 @@ pub(super) static GRANITE: ToolFormat = ToolFormat {
     parse: |block, tools| {
         json::calls(behind(block, &["<|tool_call|>", "<tool_call>", "<function_call>"])?, tools)
     },
+    syntaxes: &[CallSyntax::calls(JSON_CALL, ", ").within("<|tool_call|>[", "]")],
     ..BASE
 };
 
@@ -58,6 +71,7 @@ pub(super) static TOOL_CALLS: ToolFormat = ToolFormat {
     names: &["jamba", "apriel", "minimax", "minimax_m1", "hunyuan_a13b"],
     begins: &[BlockStart::new("<tool_calls>", until("</tool_calls>"))],
     parse: |block, tools| lines_or_list(inside(block, "<tool_calls>", "</tool_calls>")?, tools),
+    syntaxes: &[CallSyntax::calls(JSON_CALL, ", ").within("<tool_calls>[", "]</tool_calls>")],
     ..BASE
 };
 
@@ -66,6 +80,7 @@ pub(super) static NEMOTRON: ToolFormat = ToolFormat {
     names: &["nemotron_nano_v2", "nemotron_json"],
     begins: &[BlockStart::new("<TOOLCALL>", until("</TOOLCALL>"))],
     parse: |block, tools| json::calls(inside(block, "<TOOLCALL>", "</TOOLCALL>")?, tools),
+    syntaxes: &[CallSyntax::calls(JSON_CALL, ", ").within("<TOOLCALL>[", "]</TOOLCALL>")],
     ..BASE
 };
 
@@ -74,6 +89,11 @@ pub(super) static COHERE: ToolFormat = ToolFormat {
     names: &["cohere", "cohere_command3"],
     begins: &[BlockStart::new("<|START_ACTION|>", until("<|END_ACTION|>"))],
     parse: |block, tools| json::calls(inside(block, "<|START_ACTION|>", "<|END_ACTION|>")?, tools),
+    syntaxes: &[CallSyntax::calls(
+        r#"{"tool_call_id": "$INDEX", "tool_name": "$NAME", "parameters": $ARGUMENTS}"#,
+        ",\n",
+    )
+    .within("<|START_ACTION|>[\n", "\n]<|END_ACTION|>")],
     ..BASE
 };
 
@@ -87,6 +107,8 @@ pub(super) static COMMAND_R: ToolFormat = ToolFormat {
     parse: |block, tools| {
         json::calls(behind(block, &["Action:\n```json", "Action: ```json"])?.trim_end_matches('`'), tools)
     },
+    syntaxes: &[CallSyntax::calls(r#"{"tool_name": "$NAME", "parameters": $ARGUMENTS}"#, ",\n")
+        .within("Action:\n```json\n[\n", "\n]\n```")],
     ..BASE
 };
 
@@ -96,6 +118,10 @@ pub(super) static PHI4: ToolFormat = ToolFormat {
     begins: &[BlockStart::new("<|tool_call|>", BlockEnd::Json), BlockStart::new("functools", BlockEnd::Json)],
     closers: &["<|/tool_call|>"],
     parse: |block, tools| json::calls(behind(block, &["<|tool_call|>", "functools"])?, tools),
+    syntaxes: &[
+        CallSyntax::calls(JSON_CALL, ", ").within("<|tool_call|>[", "]<|/tool_call|>").of("<|tool_call|>"),
+        CallSyntax::calls(JSON_CALL, ", ").within("functools[", "]"),
+    ],
     ..BASE
 };
 
@@ -104,6 +130,7 @@ pub(super) static FUNCTOOLS: ToolFormat = ToolFormat {
     names: &["functools", "firefunction"],
     begins: &[BlockStart::new("functools", BlockEnd::Json)],
     parse: |block, tools| json::calls(behind(block, &["functools"])?, tools),
+    syntaxes: &[CallSyntax::calls(JSON_CALL, ", ").within("functools[", "]")],
     ..BASE
 };
 
@@ -119,6 +146,7 @@ pub(super) static GIGACHAT: ToolFormat = ToolFormat {
     parse: |block, tools| {
         json::calls(behind(block, &["<|function_call|>", "function call<|role_sep|>"])?, tools)
     },
+    syntaxes: &[CallSyntax::single(r#"<|function_call|>{"name": "$NAME", "arguments": $ARGUMENTS}"#)],
     ..BASE
 };
 
@@ -127,6 +155,9 @@ pub(super) static APERTUS: ToolFormat = ToolFormat {
     names: &["apertus"],
     begins: &[BlockStart::new("<|tools_prefix|>", until("<|tools_suffix|>"))],
     parse: apertus_calls,
+    syntaxes: &[
+        CallSyntax::calls(r#"{"$NAME": $ARGUMENTS}"#, ", ").within("<|tools_prefix|>[", "]<|tools_suffix|>")
+    ],
     ..BASE
 };
 
@@ -136,6 +167,7 @@ pub(super) static FUNCTIONARY: ToolFormat = ToolFormat {
     // The body is JSON only behind the name, so strings shield nothing here.
     begins: &[BlockStart::new("<function=", BlockEnd::Marker("</function>", Shield::Nothing))],
     parse: functionary_calls,
+    syntaxes: &[CallSyntax::calls("<function=$NAME>$ARGUMENTS</function>", "")],
     ..BASE
 };
 

@@ -4,6 +4,7 @@
 use super::finder::{BlockEnd, Shield};
 use super::json::{self, ObjectText};
 use super::schema::Schema;
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -45,6 +46,9 @@ pub(super) static MINIMAX_M2: ToolFormat = ToolFormat {
         ),
     )],
     parse: |block, tools| calls(block, &MINIMAX_TAGS, tools),
+    syntaxes: &[CallSyntax::calls("<invoke name=\"$NAME\">\n$PARAMETERS</invoke>\n", "")
+        .with("<parameter name=\"$KEY\">$VALUE</parameter>\n")
+        .within("<minimax:tool_call>\n", "</minimax:tool_call>")],
     ..BASE
 };
 
@@ -60,13 +64,25 @@ const DSML_TAGS: InvokeTags = InvokeTags {
     ..XML_TAGS
 };
 
+const DSML_CALLS: CallSyntax =
+    CallSyntax::calls("<｜DSML｜invoke name=\"$NAME\">\n$PARAMETERS</｜DSML｜invoke>\n", "")
+        .with("<｜DSML｜parameter name=\"$KEY\" string=\"$STRING\">$VALUE</｜DSML｜parameter>\n");
+
 const DSML_SHIELD: Shield = Shield::Tags {
     pairs: &[("<｜DSML｜parameter", "</｜DSML｜parameter>")],
     closer: "</｜DSML｜invoke>",
 };
 
-pub(super) static DEEPSEEK_V32: ToolFormat = ToolFormat { names: &["deepseek_v32"], ..DSML };
-pub(super) static DEEPSEEK_V4: ToolFormat = ToolFormat { names: &["deepseek_v4"], ..DSML };
+pub(super) static DEEPSEEK_V32: ToolFormat = ToolFormat {
+    names: &["deepseek_v32"],
+    syntaxes: &[DSML_CALLS.within("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>")],
+    ..DSML
+};
+pub(super) static DEEPSEEK_V4: ToolFormat = ToolFormat {
+    names: &["deepseek_v4"],
+    syntaxes: &[DSML_CALLS.within("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>")],
+    ..DSML
+};
 
 /// V4 renamed the outer tag; each reads both.
 const DSML: ToolFormat = ToolFormat {

@@ -2,6 +2,7 @@
 //! are special, and one in a thinking block ends it.
 
 use super::finder::{BlockEnd, Shield};
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -25,6 +26,11 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     inner: &[ARGUMENTS],
     ends_reasoning: true,
     parse,
+    syntaxes: &[CallSyntax::calls(
+        "<|tool_call_begin|>functions.$NAME:$INDEX<|tool_call_argument_begin|>$ARGUMENTS<|tool_call_end|>",
+        "",
+    )
+    .within(SECTION, SECTION_END)],
     ..BASE
 };
 

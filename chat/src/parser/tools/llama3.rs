@@ -2,6 +2,7 @@
 //! built-in tools' `name.call(…)`.
 
 use super::finder::BlockEnd;
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, json};
 
 const TAG: &str = "<|python_tag|>";
@@ -15,6 +16,7 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     ],
     separators: &[';', ','],
     parse: |block, tools| json::calls(block.strip_prefix(TAG).unwrap_or(block), tools),
+    syntaxes: &[CallSyntax::calls(r#"{"name": "$NAME", "parameters": $ARGUMENTS}"#, "; ")],
     ..BASE
 };
 

@@ -2,6 +2,7 @@
 //! `[CALL_ID]` between name and arguments in some.
 
 use super::finder::BlockEnd;
+use super::syntax::{CallSyntax, JSON_CALL};
 use super::{BASE, BlockStart, ToolFormat, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -15,6 +16,10 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     separators: &[','],
     inner: &[CALL_ID, ARGS],
     parse,
+    syntaxes: &[
+        CallSyntax::calls("[TOOL_CALLS]$NAME[ARGS]$ARGUMENTS", "").of(ARGS),
+        CallSyntax::calls(JSON_CALL, ", ").within("[TOOL_CALLS][", "]"),
+    ],
     ..BASE
 };
 

@@ -5,6 +5,7 @@
 use super::finder::{BlockEnd, Shield};
 use super::json::ObjectText;
 use super::schema::Schema;
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -25,6 +26,11 @@ pub(super) static QWEN3_CODER: ToolFormat = ToolFormat {
     begins: &[BlockStart::new("<tool_call>", BlockEnd::Marker("</tool_call>", SHIELD)), LONE_FUNCTION],
     closers: &["</tool_call>"],
     parse: |block, tools| functions(block, "<tool_call>", "</tool_call>", tools),
+    syntaxes: &[CallSyntax::calls(
+        "<tool_call>\n<function=$NAME>\n$PARAMETERS</function>\n</tool_call>",
+        "\n",
+    )
+    .with("<parameter=$KEY>\n$VALUE\n</parameter>\n")],
     ..BASE
 };
 
@@ -36,6 +42,11 @@ pub(super) static SEED_OSS: ToolFormat = ToolFormat {
     ],
     closers: &["</seed:tool_call>"],
     parse: |block, tools| functions(block, "<seed:tool_call>", "</seed:tool_call>", tools),
+    syntaxes: &[CallSyntax::calls(
+        "<seed:tool_call>\n<function=$NAME>\n$PARAMETERS</function>\n</seed:tool_call>",
+        "\n",
+    )
+    .with("<parameter=$KEY>$VALUE</parameter>\n")],
     ..BASE
 };
 

@@ -195,7 +195,7 @@ mod tests {
             "en": {"enum": [1, 2]}, "r": {"$ref": "#/$defs/R"}, "loop": {"$ref": "#/properties/loop"},
             "p": {"properties": {}}, "wide": {"anyOf": [{"$ref": "#/properties/wide"}, {"$ref": "#/properties/wide"}]}, "odd": 3, "unknown": {"type": "date"}
         }, "$defs": {"R": {"type": "object"}}}"##;
-        let tool = Tool { name: String::new(), description: None, parameters: Some(parameters.to_owned()) };
+        let tool = Tool { parameters: Some(parameters.to_owned()), ..Tool::default() };
         let schema = Schema::of(&tool);
         for (key, text, expected) in [
             ("s", "5", r#""5""#),

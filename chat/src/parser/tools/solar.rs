@@ -1,6 +1,7 @@
 //! Solar Open: each call with an id of the model's own, a name and JSON arguments between special tokens.
 
 use super::finder::{BlockEnd, Shield};
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -14,6 +15,10 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     begins: &[BlockStart::new(CALL, BlockEnd::Marker(CALL_END, Shield::Nothing))],
     inner: &[NAME, ARGUMENTS],
     parse,
+    syntaxes: &[CallSyntax::calls(
+        "<|tool_call:begin|>$ID<|tool_call:name|>$NAME<|tool_call:args|>$ARGUMENTS<|tool_call:end|>",
+        "",
+    )],
     ..BASE
 };
 

@@ -4,6 +4,7 @@
 mod fields;
 mod messages;
 mod sampling;
+mod structured_output;
 mod template_arguments;
 mod tools;
 
@@ -34,6 +35,8 @@ fn is_empty(value: &Value) -> bool {
 const MAX_STOPS: usize = 32;
 /// Longest stop string in bytes: an engine withholds up to this much of every response.
 const MAX_STOP_BYTES: usize = 1024;
+/// Most responses to one request, each of which takes a place in an engine; OpenAI's limit is 128.
+const MAX_CHOICES: i64 = 16;
 /// Longest salt in bytes: more than any secret of a user or a session needs. With the namespace before it, it stays below
 /// the engine's limit of 1,024.
 const MAX_SALT_BYTES: usize = 512;
@@ -71,18 +74,21 @@ pub(super) fn parse(
             ));
         }
     }
-    if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
-        return Err(GatewayError::field("n", "`n` must be 1; for several responses send several requests"));
-    }
+    let choices = integer(&fields, "n", 1, MAX_CHOICES)?.unwrap_or(1) as usize;
     let service_tier = service_tier(fields.get("service_tier"))?;
     let mut ignored = BTreeSet::new();
+    let (tools, tool_choice) = tools::parse(&fields, &body)?;
     let request = GenerationRequest {
         id: id.unique.clone(),
         // Taken, not copied: they are most of the body.
         messages: messages::parse(fields.remove("messages"), &mut ignored)?,
-        tools: tools::parse(&fields, &body)?,
+        tools,
+        tool_choice,
         single_tool_call: boolean(&fields, "parallel_tool_calls")? == Some(false),
         template_arguments: template_arguments::parse(&fields, &body)?,
+        structured_output: structured_output::parse(&fields, &body)?,
+        thinking_budget: sampling::thinking_budget(&fields)?,
+        logprobs: sampling::logprobs(&fields)?,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
         max_tokens: max_tokens(&fields, limits)?,
         sampling: sampling::parse(&fields)?,
@@ -101,10 +107,10 @@ pub(super) fn parse(
         model: model.clone(),
         include_usage: include_usage(fields.get("stream_options"))?,
         service_tier,
-        tool_calls: 0,
+        tool_calls: vec![0; choices],
     };
     ignored.extend(unknown_fields(&fields));
-    Ok(ParsedRequest { model, request, streamed, ignored: listed(ignored), writer })
+    Ok(ParsedRequest { model, request, choices, streamed, ignored: listed(ignored), writer })
 }
 
 fn max_tokens(fields: &JsonObject, limits: &RequestLimits) -> Result<Option<u32>, GatewayError> {
@@ -298,8 +304,8 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use russet_wire::conversation::{Message, Tool};
-    use russet_wire::request::Sampling;
+    use russet_wire::conversation::{Message, Tool, ToolChoice};
+    use russet_wire::request::{DrySampling, Sampling};
     use serde_json::json;
 
     use super::*;
@@ -332,7 +338,9 @@ mod tests {
 
     #[test]
     fn a_plain_request_means_what_openai_says() {
-        let ParsedRequest { model, request, streamed, ignored, writer } = parse(&with(json!({}))).unwrap();
+        let ParsedRequest { model, request, choices, streamed, ignored, writer } =
+            parse(&with(json!({}))).unwrap();
+        assert_eq!(choices, 1);
         assert_eq!((model.as_str(), streamed, ignored), ("m", false, vec![]));
         assert_eq!(
             request,
@@ -351,7 +359,7 @@ mod tests {
                 model: "m".into(),
                 include_usage: false,
                 service_tier: None,
-                tool_calls: 0,
+                tool_calls: vec![0],
             }
         );
     }
@@ -435,7 +443,7 @@ mod tests {
             (json!({"max_tokens": 64.5}), "max_tokens"),
             (json!({"max_tokens": 1e300}), "max_tokens"),
             (json!({"seed": 1e17}), "seed"),
-            (json!({"n": 2.0}), "n"),
+            (json!({"n": 2.5}), "n"),
             (json!({"stop": [1]}), "stop"),
             (json!({"stop": 1}), "stop"),
             (json!({"ignore_eos": 1}), "ignore_eos"),
@@ -445,7 +453,7 @@ mod tests {
             (json!({"priority": 101}), "priority"),
             (json!({"priority": 0.5}), "priority"),
             (json!({"priority": "high"}), "priority"),
-            (json!({"n": 2}), "n"),
+            (json!({"n": 17}), "n"),
             (json!({"n": 0}), "n"),
             (json!({"tools": "all"}), "tools"),
             (json!({"tools": vec![json!({"function": {"name": "f"}}); 129]}), "tools"),
@@ -460,14 +468,17 @@ mod tests {
                 json!({"tools": [{"function": {"name": "f", "description": 7}}]}),
                 "tools[0].function.description",
             ),
-            (json!({"tools": [{"function": {"name": "f", "strict": true}}]}), "tools[0].function.strict"),
+            (json!({"tools": [{"function": {"name": "f", "strict": 1}}]}), "tools[0].function.strict"),
+            (json!({"tools": [{"function": {"name": "f"}}], "tool_choice": {"name": "g"}}), "tool_choice"),
             (json!({"parallel_tool_calls": 1}), "parallel_tool_calls"),
             (json!({"continue_final_message": "yes"}), "continue_final_message"),
             (json!({"tool_choice": "required"}), "tool_choice"),
             (json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
-            (json!({"response_format": {"type": "json_schema"}}), "response_format"),
-            (json!({"logprobs": true}), "logprobs"),
+            (json!({"tool_choice": "some"}), "tool_choice"),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema"),
+            (json!({"logprobs": 2}), "logprobs"),
             (json!({"top_logprobs": 2}), "top_logprobs"),
+            (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
             (json!({"logit_bias": {"five": 1}}), "logit_bias"),
             (json!({"logit_bias": {"5": 101}}), "logit_bias"),
             (json!({"logit_bias": [1]}), "logit_bias"),
@@ -478,10 +489,15 @@ mod tests {
             (json!({"min_tokens": -1}), "min_tokens"),
             (json!({"stop_token_ids": [1.5]}), "stop_token_ids"),
             (json!({"stop_token_ids": 7}), "stop_token_ids"),
-            (json!({"guided_json": {"type": "object"}}), "guided_json"),
+            (json!({"guided_json": 1}), "guided_json"),
+            (json!({"grammar": "root ::= \"a\""}), "grammar"),
             (json!({"max_new_tokens": 5}), "max_new_tokens"),
-            (json!({"xtc_probability": 0.5}), "xtc_probability"),
-            (json!({"typical_p": 0.5}), "typical_p"),
+            (json!({"xtc_probability": 1.5}), "xtc_probability"),
+            (json!({"typical_p": -0.5}), "typical_p"),
+            (json!({"dry_multiplier": -1}), "dry_multiplier"),
+            (json!({"dry_sequence_breakers": ["a", 3]}), "dry_sequence_breakers"),
+            (json!({"thinking_budget": "much"}), "thinking_budget"),
+            (json!({"mirostat": 2}), "mirostat"),
             (json!({"skip_special_tokens": false}), "skip_special_tokens"),
             (json!({"chat_template": "{{ x }}"}), "chat_template"),
             (json!({"echo": true}), "echo"),
@@ -511,8 +527,9 @@ mod tests {
                         r#"{"type": "object", "properties": {"z": {"type": "string"}, "a": {"enum": [1.0, 2]}}}"#
                             .into()
                     ),
+                    strict: false,
                 },
-                Tool { name: "g".into(), description: None, parameters: None },
+                Tool { name: "g".into(), ..Tool::default() },
             ]
         );
         assert!(request.single_tool_call);
@@ -559,6 +576,54 @@ mod tests {
             "skip_special_tokens": true, "guided_json": null, "bad_words": [], "prompt": "", "repetition_penalty": 1,
         });
         assert_eq!(sampled(nothing), (plain, vec![]));
+    }
+
+    #[test]
+    fn choices_of_tools_limits_of_thinking_and_logprobs_arrive() {
+        let of = |extra: Value| {
+            let mut body = with(extra);
+            body["tools"] = json!([{"function": {"name": "f", "strict": true}}]);
+            parse(&body).unwrap().request
+        };
+        assert!(of(json!({})).tools[0].strict);
+        for (choice, expected) in [
+            (json!("auto"), ToolChoice::Auto),
+            (json!("required"), ToolChoice::Required),
+            (json!("any"), ToolChoice::Required),
+            (json!({"type": "function", "function": {"name": "f"}}), ToolChoice::Named("f".into())),
+            (json!({"type": "function", "name": "f"}), ToolChoice::Named("f".into())),
+        ] {
+            assert_eq!(of(json!({"tool_choice": choice})).tool_choice, expected);
+        }
+        for (extra, expected) in [
+            (json!({}), None),
+            (json!({"thinking_budget": -1}), None),
+            (json!({"thinking_budget": 0}), Some(0)),
+            (json!({"thinking_token_budget": 9.0}), Some(9)),
+            (json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), Some(1024)),
+            (json!({"reasoning": {"max_tokens": 5}}), Some(5)),
+        ] {
+            assert_eq!(of(extra.clone()).thinking_budget, expected, "{extra}");
+        }
+        for (extra, expected) in [
+            (json!({"logprobs": false}), None),
+            (json!({"logprobs": true}), Some(0)),
+            (json!({"logprobs": true, "top_logprobs": 20}), Some(20)),
+        ] {
+            assert_eq!(of(extra.clone()).logprobs, expected, "{extra}");
+        }
+        let dry = json!({"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": -1,
+                         "dry_sequence_breakers": [";"], "xtc_probability": 0.5, "xtc_threshold": 0.2, "typical_p": 0.9});
+        let sampling = of(dry).sampling;
+        assert_eq!((sampling.xtc_probability, sampling.xtc_threshold, sampling.typical_p), (0.5, 0.2, 0.9));
+        let expected = DrySampling {
+            multiplier: 0.8,
+            base: 2.0,
+            allowed_length: 3,
+            last_tokens: 0,
+            sequence_breakers: vec![";".into()],
+        };
+        assert_eq!(sampling.dry, expected);
     }
 
     #[test]

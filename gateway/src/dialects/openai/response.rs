@@ -6,7 +6,7 @@ use axum::Json;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use russet_wire::conversation::ToolCall;
-use russet_wire::event::{Delta, FinishReason, Usage};
+use russet_wire::event::{Delta, FinishReason, Logprobs, TokenLogprob, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -27,8 +27,8 @@ pub(super) struct ChatWriter {
     pub(super) include_usage: bool,
     /// The service tier in OpenAI's word, if the client set one.
     pub(super) service_tier: Option<&'static str>,
-    /// Calls of tools so far.
-    pub(super) tool_calls: usize,
+    /// Calls of tools so far, for each choice.
+    pub(super) tool_calls: Vec<usize>,
 }
 
 #[derive(Serialize)]
@@ -47,11 +47,50 @@ struct ChunkBody<'a> {
 
 #[derive(Serialize)]
 struct ChunkChoice<'a> {
-    index: u32,
+    index: usize,
     delta: ChunkDelta<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<LogprobsBody>,
     finish_reason: Option<&'static str>,
 }
+
+/// Log-probabilities of the tokens of a response, thinking and calls among them.
+#[derive(Serialize)]
+struct LogprobsBody {
+    content: Vec<TokenBody>,
+    refusal: Option<()>,
+}
+
+#[derive(Serialize)]
+struct TokenBody {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<TokenBody>>,
+}
+
+impl TokenBody {
+    fn new(token: &TokenLogprob, top: Option<&[TokenLogprob]>) -> Self {
+        Self {
+            token: String::from_utf8_lossy(&token.bytes).into_owned(),
+            logprob: token.logprob.max(MIN_LOGPROB),
+            bytes: token.bytes.clone(),
+            top_logprobs: top.map(|top| top.iter().map(|token| Self::new(token, None)).collect()),
+        }
+    }
+}
+
+impl LogprobsBody {
+    /// `None` where the request asks for none.
+    fn new(logprobs: &[Logprobs]) -> Option<Self> {
+        let body = |Logprobs { sampled, top }: &Logprobs| TokenBody::new(sampled, Some(top));
+        let content: Vec<TokenBody> = logprobs.iter().map(body).collect();
+        (!content.is_empty()).then_some(Self { content, refusal: None })
+    }
+}
+
+/// OpenAI's number for a token that is all but impossible; JSON has no infinity.
+const MIN_LOGPROB: f32 = -9999.0;
 
 #[derive(Default, Serialize)]
 struct ChunkDelta<'a> {
@@ -142,19 +181,24 @@ impl From<Usage> for UsageBody {
 impl ResponseWriter for ChatWriter {
     const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
 
-    fn whole(self, response: &Delta, reason: FinishReason, usage: Usage) -> Response {
-        Json(self.body(response, reason, usage)).into_response()
+    fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
+        Json(self.body(choices, usage)).into_response()
     }
 
     fn start(&mut self) -> Bytes {
-        let delta = ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
-        self.choice(delta, None).into()
+        let chunks = (0..self.tool_calls.len()).map(|choice| {
+            let delta = ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
+            self.choice(choice, delta, None, None)
+        });
+        chunks.collect::<Vec<_>>().concat().into()
     }
 
-    fn delta(&mut self, delta: &Delta) -> Bytes {
-        let Delta { reasoning, text, tool_calls } = delta;
-        let first = self.tool_calls;
-        self.tool_calls += tool_calls.len();
+    fn delta(&mut self, choice: usize, delta: &Delta) -> Bytes {
+        let Delta { reasoning, text, tool_calls, logprobs } = delta;
+        let first = self.tool_calls.get(choice).copied().unwrap_or_default();
+        if let Some(calls) = self.tool_calls.get_mut(choice) {
+            *calls += tool_calls.len();
+        }
         let calls = tool_calls.iter().zip(first..).map(|(call, index)| ToolCallBody::new(Some(index), call));
         let delta = ChunkDelta {
             role: None,
@@ -162,19 +206,22 @@ impl ResponseWriter for ChatWriter {
             content: (!text.is_empty()).then_some(text),
             tool_calls: calls.collect(),
         };
-        self.choice(delta, None).into()
+        self.choice(choice, delta, LogprobsBody::new(logprobs), None).into()
     }
 
     fn keep_alive(&mut self) -> Bytes {
         Bytes::from_static(b": still working\n\n")
     }
 
-    fn finish(&mut self, reason: FinishReason, usage: Usage) -> Bytes {
-        let mut out = self.choice(ChunkDelta::default(), Some(finish_reason(reason, self.tool_calls)));
-        if self.include_usage {
-            self.chunk(&mut out, &[], Some(usage));
+    fn finish(&mut self, choice: usize, reason: FinishReason, usage: Option<Usage>) -> Bytes {
+        let reason = finish_reason(reason, self.tool_calls.get(choice).copied().unwrap_or_default());
+        let mut out = self.choice(choice, ChunkDelta::default(), None, Some(reason));
+        if let Some(usage) = usage {
+            if self.include_usage {
+                self.chunk(&mut out, &[], Some(usage));
+            }
+            out.extend_from_slice(b"data: [DONE]\n\n");
         }
-        out.extend_from_slice(b"data: [DONE]\n\n");
         out.into()
     }
 
@@ -188,26 +235,29 @@ impl ResponseWriter for ChatWriter {
 
 impl ChatWriter {
     /// The body of a response that is not streamed.
-    fn body(&self, response: &Delta, reason: FinishReason, usage: Usage) -> Value {
-        let Delta { reasoning, text, tool_calls } = response;
-        let message = MessageBody {
-            role: "assistant",
-            content: (!text.is_empty() || tool_calls.is_empty()).then_some(text),
-            refusal: None,
-            reasoning: ReasoningBody::new(reasoning),
-            tool_calls: tool_calls.iter().map(|call| ToolCallBody::new(None, call)).collect(),
-        };
+    fn body(&self, choices: &[(Delta, FinishReason)], usage: Usage) -> Value {
+        let choices = choices.iter().enumerate().map(|(index, (response, reason))| {
+            let Delta { reasoning, text, tool_calls, logprobs } = response;
+            let message = MessageBody {
+                role: "assistant",
+                content: (!text.is_empty() || tool_calls.is_empty()).then_some(text),
+                refusal: None,
+                reasoning: ReasoningBody::new(reasoning),
+                tool_calls: tool_calls.iter().map(|call| ToolCallBody::new(None, call)).collect(),
+            };
+            json!({
+                "index": index,
+                "message": message,
+                "logprobs": LogprobsBody::new(logprobs),
+                "finish_reason": finish_reason(*reason, tool_calls.len()),
+            })
+        });
         let mut body = json!({
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.model,
-            "choices": [{
-                "index": 0,
-                "message": message,
-                "logprobs": null,
-                "finish_reason": finish_reason(reason, tool_calls.len()),
-            }],
+            "choices": choices.collect::<Value>(),
             "usage": UsageBody::from(usage),
         });
         if let Some(tier) = self.service_tier {
@@ -217,9 +267,15 @@ impl ChatWriter {
     }
 
     /// A chunk with one choice.
-    fn choice(&self, delta: ChunkDelta<'_>, finish_reason: Option<&'static str>) -> Vec<u8> {
+    fn choice(
+        &self,
+        index: usize,
+        delta: ChunkDelta<'_>,
+        logprobs: Option<LogprobsBody>,
+        finish_reason: Option<&'static str>,
+    ) -> Vec<u8> {
         let mut out = Vec::with_capacity(512);
-        self.chunk(&mut out, &[ChunkChoice { index: 0, delta, logprobs: None, finish_reason }], None);
+        self.chunk(&mut out, &[ChunkChoice { index, delta, logprobs, finish_reason }], None);
         out
     }
 

@@ -53,6 +53,9 @@ pub(super) const FIELDS: &[FieldGroup] = &[
             "frequency_penalty",
             "logit_bias",
             "reasoning_effort",
+            "response_format",
+            "logprobs",
+            "top_logprobs",
             "service_tier",
         ],
     ),
@@ -64,6 +67,14 @@ pub(super) const FIELDS: &[FieldGroup] = &[
             "min_p",
             "repetition_penalty",
             "repeat_penalty",
+            "typical_p",
+            "xtc_probability",
+            "xtc_threshold",
+            "dry_multiplier",
+            "dry_base",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+            "dry_sequence_breakers",
             "min_tokens",
             "stop_token_ids",
             "ignore_eos",
@@ -78,6 +89,9 @@ pub(super) const FIELDS: &[FieldGroup] = &[
             "thinking",
             "think",
             "reasoning",
+            "thinking_budget",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
             "add_generation_prompt",
             "continue_final_message",
         ],
@@ -86,31 +100,27 @@ pub(super) const FIELDS: &[FieldGroup] = &[
     group("calls in OpenAI's older form", Refused(is_nothing), &["functions"]),
     group("the same: `none` and `auto` change nothing", Refused(is_free), &["function_call"]),
     group(
-        "structured output: `{\"type\": \"text\"}` changes nothing",
-        Refused(is_text),
-        &["response_format"],
-    ),
-    group(
-        "structured output of vLLM, llama.cpp and Ollama",
-        Refused(is_nothing),
+        "structured output of vLLM, llama.cpp and SGLang",
+        Honoured,
         &[
             "structured_outputs",
             "guided_json",
             "guided_regex",
             "guided_choice",
             "guided_grammar",
-            "grammar",
             "json_schema",
-            "format",
             "regex",
         ],
+    ),
+    group(
+        "structured output: GBNF of llama.cpp, EBNF of SGLang, Ollama's",
+        Refused(is_nothing),
+        &["grammar", "ebnf", "format", "structural_tag", "guided_whitespace_pattern"],
     ),
     group(
         "log-probabilities and token ids: `false` and 0 change nothing",
         Refused(is_off),
         &[
-            "logprobs",
-            "top_logprobs",
             "prompt_logprobs",
             "return_token_ids",
             "return_tokens_as_token_ids",
@@ -129,21 +139,12 @@ pub(super) const FIELDS: &[FieldGroup] = &[
     group(
         "other sampling: 0 changes nothing",
         Refused(is_off),
-        &[
-            "xtc_probability",
-            "dry_multiplier",
-            "mirostat",
-            "no_repeat_ngram_size",
-            "top_n_sigma",
-            "dynatemp_range",
-            "thinking_budget",
-            "thinking_budget_tokens",
-        ],
+        &["mirostat", "no_repeat_ngram_size", "top_n_sigma", "dynatemp_range"],
     ),
     group(
         "other sampling: 1 changes nothing",
         Refused(is_one),
-        &["typical_p", "length_penalty", "best_of", "top_a", "tfs_z"],
+        &["length_penalty", "best_of", "top_a", "tfs_z"],
     ),
     group(
         "other sampling",
@@ -192,6 +193,8 @@ pub(super) const FIELDS: &[FieldGroup] = &[
             "t_max_predict_ms",
             "reasoning_format",
             "parse_tool_calls",
+            "repeat_last_n",
+            "repetition_context_size",
         ],
     ),
     group(
@@ -209,6 +212,7 @@ pub(super) const FIELDS: &[FieldGroup] = &[
             "drop_params",
             "caching",
             "litellm_call_id",
+            "guided_decoding_backend",
         ],
     ),
     group(
@@ -242,7 +246,7 @@ pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
 }
 
 /// An empty text too, which clients send for none; in a message it is a text.
-fn is_nothing(value: &Value) -> bool {
+pub(super) fn is_nothing(value: &Value) -> bool {
     is_empty(value) || value == "" || value == false
 }
 
@@ -264,10 +268,6 @@ fn is_true(value: &Value) -> bool {
 
 fn is_free(value: &Value) -> bool {
     value == "none" || value == "auto"
-}
-
-fn is_text(value: &Value) -> bool {
-    value.get("type").is_some_and(|kind| kind == "text")
 }
 
 fn is_text_alone(value: &Value) -> bool {

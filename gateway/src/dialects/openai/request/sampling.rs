@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use russet_wire::request::Sampling;
+use russet_wire::request::{DrySampling, Sampling};
 use serde_json::Value;
 
-use super::{JsonObject, integer, number, seed, shown, whole};
+use super::{JsonObject, boolean, integer, number, seed, shown, whole};
 use crate::error::GatewayError;
 
 /// Maximum tokens that a request names, as the engine has it.
 const MAX_TOKENS: usize = 1024;
+/// As many of the most probable tokens as OpenAI tells.
+const MAX_TOP_LOGPROBS: i64 = 20;
+/// Maximum texts over which no repeated run goes on, and their length.
+const MAX_BREAKERS: usize = 64;
+const MAX_BREAKER_BYTES: usize = 64;
 
 /// The sampling parameters.
 pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
@@ -17,6 +22,7 @@ pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
     // llama.cpp, LM Studio and Ollama have another name for it.
     let repetition = number(fields, "repetition_penalty", 0.01, 10.0)?;
     let repeat = number(fields, "repeat_penalty", 0.01, 10.0)?;
+    let usual = Sampling::default();
     Ok(Sampling {
         temperature: number(fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
         // OpenAI allows 0, which means greedy sampling.
@@ -29,9 +35,79 @@ pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
         presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         logit_bias: logit_bias(fields.get("logit_bias"))?,
+        // 0 is off as well in llama.cpp.
+        typical_p: number(fields, "typical_p", 0.0, 1.0)?.filter(|mass| *mass > 0.0).unwrap_or(1.0),
+        xtc_probability: number(fields, "xtc_probability", 0.0, 1.0)?.unwrap_or(0.0),
+        xtc_threshold: number(fields, "xtc_threshold", 0.0, 1.0)?.unwrap_or(usual.xtc_threshold),
+        dry: dry(fields)?,
         min_tokens: integer(fields, "min_tokens", 0, i64::from(u32::MAX))?.unwrap_or(0) as u32,
         seed: seed(fields)?,
     })
+}
+
+/// DRY, with the names of llama.cpp and text-generation-webui.
+fn dry(fields: &JsonObject) -> Result<DrySampling, GatewayError> {
+    let usual = DrySampling::default();
+    let sequence_breakers = match fields.get("dry_sequence_breakers") {
+        None => usual.sequence_breakers,
+        Some(value) => {
+            let texts = value.as_array().filter(|texts| texts.len() <= MAX_BREAKERS);
+            let text = |text: &Value| {
+                text.as_str().filter(|text| text.len() <= MAX_BREAKER_BYTES).map(str::to_owned)
+            };
+            let texts: Option<Vec<String>> = texts.and_then(|texts| texts.iter().map(text).collect());
+            texts.ok_or_else(|| {
+                let message = format!(
+                    "`dry_sequence_breakers` must be a list of at most {MAX_BREAKERS} strings of {MAX_BREAKER_BYTES} bytes"
+                );
+                GatewayError::field("dry_sequence_breakers", message)
+            })?
+        }
+    };
+    Ok(DrySampling {
+        multiplier: number(fields, "dry_multiplier", 0.0, 100.0)?.unwrap_or(usual.multiplier),
+        base: number(fields, "dry_base", 1.0, 8.0)?.unwrap_or(usual.base),
+        allowed_length: integer(fields, "dry_allowed_length", 0, 1 << 20)?
+            .map_or(usual.allowed_length, |length| length as u32),
+        // -1 is all of the context.
+        last_tokens: integer(fields, "dry_penalty_last_n", -1, i64::from(u32::MAX))?
+            .map_or(usual.last_tokens, |tokens| u32::try_from(tokens).unwrap_or(0)),
+        sequence_breakers,
+    })
+}
+
+/// How many of the most probable tokens are told besides the sampled one; `None` where nothing is.
+pub(super) fn logprobs(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
+    let asked = boolean(fields, "logprobs")?.unwrap_or(false);
+    let top = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)?;
+    match (asked, top) {
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = "`top_logprobs` is told only where `logprobs` is true";
+            Err(GatewayError::field("top_logprobs", message))
+        }
+        (true, top) => Ok(Some(top.unwrap_or(0) as u32)),
+    }
+}
+
+/// Maximum tokens of thinking, under each of its names; `None` or a negative number for no limit.
+pub(super) fn thinking_budget(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
+    let of = |name: &str, fields: &JsonObject| integer(fields, name, -1, i64::from(u32::MAX));
+    let nested = |outer: &str, name: &str| match fields.get(outer).and_then(Value::as_object) {
+        Some(inner) if inner.get(name).is_some_and(|value| !value.is_null()) => of(name, inner),
+        Some(_) | None => Ok(None),
+    };
+    let mut budget = None;
+    for found in [
+        nested("reasoning", "max_tokens")?,
+        nested("thinking", "budget_tokens")?,
+        of("thinking_token_budget", fields)?,
+        of("thinking_budget_tokens", fields)?,
+        of("thinking_budget", fields)?,
+    ] {
+        budget = found.or(budget);
+    }
+    Ok(budget.and_then(|tokens| u32::try_from(tokens).ok()))
 }
 
 /// Tokens by their ids, which JSON writes as texts.

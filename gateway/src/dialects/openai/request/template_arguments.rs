@@ -131,11 +131,11 @@ mod tests {
             (r#"{"reasoning": {"enabled": false}}"#, OFF),
             (
                 r#"{"reasoning_effort": "none"}"#,
-                r#"{"enable_thinking":false,"reasoning_effort":"none","thinking":false}"#,
+                r#"{"enable_thinking":false,"thinking":false,"reasoning_effort":"none"}"#,
             ),
             (
                 r#"{"reasoning": {"effort": "low"}}"#,
-                r#"{"enable_thinking":true,"reasoning_effort":"low","thinking":true}"#,
+                r#"{"enable_thinking":true,"thinking":true,"reasoning_effort":"low"}"#,
             ),
             (
                 r#"{"chat_template_kwargs": {"z": [1.0, {"b": 1, "a": 2}], "a": "é"}}"#,

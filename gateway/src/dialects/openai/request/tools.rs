@@ -1,7 +1,7 @@
 //! Tools of a chat request, and which of them the model may call. Schemas reach the model as the client wrote them, with
 //! their keys in the client's order.
 
-use russet_wire::conversation::Tool;
+use russet_wire::conversation::{Tool, ToolChoice};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -13,17 +13,55 @@ use crate::json_body::JsonBody;
 /// Maximum tools of a request, as many as OpenAI takes.
 const MAX_TOOLS: usize = 128;
 
-/// The tools that the model may call.
-pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool>, GatewayError> {
-    let is_off = match fields.get("tool_choice") {
-        None => false,
-        Some(Value::String(choice)) if choice == "auto" => false,
-        Some(Value::String(choice)) if choice == "none" => true,
-        Some(_) => {
-            let message = "`tool_choice` must be auto or none; calls cannot be enforced by this release, so leave it out";
-            return Err(GatewayError::field("tool_choice", message));
+/// The tools that the model may call, and whether it has to.
+pub(super) fn parse(
+    fields: &JsonObject,
+    body: &JsonBody<'_>,
+) -> Result<(Vec<Tool>, ToolChoice), GatewayError> {
+    let choice = tool_choice(fields.get("tool_choice"))?;
+    let tools = tools(fields, body)?;
+    match choice {
+        None => Ok((Vec::new(), ToolChoice::Auto)),
+        Some(choice) if choice != ToolChoice::Auto && tools.is_empty() => {
+            let message = "`tool_choice` asks for a call, but the request has no `tools`";
+            Err(GatewayError::field("tool_choice", message))
         }
+        Some(ToolChoice::Named(name)) if !tools.iter().any(|tool| tool.name == name) => {
+            let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+            let message = format!("`tool_choice` names {name:?}, which is none of {}", names.join(", "));
+            Err(GatewayError::field("tool_choice", message))
+        }
+        Some(choice) => Ok((tools, choice)),
+    }
+}
+
+/// `None` where the model must not call any.
+fn tool_choice(value: Option<&Value>) -> Result<Option<ToolChoice>, GatewayError> {
+    let invalid = || {
+        let message = "`tool_choice` must be none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": …}}";
+        GatewayError::field("tool_choice", message)
     };
+    match value {
+        None => Ok(Some(ToolChoice::Auto)),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => Ok(Some(ToolChoice::Auto)),
+            "none" => Ok(None),
+            // Mistral's word for it.
+            "required" | "any" => Ok(Some(ToolChoice::Required)),
+            _ => Err(invalid()),
+        },
+        Some(Value::Object(choice)) => {
+            let named = choice.get("function").and_then(|function| function.get("name"));
+            let named = named.or_else(|| choice.get("name")).and_then(Value::as_str);
+            let is_function = choice.get("type").is_none_or(|kind| kind == "function");
+            let named = named.filter(|name| is_function && !name.is_empty()).ok_or_else(invalid)?;
+            Ok(Some(ToolChoice::Named(named.to_owned())))
+        }
+        Some(_) => Err(invalid()),
+    }
+}
+
+fn tools(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool>, GatewayError> {
     let tools = match fields.get("tools") {
         None => return Ok(Vec::new()),
         Some(tools) if is_empty(tools) => return Ok(Vec::new()),
@@ -40,8 +78,7 @@ pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool
         let schema = raw.get(index).and_then(|raw| raw.function.as_ref()?.parameters);
         parse_tool(&format!("tools[{index}]"), tool, schema)
     });
-    let parsed: Vec<Tool> = parsed.collect::<Result<_, _>>()?;
-    Ok(if is_off { Vec::new() } else { parsed })
+    parsed.collect()
 }
 
 fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {
@@ -70,10 +107,12 @@ fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool,
         }
         Some(_) => return Err(invalid("function.parameters", "a JSON Schema")),
     };
-    if function.get("strict") == Some(&Value::Bool(true)) {
-        return Err(invalid("function.strict", "false: schemas cannot be enforced by this release"));
-    }
-    Ok(Tool { name: name.to_owned(), description, parameters })
+    let strict = match function.get("strict") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(strict)) => *strict,
+        Some(_) => return Err(invalid("function.strict", "true or false")),
+    };
+    Ok(Tool { name: name.to_owned(), description, parameters, strict })
 }
 
 #[derive(Deserialize)]

@@ -1,0 +1,59 @@
+//! What a client asks a response to be: nothing panics, each state that is not complete allows some token, and what is
+//! allowed can follow.
+#![no_main]
+
+use std::sync::{Arc, LazyLock};
+
+use libfuzzer_sys::fuzz_target;
+use russet_chat::grammar::{OutputRules, TokenText, Vocabulary};
+use russet_chat::parser::OutputFormat;
+use russet_wire::conversation::ToolChoice;
+use russet_wire::request::StructuredOutput;
+
+/// A token for each byte, and an end.
+static VOCABULARY: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
+    // The library catches panics of its own, and so do we; libFuzzer's hook would end the program before.
+    std::panic::set_hook(Box::new(|_| {}));
+    let bytes = (0..=255).map(|byte| TokenText::Bytes(vec![byte]));
+    let tokens = bytes.chain([TokenText::Special("<end>".into())]).collect();
+    Arc::new(Vocabulary::new(tokens, Arc::new([256])).unwrap_or_else(|error| panic!("{error}")))
+});
+
+fuzz_target!(|input: &[u8]| {
+    let [kind, walk, text @ ..] = input else { return };
+    let text = String::from_utf8_lossy(text).into_owned();
+    let output = match kind % 4 {
+        0 | 1 => StructuredOutput::JsonSchema(text),
+        2 => StructuredOutput::Regex(text),
+        _ => StructuredOutput::Grammar(text),
+    };
+    let rules = OutputRules {
+        format: &OutputFormat::default(),
+        in_reasoning: false,
+        tools: &[],
+        tool_choice: &ToolChoice::Auto,
+        single_tool_call: false,
+        structured_output: Some(&output),
+    };
+    let Ok(Some(mut matcher)) = rules.matcher(|| Ok(VOCABULARY.clone())) else { return };
+    let mut draw = u32::from(*walk);
+    for _ in 0..48 {
+        if matcher.is_complete() {
+            return;
+        }
+        // A grammar may be too complex, which ends its response.
+        let Ok(mask) = matcher.mask() else { return };
+        let allowed: Vec<u32> = (0..=256).filter(|token| mask.allows(*token)).collect();
+        assert!(!allowed.is_empty(), "no token may follow");
+        draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        match allowed[(draw >> 8) as usize % allowed.len()] {
+            256 => return,
+            token => {
+                if let Err(error) = matcher.accept(token) {
+                    assert!(error.to_string().contains("limit") || error.to_string().contains("too"), "{error}");
+                    return;
+                }
+            }
+        }
+    }
+});

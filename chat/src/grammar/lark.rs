@@ -1,0 +1,145 @@
+//! Rules in `llguidance`'s variant of Lark.
+
+use std::fmt::Write as _;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+
+use super::Vocabulary;
+
+/// All text.
+const ANY: &str = "(?s:.*)";
+
+/// Rules, and further grammars that they refer to.
+pub(super) struct LarkRules<'v> {
+    vocabulary: &'v Vocabulary,
+    rules: String,
+    count: usize,
+    grammars: Vec<GrammarWithLexer>,
+}
+
+impl<'v> LarkRules<'v> {
+    pub(super) fn new(vocabulary: &'v Vocabulary) -> Self {
+        Self { vocabulary, rules: String::new(), count: 0, grammars: Vec::new() }
+    }
+
+    /// The grammar whose output is this expression.
+    pub(super) fn start(self, expression: &str) -> TopLevelGrammar {
+        let rules = format!("start: {expression}\n{}", self.rules);
+        let mut grammars = vec![GrammarWithLexer::from_lark(rules)];
+        grammars.extend(self.grammars);
+        TopLevelGrammar { grammars, max_tokens: None }
+    }
+
+    /// A grammar of its own; an expression.
+    pub(super) fn grammar(&mut self, grammar: GrammarWithLexer) -> String {
+        let name = format!("part_{}", self.grammars.len());
+        self.grammars.push(GrammarWithLexer { name: Some(name.clone()), ..grammar });
+        format!("@{name}")
+    }
+
+    /// A named rule; an expression.
+    pub(super) fn rule(&mut self, attributes: &str, body: &str) -> String {
+        self.count += 1;
+        let name = format!("rule_{}", self.count);
+        let _ = writeln!(self.rules, "{name}{attributes}: {body}");
+        name
+    }
+
+    /// This text exactly, special tokens among it; an expression.
+    pub(super) fn marker(&self, text: &str) -> String {
+        let pieces: Vec<String> = self.pieces(text).iter().map(MarkerPiece::expression).collect();
+        pieces.join(" ")
+    }
+
+    /// Whether the vocabulary has a special token of this name.
+    pub(super) fn has_special(&self, name: &str) -> bool {
+        self.vocabulary.special.contains_key(name)
+    }
+
+    /// Any text up to a marker, and the marker; an expression.
+    pub(super) fn until(&mut self, marker: &str) -> String {
+        self.text_until((0, None), marker)
+    }
+
+    /// Text of so many characters up to a marker, and the marker; an expression.
+    pub(super) fn text_until(&mut self, (least, most): (u64, Option<u64>), marker: &str) -> String {
+        let text = match (least, most) {
+            (0, None) => ANY.to_owned(),
+            (least, None) => format!("(?s:.{{{least},}})"),
+            (least, Some(most)) => format!("(?s:.{{{least},{most}}})"),
+        };
+        let pieces = self.pieces(marker);
+        let Some((first, rest)) = pieces.split_first() else { return regex(&text) };
+        let begin = match first {
+            // No text is a special token.
+            MarkerPiece::Special(_) => format!("{} {}", regex(&text), first.expression()),
+            MarkerPiece::Text(suffix) => self.rule(&format!("[suffix={}]", quoted(suffix)), &regex(&text)),
+        };
+        let rest: Vec<String> = rest.iter().map(MarkerPiece::expression).collect();
+        format!("{begin} {}", rest.join(" ")).trim_end().to_owned()
+    }
+
+    /// Any text in which none of these markers begins; an expression.
+    pub(super) fn without(&mut self, markers: &[&str]) -> String {
+        let texts = markers.iter().filter_map(|marker| match self.pieces(marker).into_iter().next() {
+            Some(MarkerPiece::Text(text)) => Some(format!("{ANY}{}{ANY}", escaped(&text))),
+            Some(MarkerPiece::Special(_)) | None => None,
+        });
+        let texts: Vec<String> = texts.map(|pattern| format!(" & ~{}", regex(&pattern))).collect();
+        self.count += 1;
+        let name = format!("TEXT_{}", self.count);
+        let _ = writeln!(self.rules, "{name}: {}{}", regex(ANY), texts.concat());
+        // A text of nothing is no token.
+        format!("({name})?")
+    }
+
+    /// A marker in special tokens and the text between them.
+    fn pieces(&self, marker: &str) -> Vec<MarkerPiece> {
+        let mut pieces: Vec<MarkerPiece> = Vec::new();
+        let mut rest = marker;
+        while let Some(first) = rest.chars().next() {
+            let names = self.vocabulary.special.iter();
+            let longest = names.filter(|(name, _)| !name.is_empty() && rest.starts_with(name.as_str()));
+            if let Some((name, id)) = longest.max_by_key(|(name, _)| name.len()) {
+                pieces.push(MarkerPiece::Special(*id));
+                rest = &rest[name.len()..];
+                continue;
+            }
+            match pieces.last_mut() {
+                Some(MarkerPiece::Text(text)) => text.push(first),
+                Some(MarkerPiece::Special(_)) | None => pieces.push(MarkerPiece::Text(first.to_string())),
+            }
+            rest = &rest[first.len_utf8()..];
+        }
+        pieces
+    }
+}
+
+enum MarkerPiece {
+    Text(String),
+    Special(u32),
+}
+
+impl MarkerPiece {
+    fn expression(&self) -> String {
+        match self {
+            Self::Text(text) => quoted(text),
+            Self::Special(id) => format!("<[{id}]>"),
+        }
+    }
+}
+
+/// A text as it stands in rules.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A regular expression as it stands in rules.
+pub(super) fn regex(pattern: &str) -> String {
+    format!("/{}/", pattern.replace('/', "\\/"))
+}
+
+/// A text in a regular expression, each character as a code point.
+fn escaped(text: &str) -> String {
+    text.chars().map(|c| format!("\\x{{{:X}}}", u32::from(c))).collect()
+}
