@@ -24,6 +24,9 @@ use crate::Case;
 /// One group takes seconds; a group that hangs must fail the test and not hang it.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// How often ranks are looked after while rank 0 says nothing.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Orders for one process of a group.
 #[derive(Serialize, Deserialize)]
 pub struct RankOrders {
@@ -109,8 +112,20 @@ impl RankGroup {
     pub fn relay(&mut self, word: &str) -> Result<String> {
         loop {
             let left = GROUP_TIMEOUT.saturating_sub(self.started.elapsed());
-            let line = match self.lines.recv_timeout(left) {
+            let line = match self.lines.recv_timeout(left.min(CHECK_INTERVAL)) {
                 Ok(line) => line,
+                Err(mpsc::RecvTimeoutError::Timeout) if left > CHECK_INTERVAL => {
+                    // The others wait for one that has failed.
+                    let failed = |child: &mut Child| {
+                        child.try_wait().is_ok_and(|ended| ended.is_some_and(|it| !it.success()))
+                    };
+                    ensure!(
+                        !self.children.iter_mut().any(failed),
+                        "a rank failed before rank 0 said {word:?}:{}",
+                        self.end_all()
+                    );
+                    continue;
+                }
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     bail!("rank 0 ended before it said {word:?}:{}", self.end_all())
                 }
