@@ -92,12 +92,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 fn folder() -> Option<PathBuf> {
-    let folder = std::env::var_os("RUSSET_RECORDED").map(PathBuf::from);
-    assert!(folder.is_some() || std::env::var_os("CI").is_none(), "CI must set RUSSET_RECORDED");
-    if folder.is_none() {
-        eprintln!("skipped: RUSSET_RECORDED names no folder of recorded outputs");
-    }
-    folder
+    russet_tests::provided::path("RUSSET_RECORDED")
 }
 
 fn read(name: &str) -> Option<Vec<u8>> {

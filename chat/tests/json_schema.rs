@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use russet_chat::grammar::{GrammarMatcher, OutputRules, TokenText, Vocabulary};
+use russet_chat::grammar::{GrammarMatcher, OutputRules, Vocabulary};
 use russet_chat::parser::OutputFormat;
-use russet_wire::conversation::ToolChoice;
+use russet_tests::provided;
 use russet_wire::request::StructuredOutput;
 use serde_json::Value;
 
@@ -38,34 +38,10 @@ struct Tally {
     wider: Vec<String>,
 }
 
-fn suite() -> Option<PathBuf> {
-    let folder = std::env::var_os("RUSSET_JSON_SCHEMA_SUITE").map(PathBuf::from);
-    assert!(
-        folder.is_some() || std::env::var_os("CI").is_none(),
-        "CI must set RUSSET_JSON_SCHEMA_SUITE; `cargo xtask test` does"
-    );
-    if folder.is_none() {
-        println!("RUSSET_JSON_SCHEMA_SUITE is not set: the suite did not run; `cargo xtask test` sets it");
-    }
-    folder
-}
-
-fn vocabulary() -> Arc<Vocabulary> {
-    let bytes = (0..=255).map(|byte| TokenText::Bytes(vec![byte]));
-    let tokens = bytes.chain([TokenText::Special("<end>".into())]).collect();
-    Arc::new(Vocabulary::new(tokens, Arc::new([256])).unwrap())
-}
-
 fn matcher(schema: &str, vocabulary: &Arc<Vocabulary>) -> Result<GrammarMatcher, String> {
     let output = StructuredOutput::JsonSchema(schema.to_owned());
-    let rules = OutputRules {
-        format: &OutputFormat::default(),
-        in_reasoning: false,
-        tools: &[],
-        tool_choice: &ToolChoice::Auto,
-        single_tool_call: false,
-        structured_output: Some(&output),
-    };
+    let format = OutputFormat::default();
+    let rules = OutputRules { structured_output: Some(&output), ..OutputRules::free(&format) };
     rules.matcher(|| Ok(vocabulary.clone())).map(Option::unwrap).map_err(|error| error.to_string())
 }
 
@@ -77,8 +53,8 @@ fn allows(schema: &str, vocabulary: &Arc<Vocabulary>, text: &str) -> bool {
 
 #[test]
 fn what_a_grammar_allows_meets_its_schema() {
-    let Some(folder) = suite() else { return };
-    let vocabulary = vocabulary();
+    let Some(folder) = provided::path("RUSSET_JSON_SCHEMA_SUITE") else { return };
+    let vocabulary = Arc::new(Vocabulary::of_bytes());
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder.join("draft2020-12"))
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -10,17 +10,9 @@ use std::process::{Command, Stdio};
 
 use jiff::Zoned;
 use russet_chat::template::{CallForm, Prompt, SpecialTokens, Template, TemplateArguments, TemplateError};
+use russet_tests::provided;
 use russet_wire::conversation::{Message, Tool, ToolCall};
 use serde_json::{Value, json};
-
-/// A folder or program that `cargo xtask test` names.
-fn named(variable: &str) -> Option<PathBuf> {
-    let path = std::env::var_os(variable).map(PathBuf::from);
-    if path.is_none() {
-        println!("{variable} is not set: not compared");
-    }
-    path
-}
 
 /// Escapes its tools for HTML by accident, adding them to a text that it calls safe: Python does, minijinja does not.
 const ESCAPED: &str = "meetkai-functionary-medium-v3.1.jinja";
@@ -282,7 +274,11 @@ fn difference(ours: &Result<String, TemplateError>, theirs: &Value) -> String {
 /// Real templates, whichever form of calls they read: all forms are compared.
 #[test]
 fn real_templates_render_as_by_transformers() {
-    let (Some(folder), Some(python)) = (named("RUSSET_VOCABULARIES"), named("RUSSET_PYTHON")) else { return };
+    let (Some(folder), Some(python)) =
+        (provided::path("RUSSET_VOCABULARIES"), provided::path("RUSSET_PYTHON"))
+    else {
+        return;
+    };
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder.join("templates")).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "jinja"));

@@ -12,21 +12,22 @@ mod identities;
 mod model;
 #[path = "support/peer.rs"]
 mod peer;
+#[path = "support/speed.rs"]
+mod speed;
 #[path = "support/vocabulary.rs"]
 mod vocabulary;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_wire::engine_options::Speculation;
-use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, StructuredOutput};
 use tonic::transport::Channel;
 
-use engines::{EngineHarness, ask, next, say};
+use engines::{EngineHarness, say};
 use model::Shape;
-use peer::{median, tell};
+use peer::tell;
+use speed::{GenerationSpeed, decode, measure_request};
 
 /// Small, so that a mask weighs: its decode step takes some 50 ms on two slow cores.
 const MODEL: Shape =
@@ -37,8 +38,6 @@ const VOCABULARY: usize = 151_936;
 const MIN_RATIO: f64 = 0.95;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
-/// Tokens of a response.
-const TOKENS: u32 = 64;
 
 fn main() {
     tokio::runtime::Runtime::new().unwrap().block_on(run());
@@ -86,32 +85,16 @@ async fn compare(lab: &mut EngineHarness, model: &Path, overlap: bool) {
             }
         }
     }
-    let free = median(free.into_iter());
+    let free = decode(&free);
     for (rates, (name, _)) in masked.into_iter().zip(schemas) {
         let without = if overlap { ", beside steps that overlap" } else { "" };
         let what = format!("decode with the masks of a schema of {name}, 151,936 tokens{without}");
-        tell(&what, "tokens/s", if overlap { 0.0 } else { MIN_RATIO }, median(rates.into_iter()), free);
+        tell(&what, "tokens/s", if overlap { 0.0 } else { MIN_RATIO }, decode(&rates), free);
     }
 }
 
-/// Tokens per second after the first.
-async fn measure(client: &mut EngineClient<Channel>, output: Option<StructuredOutput>) -> f64 {
-    let request = GenerationRequest {
-        structured_output: output,
-        max_tokens: Some(TOKENS),
-        ignore_eos: true,
-        ..say("Fill in the form, please, and take your time.")
-    };
-    let mut events = ask(client, request).await;
-    let mut times = Vec::new();
-    loop {
-        match next(&mut events).await {
-            Some(GenerationEvent::Started { .. }) => {}
-            Some(GenerationEvent::Token { .. }) => times.push(Instant::now()),
-            Some(GenerationEvent::Finished { .. }) => break,
-            other => panic!("{other:?} in the middle of a response"),
-        }
-    }
-    assert!(times.len() > 16, "{} tokens", times.len());
-    (times.len() - 1) as f64 / (times[times.len() - 1] - times[0]).as_secs_f64()
+/// The speed of a response of this output.
+async fn measure(client: &mut EngineClient<Channel>, output: Option<StructuredOutput>) -> GenerationSpeed {
+    let asked = say("Fill in the form, please, and take your time.");
+    measure_request(client, GenerationRequest { structured_output: output, ..asked }).await.1
 }

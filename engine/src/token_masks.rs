@@ -28,18 +28,20 @@ impl fmt::Debug for TokenMasks {
 impl TokenMasks {
     /// Computes them, unless that is done. Until then the grammar must take no token.
     pub fn compute(&self) {
-        let _ = self.computed();
+        let _ = self.at(0);
     }
 
-    fn computed(&self) -> Result<Vec<Arc<TokenMask>>, GrammarError> {
+    /// The mask after so many draft tokens; computes all of them, unless that is done.
+    fn at(&self, position: usize) -> Result<Option<Arc<TokenMask>>, GrammarError> {
         let mut state = self.0.lock();
         if let MaskState::Pending { matcher, drafts } = &*state {
             let masks = matcher.lock().masks(drafts);
             *state = MaskState::Computed(masks.map(|masks| masks.into_iter().map(Arc::new).collect()));
         }
         match &*state {
-            MaskState::Computed(masks) => masks.clone(),
-            MaskState::Pending { .. } => Ok(Vec::new()),
+            MaskState::Computed(Ok(masks)) => Ok(masks.get(position).cloned()),
+            MaskState::Computed(Err(error)) => Err(error.clone()),
+            MaskState::Pending { .. } => Ok(None),
         }
     }
 }
@@ -87,7 +89,7 @@ impl StepMask {
     /// # Errors
     /// [`GrammarError::TooComplex`].
     pub fn get(&self) -> Result<Option<Arc<TokenMask>>, GrammarError> {
-        Ok(self.masks.computed()?.get(self.position).cloned())
+        self.masks.at(self.position)
     }
 }
 

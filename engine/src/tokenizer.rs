@@ -185,8 +185,8 @@ pub struct PreparedPrompt {
     pub parser: OutputParser,
     /// What the answer has to be.
     pub grammar: Option<GrammarMatcher>,
-    /// Tokens that end a thinking block; empty where the model has none.
-    pub thinking_end: Vec<u32>,
+    /// The text that ends a thinking block; `None` where the model marks none.
+    pub thinking_end: Option<&'static str>,
 }
 
 /// What a request asks of the response, besides the conversation.
@@ -311,7 +311,7 @@ impl ChatTokenizer {
         let rules =
             OutputRules { format, in_reasoning, tools, tool_choice, single_tool_call, structured_output };
         let grammar = rules.matcher(|| self.grammar_vocabulary())?;
-        let thinking_end = format.thinking_end().map_or(Ok(Vec::new()), |end| self.encode_marker(end))?;
+        let thinking_end = format.thinking_end();
         let parser = OutputParser::new(format, tools.into(), in_reasoning);
         Ok(PreparedPrompt { tokens, parser, grammar, thinking_end })
     }
@@ -353,7 +353,10 @@ impl ChatTokenizer {
     }
 
     /// The tokens of a short text, special ones among them.
-    fn encode_marker(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    ///
+    /// # Errors
+    /// The tokenizer failed.
+    pub fn encode_marker(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.tokenizer.encode(text, false);
         let encoding = encoding.map_err(|error| TokenizerError::Encode(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())

@@ -16,6 +16,7 @@ pub mod mac;
 pub mod peak_memory;
 pub mod processes;
 pub mod prometheus;
+pub mod provided;
 pub mod tenants;
 pub mod tool;
 

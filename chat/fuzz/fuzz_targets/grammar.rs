@@ -5,18 +5,14 @@
 use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
-use russet_chat::grammar::{OutputRules, TokenText, Vocabulary};
+use russet_chat::grammar::{OutputRules, Vocabulary};
 use russet_chat::parser::OutputFormat;
-use russet_wire::conversation::ToolChoice;
 use russet_wire::request::StructuredOutput;
 
-/// A token for each byte, and an end.
 static VOCABULARY: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
     // The library catches panics of its own, and so do we; libFuzzer's hook would end the program before.
     std::panic::set_hook(Box::new(|_| {}));
-    let bytes = (0..=255).map(|byte| TokenText::Bytes(vec![byte]));
-    let tokens = bytes.chain([TokenText::Special("<end>".into())]).collect();
-    Arc::new(Vocabulary::new(tokens, Arc::new([256])).unwrap_or_else(|error| panic!("{error}")))
+    Arc::new(Vocabulary::of_bytes())
 });
 
 fuzz_target!(|input: &[u8]| {
@@ -27,14 +23,8 @@ fuzz_target!(|input: &[u8]| {
         2 => StructuredOutput::Regex(text),
         _ => StructuredOutput::Grammar(text),
     };
-    let rules = OutputRules {
-        format: &OutputFormat::default(),
-        in_reasoning: false,
-        tools: &[],
-        tool_choice: &ToolChoice::Auto,
-        single_tool_call: false,
-        structured_output: Some(&output),
-    };
+    let format = OutputFormat::default();
+    let rules = OutputRules { structured_output: Some(&output), ..OutputRules::free(&format) };
     let Ok(Some(mut matcher)) = rules.matcher(|| Ok(VOCABULARY.clone())) else { return };
     let mut draw = u32::from(*walk);
     for _ in 0..48 {

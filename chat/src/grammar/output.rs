@@ -35,7 +35,19 @@ pub struct OutputRules<'a> {
     pub structured_output: Option<&'a StructuredOutput>,
 }
 
-impl OutputRules<'_> {
+impl<'a> OutputRules<'a> {
+    /// Those of a request that asks for nothing.
+    pub fn free(format: &'a OutputFormat) -> Self {
+        Self {
+            format,
+            in_reasoning: false,
+            tools: &[],
+            tool_choice: &ToolChoice::Auto,
+            single_tool_call: false,
+            structured_output: None,
+        }
+    }
+
     /// The grammar of the output; `None` where it is free.
     ///
     /// # Errors

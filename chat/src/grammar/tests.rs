@@ -10,15 +10,12 @@ use serde_json::Value;
 use super::*;
 use crate::parser::{OutputFormat, OutputParser, Part, reasoning, tools};
 
-/// The end token of the test's vocabularies, after 256 bytes.
-const END: u32 = 256;
+/// The end token of these vocabularies.
+const END: u32 = Vocabulary::END_OF_BYTES;
 
 /// A token for each byte, an end, and special tokens.
 fn vocabulary(special: &[&str]) -> Arc<Vocabulary> {
-    let bytes = (0..=255).map(|byte| TokenText::Bytes(vec![byte]));
-    let special = special.iter().map(|name| TokenText::Special((*name).to_owned()));
-    let end = TokenText::Special("<end>".to_owned());
-    Arc::new(Vocabulary::new(bytes.chain([end]).chain(special).collect(), Arc::new([END])).unwrap())
+    Arc::new(Vocabulary::of_bytes_and(special))
 }
 
 static BYTES: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| vocabulary(&[]));
@@ -33,20 +30,9 @@ impl Random {
     }
 }
 
-fn rules(format: &OutputFormat) -> OutputRules<'_> {
-    OutputRules {
-        format,
-        in_reasoning: false,
-        tools: &[],
-        tool_choice: &ToolChoice::Auto,
-        single_tool_call: false,
-        structured_output: None,
-    }
-}
-
 fn structured(output: &StructuredOutput) -> Result<GrammarMatcher, GrammarError> {
     let format = OutputFormat::default();
-    let rules = OutputRules { structured_output: Some(output), ..rules(&format) };
+    let rules = OutputRules { structured_output: Some(output), ..OutputRules::free(&format) };
     rules.matcher(|| Ok(BYTES.clone())).map(Option::unwrap)
 }
 
@@ -262,7 +248,7 @@ fn required_calls_are_read_by_every_format() {
                     tools: &tools,
                     tool_choice: &choice,
                     single_tool_call: single,
-                    ..rules(&format)
+                    ..OutputRules::free(&format)
                 };
                 for _ in 0..4 {
                     let text = written_soon(&rules, &vocabulary, &mut random);
@@ -286,7 +272,7 @@ fn strict_calls_may_follow_text_or_not_come_at_all() {
     let mut random = Random(5);
     for format in formats() {
         let name = format.tools_name().unwrap();
-        let rules = OutputRules { tools: &tools, ..rules(&format) };
+        let rules = OutputRules { tools: &tools, ..OutputRules::free(&format) };
         if format.tools().is_some_and(|tools| tools.syntaxes.is_empty()) {
             let error = rules.matcher(|| Ok(BYTES.clone())).unwrap_err();
             assert_eq!(error, GrammarError::NoCallSyntax { format: name, field: "strict" });
@@ -343,7 +329,11 @@ fn thinking_comes_before_structured_output() {
         let format = OutputFormat::default().reasoning_by_name(name).unwrap();
         for vocabulary in vocabularies(&format) {
             for in_reasoning in [false, true] {
-                let rules = OutputRules { in_reasoning, structured_output: Some(&output), ..rules(&format) };
+                let rules = OutputRules {
+                    in_reasoning,
+                    structured_output: Some(&output),
+                    ..OutputRules::free(&format)
+                };
                 let begin = if in_reasoning { "" } else { reasoning.begin };
                 let text = format!("{begin}\nIs it <so>?\n{}\n\ntrue", reasoning.end);
                 let mut matcher = rules.matcher(|| Ok(vocabulary.clone())).unwrap().unwrap();
@@ -362,7 +352,7 @@ fn thinking_comes_before_structured_output() {
     }
     let harmony = OutputFormat::default().tools_by_name("openai").unwrap();
     for vocabulary in vocabularies(&harmony) {
-        let rules = OutputRules { structured_output: Some(&output), ..rules(&harmony) };
+        let rules = OutputRules { structured_output: Some(&output), ..OutputRules::free(&harmony) };
         let text =
             "<|channel|>analysis<|message|>So?<|end|><|start|>assistant<|channel|>final<|message|>true";
         let mut matcher = rules.matcher(|| Ok(vocabulary.clone())).unwrap().unwrap();
@@ -393,13 +383,14 @@ fn choices_of_tools_that_cannot_be_are_refused() {
             "the schema of tool \"f\"",
         ),
     ] {
-        let rules = OutputRules { tools, tool_choice: choice, ..rules(&hermes) };
+        let rules = OutputRules { tools, tool_choice: choice, ..OutputRules::free(&hermes) };
         let error = rules.matcher(|| Ok(BYTES.clone())).expect_err(expected).to_string();
         assert!(error.contains(expected), "{error}");
     }
     // What need not be enforced is any object.
     let loose = [Tool { strict: false, ..tool("f", r#"{"properties": {"a": {"not": {}}}}"#) }];
-    let rules = OutputRules { tools: &loose, tool_choice: &ToolChoice::Required, ..rules(&hermes) };
+    let rules =
+        OutputRules { tools: &loose, tool_choice: &ToolChoice::Required, ..OutputRules::free(&hermes) };
     let mut matcher = rules.matcher(|| Ok(BYTES.clone())).unwrap().unwrap();
     assert!(accepts(&mut matcher, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"b\": 1}}\n</tool_call>"));
     // And without anything to enforce there is no grammar.

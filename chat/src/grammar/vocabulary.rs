@@ -39,6 +39,22 @@ impl fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
+    /// The end token of [`of_bytes`](Self::of_bytes).
+    pub const END_OF_BYTES: u32 = 256;
+
+    /// The smallest vocabulary of all texts: a token for each byte, and an end.
+    pub fn of_bytes() -> Self {
+        Self::of_bytes_and(&[])
+    }
+
+    /// The same, then special tokens of these names.
+    pub(super) fn of_bytes_and(special: &[&str]) -> Self {
+        let bytes = (0..=255).map(|byte| TokenText::Bytes(vec![byte]));
+        let special = ["<end>"].iter().chain(special).map(|name| TokenText::Special((*name).to_owned()));
+        let vocabulary = Self::new(bytes.chain(special).collect(), Arc::new([Self::END_OF_BYTES]));
+        vocabulary.unwrap_or_else(|error| unreachable!("it has bytes and an end: {error}"))
+    }
+
     /// Of tokens by id, and those that end an output, at least one.
     ///
     /// # Errors

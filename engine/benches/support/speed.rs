@@ -1,5 +1,7 @@
 //! The speed of one answer of an engine, and of the same work of mlx-lm.
 
+#![allow(dead_code, reason = "each of its users needs another part")]
+
 use std::time::Instant;
 
 use russet_rpc::engine::engine_client::EngineClient;
@@ -33,7 +35,15 @@ pub fn prefill(speeds: &[GenerationSpeed], tokens: usize) -> f64 {
 /// Sends a prompt of `bytes` bytes; returns its token count and the speed.
 pub async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, GenerationSpeed) {
     let question: String = (0..bytes).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
-    let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
+    measure_request(client, say(&question)).await
+}
+
+/// Sends a request for an output of the usual length; returns the prompt's token count and the speed.
+pub async fn measure_request(
+    client: &mut EngineClient<Channel>,
+    request: GenerationRequest,
+) -> (u32, GenerationSpeed) {
+    let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..request };
     let started = Instant::now();
     let mut events = ask(client, request).await;
     let (mut prompt, mut times) = (0, Vec::new());

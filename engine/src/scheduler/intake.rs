@@ -169,7 +169,7 @@ impl Intake {
         let mut output = OutputStream::new(request, limit, ends, text)
             .with_parser(parser)
             .with_grammar(grammar)
-            .with_thinking_budget(ThinkingBudget::new(request.thinking_budget, thinking_end))
+            .with_thinking_budget(self.thinking_budget(request, thinking_end)?)
             .with_token_texts(request.logprobs.map(|_| self.tokenizer.token_texts()));
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
         let finished = checked.and_then(|()| output.resume(&request.emitted));
@@ -181,6 +181,19 @@ impl Intake {
             sequence = sequence.with_breakers(breakers.map_err(|error| prompt_failure(&error))?);
         }
         Ok((sequence.with_speculation(self.proposers, self.draft_rewind), finished))
+    }
+
+    /// The budget of a request's thinking, on a model that ends it with this text.
+    fn thinking_budget(
+        &self,
+        request: &GenerationRequest,
+        end: Option<&str>,
+    ) -> Result<ThinkingBudget, GenerationFailure> {
+        let (Some(tokens), Some(end)) = (request.thinking_budget, end) else {
+            return Ok(ThinkingBudget::default());
+        };
+        let end = self.tokenizer.encode_marker(end).map_err(|error| prompt_failure(&error))?;
+        Ok(ThinkingBudget::new(tokens, end))
     }
 
     fn enqueue(&self, job: ScheduledRequest) {

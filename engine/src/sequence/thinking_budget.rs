@@ -13,9 +13,9 @@ pub struct ThinkingBudget {
 }
 
 impl ThinkingBudget {
-    /// So many tokens; `end` closes a block, and is empty where a model marks none.
-    pub fn new(tokens: Option<u32>, end: Vec<u32>) -> Self {
-        Self { left: tokens.filter(|_| !end.is_empty()), end, written: 0 }
+    /// So many tokens; `end` closes a block. Without tokens that close it there is no budget.
+    pub fn new(tokens: u32, end: Vec<u32>) -> Self {
+        Self { left: Some(tokens).filter(|_| !end.is_empty()), end, written: 0 }
     }
 
     /// Whether the next token may be one that it decides.
@@ -46,7 +46,8 @@ mod tests {
 
     /// What a model writes that thinks in 1, if it may.
     fn written(budget: Option<u32>, opened: bool) -> Vec<u32> {
-        let mut budget = ThinkingBudget::new(budget, vec![8, 9]);
+        let mut budget =
+            budget.map_or_else(ThinkingBudget::default, |tokens| ThinkingBudget::new(tokens, vec![8, 9]));
         let mut tokens = Vec::new();
         while tokens.len() < 6 {
             let in_reasoning = opened && !tokens.ends_with(&[8, 9]) && !tokens.contains(&9);
@@ -63,6 +64,6 @@ mod tests {
         assert_eq!(written(Some(0), true), [8, 9, 1, 1, 1, 1]);
         assert_eq!(written(Some(2), true), [1, 1, 8, 9, 1, 1]);
         assert_eq!(written(Some(2), false), [1, 1, 1, 1, 1, 1]);
-        assert!(!ThinkingBudget::new(Some(3), Vec::new()).is_set());
+        assert!(!ThinkingBudget::new(3, Vec::new()).is_set());
     }
 }

@@ -37,6 +37,7 @@ use russet_engine::{
     tokenizer::{ChatTokenizer, PromptLimits},
     weights::{Checkpoint, LoadDtype, Weight, Weights},
 };
+use russet_tests::provided;
 use russet_wire::{
     conversation::Message,
     event::{FinishReason, GenerationEvent},
@@ -52,20 +53,7 @@ const MIN_GAP: f32 = 1e-3;
 
 /// SmolLM2's file; `None` where there is none, which CI does not allow.
 fn file() -> Option<PathBuf> {
-    named("RUSSET_SMOLLM2")
-}
-
-/// The file that a variable names.
-fn named(variable: &str) -> Option<PathBuf> {
-    let file = std::env::var_os(variable).map(PathBuf::from);
-    assert!(
-        file.is_some() || std::env::var_os("CI").is_none(),
-        "CI must set {variable}; `cargo xtask test` does"
-    );
-    if file.is_none() {
-        println!("{variable} is not set: no real weights were read; `cargo xtask test` sets it");
-    }
-    file
+    provided::path("RUSSET_SMOLLM2")
 }
 
 /// A folder with the file alone.
@@ -109,11 +97,7 @@ struct Oracle {
 
 /// A command that runs a script of this test; `None` without a Python, which CI does not allow.
 fn script(name: &str) -> Option<Command> {
-    let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
-        println!("RUSSET_PYTHON is not set: {name} did not run; `cargo xtask test` sets it");
-        return None;
-    };
+    let python = provided::path("RUSSET_PYTHON")?;
     let mut command = Command::new(python);
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name));
     Some(command)
@@ -277,7 +261,7 @@ fn write_numbers(dir: &Path, path: &Path) {
 /// A base model, with windows, norms of its own and one KV head: its answer to a text is what follows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
-    let Some(file) = named("RUSSET_GEMMA") else { return };
+    let Some(file) = provided::path("RUSSET_GEMMA") else { return };
     let dir = folder(&file);
     // It has no template.
     std::fs::write(dir.path().join("chat_template.jinja"), "{{ bos_token }}{{ messages[0].content }}")

@@ -6,7 +6,9 @@ use std::path::Path;
 use russet_model::gguf::{Gguf, header::HeaderRead};
 use tokenizers::Tokenizer;
 
-use super::{named, share};
+use russet_tests::provided;
+
+use super::share;
 use russet_chat::grammar::TokenText;
 use russet_engine::tokenizer::ChatTokenizer;
 
@@ -26,7 +28,7 @@ fn tokenizer(path: &Path) -> Result<Tokenizer, String> {
 
 #[test]
 fn vocabularies_give_the_tokens_that_llama_cpp_recorded() {
-    let Some(folder) = named("RUSSET_VOCABULARIES") else { return };
+    let Some(folder) = provided::path("RUSSET_VOCABULARIES") else { return };
     let mut texts = 0;
     for name in READ {
         let path = folder.join(format!("ggml-vocab-{name}.gguf"));
@@ -55,7 +57,7 @@ fn vocabularies_give_the_tokens_that_llama_cpp_recorded() {
 
 #[test]
 fn bytes_of_tokens_are_what_they_are_decoded_to() {
-    let Some(folder) = named("RUSSET_VOCABULARIES") else { return };
+    let Some(folder) = provided::path("RUSSET_VOCABULARIES") else { return };
     for name in share::of_this_run(READ.to_vec(), 3) {
         let tokenizer = tokenizer(&folder.join(format!("ggml-vocab-{name}.gguf"))).unwrap();
         let dir = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@ use mlx_rs::Array;
 use russet_engine::executor::SampleSpec;
 use russet_engine::logit_edits::LogitEdits;
 use russet_engine::sample::{SampledTokens, edited};
+use russet_tests::provided;
 use russet_wire::request::Sampling;
 use serde_json::{Value, json};
 
@@ -88,11 +89,7 @@ fn edits(case: &Value) -> Option<Arc<LogitEdits>> {
 
 /// What the oracle would sample from; `None` without a Python, which CI does not allow.
 fn oracle(cases: &[Value]) -> Option<Vec<Vec<f64>>> {
-    let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
-        println!("RUSSET_PYTHON is not set: nothing was compared; `cargo xtask test` sets it");
-        return None;
-    };
+    let python = provided::path("RUSSET_PYTHON")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sampling/oracle.py");
     let mut child =
         Command::new(python).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -47,18 +47,16 @@ pub(crate) struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// A request that no engine has received yet. Its body stays in memory, counted by the permit, until the
+    /// A request that no engine has received yet, with a seed: a resumed response must sample with the same one. Its body stays in memory, counted by the permit, until the
     /// response is complete, because another engine may have to resume it.
     pub(crate) fn new(
         model: String,
-        mut request: GenerationRequest,
+        request: GenerationRequest,
         prompt: PromptDigest,
         deadline: Option<Deadline>,
         body_permit: BodyPermit,
         caller: Caller,
     ) -> Self {
-        // A resumed response must sample with the same seed.
-        request.sampling.seed.get_or_insert_with(rand::random);
         Self {
             model,
             request,

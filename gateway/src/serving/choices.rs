@@ -39,7 +39,7 @@ impl Choices {
 }
 
 /// The request of each choice. The first is the request itself; each has a seed of its own, which follows that of the
-/// request.
+/// request, or one that is drawn here: engines do not draw it, so that another can resume the response.
 pub(super) fn requests(request: GenerationRequest, choices: usize) -> Vec<GenerationRequest> {
     let seed = request.sampling.seed.unwrap_or_else(rand::random);
     let mut all = vec![request; choices.max(1)];
