@@ -44,6 +44,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
 use russet_model::index::MAX_FILES;
 use russet_model::shape::{ModelShape, READER};
+use russet_model::tokenizer_files::chat_templates::flat_name;
 use tokio::sync::watch;
 
 pub use self::credentials::Credentials;
@@ -183,6 +184,13 @@ pub fn is_allowed_file(name: &str) -> bool {
     let suffix = name.rsplit_once('.').map(|(_, suffix)| suffix);
     let data = matches!(suffix, Some("safetensors" | "gguf" | "json" | "txt" | "jinja"));
     plain && (data || name == "tokenizer.model") && name != model_dirs::MANIFEST
+}
+
+/// The name under which a source's file is kept; `None` for one that is not fetched. Further chat templates are in a
+/// folder of their own.
+pub(super) fn stored_name(path: &str) -> Option<String> {
+    let name = flat_name(path).unwrap_or_else(|| path.to_owned());
+    is_allowed_file(&name).then_some(name)
 }
 
 impl Context {
@@ -618,6 +626,8 @@ mod tests {
             ("weights.pkl", false),
             ("consolidated.pth", false),
             ("../config.json", false),
+            ("additional_chat_templates/rag.jinja", false),
+            ("additional_chat_templates.rag.jinja", true),
             ("original/params.json", false),
             ("a\\b.json", false),
             (".hidden.json", false),
@@ -627,6 +637,12 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(is_allowed_file(name), taken, "{name:?}");
+            assert_eq!(stored_name(name).is_some(), taken || name.contains("templates/"), "{name:?}");
+        }
+        let further = stored_name("additional_chat_templates/rag.jinja");
+        assert_eq!(further.as_deref(), Some("additional_chat_templates.rag.jinja"));
+        for hostile in ["../x.jinja", "a/../x.jinja", ".x.jinja/../y.jinja", "a b.jinja", "\u{202e}.jinja"] {
+            assert_eq!(stored_name(&format!("additional_chat_templates/{hostile}")), None, "{hostile}");
         }
     }
 

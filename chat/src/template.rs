@@ -8,6 +8,7 @@ mod form;
 mod memory;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
@@ -52,7 +53,7 @@ pub enum TemplateError {
     NoContinuation(&'static str),
     /// The template has no place for tools.
     #[error(
-        "this model's chat template does not tell the model of tools; leave `tools` out, or use a model that calls tools"
+        "this model's chat template does not tell the model of tools; leave `tools` out, tell of them in a system message and set `tool_choice` to required, or use a model that calls tools"
     )]
     NoTools,
     /// Variables that are no JSON object, or have a name that is taken.
@@ -126,6 +127,10 @@ const TEMPLATE_NAME: &str = "chat_template";
 impl Template {
     /// Parses `source`.
     pub fn new(source: &str, special: SpecialTokens) -> Result<Self, TemplateError> {
+        caught(|| Self::parse(source, special))
+    }
+
+    fn parse(source: &str, special: SpecialTokens) -> Result<Self, TemplateError> {
         let syntax = |error: Error| TemplateError::Syntax(error.to_string());
         let mut environment = Environment::new();
         // The whitespace settings for which the authors of these templates test.
@@ -167,6 +172,10 @@ impl Template {
     /// Renders the prompt of a conversation, ending where the assistant's turn begins, or where its last message is to
     /// be continued.
     pub fn render(&self, prompt: &Prompt<'_>) -> Result<String, TemplateError> {
+        caught(|| self.evaluate(prompt))
+    }
+
+    fn evaluate(&self, prompt: &Prompt<'_>) -> Result<String, TemplateError> {
         let Prompt { messages, tools, arguments, continue_final_message, now } = *prompt;
         let mut messages: Vec<Value> =
             messages.iter().map(|message| self.call_form.message(message)).collect();
@@ -206,6 +215,14 @@ impl Template {
             Err(error) => Err(explain(&error)),
         }
     }
+}
+
+/// The result of `work`, of which a panic is a failure: minijinja has some on templates that nobody writes, such as
+/// `{{ '%(é)s' % x }}`, and a template is a stranger's.
+fn caught<T>(work: impl FnOnce() -> Result<T, TemplateError>) -> Result<T, TemplateError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(TemplateError::Failed("it makes the template engine panic; see the log".to_owned()))
+    })
 }
 
 /// `strftime_now` of Transformers, which knows the hour of the server.
@@ -515,6 +532,8 @@ mod tests {
             ("{% extends 'chat_template' %}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ ''.__class__.__mro__ }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ messages[0].nothing.more }}", |error| matches!(error, TemplateError::Failed(_))),
+            // minijinja panics.
+            ("{{ '%(é)s' % 1 }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{% for m in messages %}", |error| matches!(error, TemplateError::Syntax(_))),
             ("{%}", |error| matches!(error, TemplateError::Syntax(_))),
             ("{{ 'a' }}{%}{% generation %}", |error| matches!(error, TemplateError::Syntax(_))),

@@ -3,12 +3,13 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{
-    Autoscaling, EngineOptions, GatewayDemand, LocalReference, MeasuredThroughput, Rollout, RolloutStatus,
-    Spread,
+    Autoscaling, EngineOptions, GatewayDemand, GenerationConfig, LocalReference, MeasuredThroughput, Rollout,
+    RolloutStatus, Spread,
 };
 
 /// A model to serve under this object's name.
@@ -85,8 +86,8 @@ pub struct ModelDeploymentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy_ref: Option<LocalReference>,
     /// Engine options; absent: the defaults of the fields.
-    #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
-    pub engine: EngineOptions,
+    #[serde(default, skip_serializing_if = "DeploymentEngine::is_default")]
+    pub engine: DeploymentEngine,
     /// NodePools whose nodes may run it; all ranks of a replica are in one pool. Empty: any node that takes
     /// work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -121,6 +122,37 @@ pub struct ModelDeploymentSpec {
     pub spread: Option<Spread>,
 }
 
+/// How the engines of a deployment compute, and what they are told where a request says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeploymentEngine {
+    /// Options that are part of the plan: another option replaces the replicas.
+    #[serde(flatten)]
+    pub options: EngineOptions,
+    /// Variables of the chat template, such as `enable_thinking: false`; a request's own ones come before them. An edit
+    /// acts at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "template_arguments")]
+    pub chat_template_arguments: Option<Map<String, Value>>,
+    /// Sampling parameters of requests that name none. They come before those of the model's generation_config.json; the
+    /// status has both together. An edit acts at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation_config: Option<GenerationConfig>,
+}
+
+impl DeploymentEngine {
+    /// Whether it says nothing.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl From<EngineOptions> for DeploymentEngine {
+    fn from(options: EngineOptions) -> Self {
+        Self { options, ..Self::default() }
+    }
+}
+
 impl ModelDeploymentSpec {
     /// Names of the Models it needs.
     pub fn models(&self) -> impl Iterator<Item = &str> {
@@ -129,6 +161,16 @@ impl ModelDeploymentSpec {
             .flatten()
             .map(|model| model.name.as_str())
     }
+}
+
+/// Any object: which variables a template has, the model says.
+fn template_arguments(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 64,
+        "nullable": true,
+        "x-kubernetes-preserve-unknown-fields": true,
+    })
 }
 
 fn one() -> i32 {
@@ -296,6 +338,9 @@ pub struct ModelDeploymentStatus {
     /// History of plans that were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
+    /// Sampling parameters of requests that name none: the spec's, then those of the model's generation_config.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation_config: Option<GenerationConfig>,
     /// Placed, CopiesReady, Available, Progressing, Ready, Reconciling, Stalled; with `autoscaling` ScalingActive;
     /// where its tier wants approvals AwaitingApproval.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -42,8 +42,15 @@ pub const MAX_PRIORITY: i32 = 100;
 pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     let sampling = &request.sampling;
     let wrong = |message: String| Err(GenerationFailure { kind: FailureKind::InvalidRequest, message });
-    if request.messages.is_empty() {
-        return wrong("the request has no messages; send at least one".into());
+    match (&request.raw_prompt, request.messages.is_empty()) {
+        (None, true) => return wrong("the request has no messages; send at least one".into()),
+        (Some(_), false) => {
+            return wrong("the request has messages and a raw prompt; send one of them".into());
+        }
+        _ => {}
+    }
+    if request.truncate_prompt_tokens == Some(0) {
+        return wrong("truncate_prompt_tokens is 0; ask for at least 1".into());
     }
     if request.messages.len() > MAX_MESSAGES {
         return wrong(format!("{} messages; send at most {MAX_MESSAGES}", request.messages.len()));
@@ -110,7 +117,7 @@ pub fn max_new_tokens(
     match (prompt_tokens, left) {
         (0, _) => Err(GenerationFailure {
             kind: FailureKind::InvalidRequest,
-            message: "the prompt has no tokens; send a message with text".into(),
+            message: "the prompt has no tokens; send text".into(),
         }),
         (_, 0) => Err(GenerationFailure {
             kind: FailureKind::ContextLengthExceeded,

@@ -5,6 +5,8 @@ mod added_tokens;
 pub mod detokenizer;
 mod encoder;
 mod folder;
+mod literal_text;
+mod prompt;
 mod steps;
 pub mod stop_strings;
 mod templates;
@@ -16,13 +18,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use russet_chat::grammar::{GrammarError, GrammarMatcher, OutputRules, TokenText, Vocabulary};
-use russet_chat::parser::{OutputParser, opens_reasoning};
-use russet_chat::template::{Prompt, TemplateError};
+use russet_chat::grammar::{GrammarError, TokenText, Vocabulary};
+use russet_chat::template::TemplateError;
 use russet_model::config::whole;
 use russet_model::tokenizer_files::EndTokenIds;
-use russet_wire::conversation::{Message, Tool, ToolChoice};
-use russet_wire::request::StructuredOutput;
 use serde::Deserialize as _;
 use serde_json::Value;
 use thiserror::Error;
@@ -31,6 +30,8 @@ use tokenizers::Tokenizer;
 use detokenizer::Detokenizer;
 use encoder::{Encoder, MAX_PIECE_BYTES};
 use folder::TokenizerFolder;
+use literal_text::LiteralText;
+pub use prompt::{PreparedPrompt, PromptFit, PromptLimits, PromptSource, ResponseRules};
 use templates::ChatTemplates;
 
 /// Why text and tokens cannot be converted.
@@ -86,11 +87,11 @@ pub enum TokenizerError {
         /// What tokenizer.json has.
         instead: String,
     },
-    /// There is no chat template.
+    /// A conversation for a model without a chat template.
     #[error(
-        "{0} has no chat template (chat_template.jinja, chat_template.json or chat_template in tokenizer_config.json); use an instruction-tuned model or add a template"
+        "this model has no chat template (chat_template.jinja, chat_template.json or chat_template in tokenizer_config.json), so it takes no conversation; let it continue a text at /v1/completions, use an instruction-tuned model, or add a template"
     )]
-    NoTemplate(PathBuf),
+    NoTemplate,
     /// There is no end-of-sequence token.
     #[error(
         "{0} names no end-of-sequence token (eos_token_id in generation_config.json or config.json, eos_token in tokenizer_config.json); add one"
@@ -168,43 +169,12 @@ impl TokenizerError {
     }
 }
 
-/// What bounds the work on a prompt.
-#[derive(Clone, Copy)]
-pub struct PromptLimits<'a> {
-    /// Tokens of the context, the answer included.
-    pub context_tokens: u32,
-    /// Whether the caller has left, or its deadline has passed; asked between pieces.
-    pub is_abandoned: &'a dyn Fn() -> bool,
-}
-
-/// A conversation in tokens.
-pub struct PreparedPrompt {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// Reads what the model answers.
-    pub parser: OutputParser,
-    /// What the answer has to be.
-    pub grammar: Option<GrammarMatcher>,
-    /// The text that ends a thinking block; `None` where the model marks none.
-    pub thinking_end: Option<&'static str>,
-}
-
-/// What a request asks of the response, besides the conversation.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ResponseRules<'a> {
-    /// Whether tools have to be called.
-    pub tool_choice: Option<&'a ToolChoice>,
-    /// Whether it ends with the first call.
-    pub single_tool_call: bool,
-    /// What its text has to be.
-    pub structured_output: Option<&'a StructuredOutput>,
-}
-
 /// A model's tokenizer and template.
 pub struct ChatTokenizer {
     tokenizer: Arc<Tokenizer>,
     encoder: Encoder,
-    templates: ChatTemplates,
+    literal_text: LiteralText,
+    templates: Option<ChatTemplates>,
     eos_token_ids: Arc<[u32]>,
     vocabulary: Option<u64>,
     /// Made when the first response needs them: that takes some hundred milliseconds.
@@ -251,11 +221,12 @@ impl ChatTokenizer {
         if ends.is_empty() {
             return Err(TokenizerError::NoEosToken(dir.to_owned()));
         }
-        let templates = ChatTemplates::load(&folder, &config, &special)?;
+        let templates = ChatTemplates::load(&folder, &special)?;
         let vocabulary = folder.read_json("config.json")?.and_then(|config| whole(&config["vocab_size"]));
         let tokenizer = Arc::new(tokenizer);
         Ok(Self {
             encoder: Encoder::new(tokenizer.clone()),
+            literal_text: LiteralText::of(&tokenizer),
             tokenizer,
             templates,
             eos_token_ids: ends.into_iter().collect(),
@@ -265,55 +236,9 @@ impl ChatTokenizer {
         })
     }
 
-    /// Tokenises a conversation, ending where the assistant's turn begins. Slow for a long conversation: do
-    /// not call it on the serving threads.
-    ///
-    /// # Errors
-    /// Among others [`TokenizerError::ContextLength`] where that is certain before all of it is tokenised: a
-    /// prompt of which all tokens are known may still fill the context.
-    pub fn prompt(&self, prompt: &Prompt<'_>, limits: &PromptLimits<'_>) -> Result<Vec<u32>, TokenizerError> {
-        self.prepare(prompt, ResponseRules::default(), limits).map(|prepared| prepared.tokens)
-    }
-
-    /// Tokenises a conversation like [`prompt`](Self::prompt), and gives what reads and constrains its answer.
-    ///
-    /// # Errors
-    /// Those of [`prompt`](Self::prompt), and [`TokenizerError::Grammar`].
-    pub fn prepare(
-        &self,
-        prompt: &Prompt<'_>,
-        rules: ResponseRules<'_>,
-        limits: &PromptLimits<'_>,
-    ) -> Result<PreparedPrompt, TokenizerError> {
-        if (limits.is_abandoned)() {
-            return Err(TokenizerError::Abandoned);
-        }
-        let texts = prompt.messages.iter().flat_map(Message::texts);
-        self.encoder.check_conversation(texts.chain(prompt.tools.iter().flat_map(Tool::texts)), limits)?;
-        let (template, format) = self.templates.of(prompt);
-        // DeepSeek V3.1's template writes calls and leaves it to the system message to tell of tools.
-        if !prompt.tools.is_empty() && !template.shows_tools() && format.tools_name().is_none() {
-            return Err(TemplateError::NoTools.into());
-        }
-        let ResponseRules { tool_choice, single_tool_call, structured_output } = rules;
-        let tool_choice = tool_choice.unwrap_or(&ToolChoice::Auto);
-        let enforced = (*tool_choice != ToolChoice::Auto).then(|| format.with_enforced_calls());
-        let format = enforced.as_ref().unwrap_or(format);
-        let text = template.render(prompt)?;
-        // The template inserts the special tokens itself.
-        let tokens = self.encoder.encode(&text, limits)?;
-        if let Some((id, vocabulary)) = self.first_out_of_vocabulary(&tokens) {
-            let text = self.tokenizer.id_to_token(id).unwrap_or_default();
-            return Err(TokenizerError::NotInModel { id, text, vocabulary });
-        }
-        let in_reasoning = opens_reasoning(format, &text);
-        let tools = prompt.tools;
-        let rules =
-            OutputRules { format, in_reasoning, tools, tool_choice, single_tool_call, structured_output };
-        let grammar = rules.matcher(|| self.grammar_vocabulary())?;
-        let thinking_end = format.thinking_end();
-        let parser = OutputParser::new(format, tools.into(), in_reasoning);
-        Ok(PreparedPrompt { tokens, parser, grammar, thinking_end })
+    /// Whether it takes conversations.
+    pub fn has_chat_template(&self) -> bool {
+        self.templates.is_some()
     }
 
     /// Checks that all emitted tokens of a resumed request are in the vocabulary.
@@ -407,6 +332,8 @@ mod tests {
     use std::sync::LazyLock;
 
     use jiff::Zoned;
+    use russet_chat::template::Prompt;
+    use russet_wire::conversation::Message;
 
     use super::*;
     use crate::fixture;
@@ -558,15 +485,10 @@ mod tests {
             let error = ChatTokenizer::load(dir.path()).err().unwrap().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        for (file, expected) in [
-            ("tokenizer.json", "tokenizer.json is missing, and tokenizer.model is not read"),
-            ("chat_template.jinja", "has no chat template"),
-        ] {
-            let dir = fixture::model_dir();
-            std::fs::remove_file(dir.path().join(file)).unwrap();
-            let error = ChatTokenizer::load(dir.path()).err().unwrap().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
+        let dir = fixture::model_dir();
+        std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+        let error = ChatTokenizer::load(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("tokenizer.json is missing, and tokenizer.model is not read"), "{error}");
     }
 
     #[test]
@@ -596,17 +518,15 @@ mod tests {
             for (file, text) in files {
                 text.iter().for_each(|text| std::fs::write(dir.path().join(file), text).unwrap());
             }
-            let loaded = ChatTokenizer::load(dir.path());
-            let said = loaded.map(|tokens| {
-                let messages = say("hi");
-                let prompt = prompt_of(&messages);
-                tokens.templates.of(&prompt).0.render(&prompt).unwrap()
-            });
-            match (said, expected) {
-                (Ok(said), Some(expected)) => assert_eq!(said, expected),
-                (Err(TokenizerError::NoTemplate(_)), None) => {}
-                (said, expected) => panic!("{said:?} is not {expected:?}"),
-            }
+            let tokens = ChatTokenizer::load(dir.path()).unwrap();
+            let messages = say("hi");
+            let chat = prompt_of(&messages);
+            let said =
+                tokens.templates.as_ref().map(|templates| templates.of(&chat).0.render(&chat).unwrap());
+            assert_eq!(said.as_deref(), expected);
+            assert_eq!(tokens.has_chat_template(), expected.is_some());
+            let refused = matches!(prompt(&tokens, "hi"), Err(TokenizerError::NoTemplate));
+            assert_eq!(refused, expected.is_none());
         }
     }
 

@@ -78,6 +78,7 @@ impl Backends {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request_defaults::RequestDefaults;
     use crate::routes::{Deployment, DeploymentState};
 
     fn endpoint(address: &str) -> Endpoint {
@@ -119,6 +120,7 @@ mod tests {
                 created: 0,
                 context_tokens: 1,
                 model: "small".into(),
+                defaults: RequestDefaults::default(),
                 state: DeploymentState::Ready,
                 endpoints: vec![two.clone()],
             }],

@@ -198,6 +198,7 @@ mod tests {
     use prometheus::Registry;
 
     use super::*;
+    use crate::request_defaults::RequestDefaults;
     use crate::routes::DeploymentState;
 
     pub(super) fn demand(limits: HoldLimits) -> Arc<DemandTracker> {
@@ -211,6 +212,7 @@ mod tests {
             created: 0,
             context_tokens: 1,
             model: "small".into(),
+            defaults: RequestDefaults::default(),
             state: DeploymentState::Ready,
             endpoints: vec![],
         }

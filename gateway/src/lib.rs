@@ -27,6 +27,7 @@ mod metrics;
 mod middleware;
 pub mod origins;
 mod rejection;
+pub mod request_defaults;
 mod request_id;
 mod request_limits;
 pub mod routes;

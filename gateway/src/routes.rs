@@ -10,11 +10,12 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::request_defaults::RequestDefaults;
 pub use follow::follow;
 pub use scope::ModelScope;
 
 /// The state the gateway routes by.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutingTable {
     /// Whether every kind was listed once; before that, an unknown name may belong to an object that was not listed yet.
     pub synced: bool,
@@ -25,7 +26,7 @@ pub struct RoutingTable {
 }
 
 /// A ModelDeployment as the gateway sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Deployment {
     /// Its namespace.
     pub namespace: String,
@@ -37,6 +38,8 @@ pub struct Deployment {
     pub context_tokens: u32,
     /// Name of its desired Model.
     pub model: String,
+    /// What it sets where requests say nothing.
+    pub defaults: RequestDefaults,
     /// Whether waiting for it makes sense.
     pub state: DeploymentState,
     /// Groups that are ready.
@@ -85,7 +88,7 @@ pub struct ModelAlias {
 }
 
 /// The result of resolving a model name.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub enum Resolved<'a> {
     /// These deployments serve it, tried in order; never empty.
     Deployments(Vec<&'a Deployment>),
@@ -289,6 +292,7 @@ mod tests {
             created: 0,
             context_tokens: 8,
             model: "small".into(),
+            defaults: RequestDefaults::default(),
             state: DeploymentState::Ready,
             endpoints: vec![],
         }

@@ -36,6 +36,7 @@ use crate::json_body::{JsonBounds, check_headers};
 use crate::keys::{Caller, Quota};
 use crate::request_id::RequestId;
 pub(crate) use api_state::ApiState;
+use choices::TotalUsage;
 pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
 pub(crate) use model_summary::ModelSummary;
 use stalled_reader::ReadLimits;
@@ -97,8 +98,8 @@ async fn generate<W: ResponseWriter>(
     let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
     let body_bytes = body.len();
     let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
-    let (parsed, prompt) = unread.read(parse).await?;
-    let ParsedRequest { model, request, choices, streamed, ignored, writer } = parsed;
+    let (parsed, prompts) = unread.read(parse).await?;
+    let ParsedRequest { model, requests, left_out, choices, streamed, ignored, writer } = parsed;
     tracing::debug!(
         request_id = id.shown,
         engine_id = id.unique,
@@ -109,21 +110,31 @@ async fn generate<W: ResponseWriter>(
     );
     // Each further choice holds the request once more.
     let mut permits = vec![permit];
-    for _ in 1..choices {
+    for _ in 1..choices * requests.len() {
         let held = api.bodies.hold(&caller, body_bytes);
         permits.push(held.inspect_err(|error| api.metrics.rejected(error))?);
     }
-    let requests = choices::requests(request, choices).into_iter().zip(permits).map(|(request, permit)| {
-        PendingRequest::new(model.clone(), request, prompt, deadline, permit, caller.clone())
+    let prompts = prompts.into_iter().flat_map(|prompt| std::iter::repeat_n(prompt, choices));
+    let requests = choices::requests(requests, choices).into_iter().zip(prompts).zip(permits);
+    let requests = requests.map(|((request, prompt), permit)| {
+        PendingRequest::new(model.clone(), request, left_out, prompt, deadline, permit, caller.clone())
     });
     let requests = requests.collect();
+    let usage = TotalUsage::new(choices);
     let mut response = if streamed {
         let limits =
             ReadLimits { timeout: api.stream_timeouts.read, deadline: deadline.map(|one| one.with_grace()) };
-        streamed_response::respond(api.dispatcher.clone(), requests, writer, api.stream_timeouts, limits)
-            .await?
+        streamed_response::respond(
+            api.dispatcher.clone(),
+            requests,
+            usage,
+            writer,
+            api.stream_timeouts,
+            limits,
+        )
+        .await?
     } else {
-        whole_response::respond(&api.dispatcher, requests, writer).await?
+        whole_response::respond(&api.dispatcher, requests, usage, writer).await?
     };
     if let Ok(value) = HeaderValue::from_str(&ignored.join(","))
         && !ignored.is_empty()
@@ -151,7 +162,7 @@ impl UnreadRequest {
     async fn read<W: ResponseWriter>(
         self,
         parse: ParseRequest<W>,
-    ) -> Result<(ParsedRequest<W>, PromptDigest), GatewayError> {
+    ) -> Result<(ParsedRequest<W>, Vec<PromptDigest>), GatewayError> {
         if self.body.len() <= MAX_INLINE_BYTES {
             return self.decode(parse);
         }
@@ -163,7 +174,7 @@ impl UnreadRequest {
     fn decode<W: ResponseWriter>(
         self,
         parse: ParseRequest<W>,
-    ) -> Result<(ParsedRequest<W>, PromptDigest), GatewayError> {
+    ) -> Result<(ParsedRequest<W>, Vec<PromptDigest>), GatewayError> {
         let Self { api, id, caller, body, bounds } = self;
         let scan = bounds.finish(&body)?;
         // Held while the values are there; what is left of them is no larger than the body.
@@ -172,8 +183,11 @@ impl UnreadRequest {
         let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let context = RequestContext { id: &id, unix_seconds, limits: caller.limits() };
         let mut parsed = parse(scan.decode(&body)?, &context)?;
-        parsed.request.cache_salt = caller.cache_salt(&parsed.request.cache_salt);
-        let prompt = PromptDigest::new(&caller, &parsed.model, &parsed.request);
-        Ok((parsed, prompt))
+        for request in &mut parsed.requests {
+            request.cache_salt = caller.cache_salt(&request.cache_salt);
+        }
+        let prompt = |request| PromptDigest::new(&caller, &parsed.model, request);
+        let prompts = parsed.requests.iter().map(prompt).collect();
+        Ok((parsed, prompts))
     }
 }

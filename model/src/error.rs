@@ -60,6 +60,14 @@ pub enum FileError {
         /// The limit.
         limit: usize,
     },
+    /// A text that is not UTF-8.
+    #[error("{file} is no text: {reason}; fetch or export it again")]
+    NotText {
+        /// The file.
+        file: String,
+        /// Where.
+        reason: String,
+    },
     /// A pointer of git-lfs stands in place of the file.
     #[error(
         "{file} is a pointer of git-lfs ({size} bytes), not the file itself; run `git lfs pull` where it was cloned, or fetch the model from its hub"

@@ -15,6 +15,7 @@ pub mod divisibility;
 pub mod error;
 pub mod families;
 pub mod float16;
+pub mod generation_config;
 pub mod gguf;
 pub mod index;
 pub mod json;

@@ -142,9 +142,9 @@ fn case(name: &str, header_bytes: usize, config_bytes: usize) -> (Vec<u8>, fn(&[
                 let files = TokenizerFiles {
                     names: vec![TOKENIZER.to_owned(), TEMPLATE.to_owned()],
                     config: b"{}".to_vec(),
-                    judged: vec![(TOKENIZER_CONFIG, bytes.to_vec())],
+                    judged: vec![(TOKENIZER_CONFIG.to_owned(), bytes.to_vec())],
                 };
-                drop(files.check_chat());
+                drop((files.check_chat(), files.chat_templates()));
             },
         ),
         "gguf: keys" => (

@@ -14,6 +14,7 @@ use crate::{
     divisibility::{self, ShardUnit, Sharing, shard_units},
     error::{Error, FileError},
     families,
+    generation_config::GenerationConfig,
     load_quantization::LoadQuantization,
     partition::kept_together,
     safetensors::{Dtype, Entry, Headers},
@@ -22,7 +23,7 @@ use crate::{
 };
 
 /// Raised with every change of what is accepted or reported, a new family among them.
-pub const READER: u32 = 9;
+pub const READER: u32 = 10;
 /// Values of a group where config.json does not say it.
 const DEFAULT_GROUP_SIZE: u64 = 64;
 
@@ -99,11 +100,14 @@ pub struct ModelShape {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub unsupported: Option<String>,
-    /// Why the engine would not answer with it, though it runs it: it has no chat template, or no token ends an answer.
-    /// As a draft model it needs neither.
+    /// Why the engine would not answer with it, though it runs it: its chat template does not parse, or no token ends an
+    /// answer. As a draft model it needs neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub chat_unsupported: Option<String>,
+    /// Sampling parameters that its makers recommend; absent where they recommend none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation_config: Option<GenerationConfig>,
     /// What bounds the model though the engine runs it, such as a window.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]

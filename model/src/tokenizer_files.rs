@@ -2,41 +2,56 @@
 //! ones before anything is fetched. They are read by types that skip the rest; whether the tokenizer and the template
 //! themselves are sound, the engine finds.
 
+pub mod chat_templates;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{
     Deserialize,
     de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::Value;
 
 use crate::{
     config::CONFIG,
     error::{Error, FileError, Unsupported},
+    generation_config::GenerationConfig,
     json, lfs,
     object::Object,
 };
+use chat_templates::ChatTemplate;
 
 /// The tokenizer, in the form of Hugging Face's library.
 pub const TOKENIZER: &str = "tokenizer.json";
 /// Its special tokens and, for most models, the chat template.
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Defaults of generation, of which the end tokens are used.
+/// Defaults of generation, of which the end tokens are used, and sampling parameters.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
 /// The chat template in a file of its own.
 pub const TEMPLATE: &str = "chat_template.jinja";
 /// The same as a field of a JSON file.
 pub const TEMPLATE_JSON: &str = "chat_template.json";
+/// The configuration of a model's images, which may hold its chat template.
+pub const PROCESSOR_CONFIG: &str = "processor_config.json";
 /// Longest configuration that is judged. Tokenizers with thousands of reserved tokens list each in
 /// [`TOKENIZER_CONFIG`], in 1.2 MB at most.
 const MAX_JUDGED_BYTES: u64 = 4 << 20;
+/// Longest file of sampling parameters that is read; published ones have some hundred bytes.
+const MAX_GENERATION_BYTES: usize = 64 << 10;
+/// Longest chat template that is judged; published ones have up to 40 kB.
+pub const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 /// Longest pointer of git-lfs, by its specification.
 const MAX_POINTER_BYTES: u64 = 1024;
 /// The small files that are judged, and how long they may be for it: of the tokenizer only whether it is one.
-pub const JUDGED: [(&str, u64); 4] = [
+pub const JUDGED: [(&str, u64); 6] = [
     (TOKENIZER, MAX_POINTER_BYTES),
     (TOKENIZER_CONFIG, MAX_JUDGED_BYTES),
     (GENERATION_CONFIG, MAX_JUDGED_BYTES),
     (TEMPLATE_JSON, MAX_JUDGED_BYTES),
+    (PROCESSOR_CONFIG, MAX_JUDGED_BYTES),
+    (TEMPLATE, MAX_TEMPLATE_BYTES),
 ];
 /// Most end tokens; published models have up to five.
 const MAX_END_TOKENS: usize = 1000;
@@ -50,17 +65,17 @@ pub struct TokenizerFiles {
     pub names: Vec<String>,
     /// [`CONFIG`].
     pub config: Vec<u8>,
-    /// Those of [`JUDGED`] that are there.
-    pub judged: Vec<(&'static str, Vec<u8>)>,
+    /// Those of [`JUDGED`] that are there, and further templates.
+    pub judged: Vec<(String, Vec<u8>)>,
 }
 
 impl TokenizerFiles {
     /// Whether there is a tokenizer, which draft models need too.
     pub fn check_tokenizer(&self) -> Result<(), Error> {
-        if let Some((file, bytes)) = self.judged.iter().find(|(name, _)| *name == TOKENIZER)
+        if let Some(bytes) = self.judged(TOKENIZER)
             && lfs::is_pointer(bytes)
         {
-            let (file, size) = ((*file).to_owned(), bytes.len() as u64);
+            let (file, size) = (TOKENIZER.to_owned(), bytes.len() as u64);
             return Err(FileError::LfsPointer { file, size }.into());
         }
         if !self.has(TOKENIZER) {
@@ -76,7 +91,8 @@ impl TokenizerFiles {
         Ok(())
     }
 
-    /// Whether the engine could answer with these files, as far as they tell.
+    /// Whether the engine could answer with these files, as far as they tell. A model without a chat template continues
+    /// texts.
     pub fn check_chat(&self) -> Result<(), Error> {
         let tokenizer: TokenizerConfig = self.read(TOKENIZER_CONFIG)?;
         let generation: EndTokens = self.read(GENERATION_CONFIG)?;
@@ -88,15 +104,23 @@ impl TokenizerFiles {
             let remedy = "take the files that belong to the weights, or add one".to_owned();
             return Err(Unsupported { place: GENERATION_CONFIG.to_owned(), reason, remedy }.into());
         }
-        let own: TemplateFile = self.read(TEMPLATE_JSON)?;
-        if !self.has(TEMPLATE) && !is_there(&own.chat_template) && !is_there(&tokenizer.chat_template) {
-            let reason = format!(
-                "there is no chat template ({TEMPLATE}, {TEMPLATE_JSON} or chat_template in {TOKENIZER_CONFIG})"
-            );
-            let remedy = "use an instruction-tuned model or add a template".to_owned();
-            return Err(Unsupported { place: TOKENIZER_CONFIG.to_owned(), reason, remedy }.into());
-        }
         Ok(())
+    }
+
+    /// The chat templates, by name.
+    pub fn chat_templates(&self) -> Result<BTreeMap<String, ChatTemplate>, FileError> {
+        chat_templates::chat_templates(&self.names, |name| Ok(self.judged(name).map(Cow::Borrowed)))
+    }
+
+    /// Sampling parameters that the model's makers recommend.
+    pub fn generation_config(&self) -> Option<GenerationConfig> {
+        let bytes = self.judged(GENERATION_CONFIG).filter(|bytes| bytes.len() <= MAX_GENERATION_BYTES)?;
+        let fields: Value = json::read(GENERATION_CONFIG, bytes).ok()?;
+        GenerationConfig::read(&fields)
+    }
+
+    fn judged(&self, file: &str) -> Option<&[u8]> {
+        self.judged.iter().find(|(name, _)| name == file).map(|(_, bytes)| bytes.as_slice())
     }
 
     fn has(&self, name: &str) -> bool {
@@ -104,8 +128,8 @@ impl TokenizerFiles {
     }
 
     fn read<T: for<'de> Deserialize<'de> + Default>(&self, file: &str) -> Result<T, FileError> {
-        match self.judged.iter().find(|(name, _)| *name == file) {
-            Some((_, bytes)) => json::read(file, bytes).map(|Object(value)| value),
+        match self.judged(file) {
+            Some(bytes) => json::read(file, bytes).map(|Object(value)| value),
             None => Ok(T::default()),
         }
     }
@@ -115,14 +139,6 @@ impl TokenizerFiles {
 struct TokenizerConfig {
     #[serde(default)]
     eos_token: Option<Named>,
-    #[serde(default)]
-    chat_template: Option<Named>,
-}
-
-#[derive(Default, Deserialize)]
-struct TemplateFile {
-    #[serde(default)]
-    chat_template: Option<Named>,
 }
 
 #[derive(Default, Deserialize)]
@@ -249,11 +265,14 @@ mod tests {
 
     const TEMPLATE_FIELD: &str = r#"{"chat_template": "{{ messages }}", "eos_token": "</s>"}"#;
 
-    fn files(names: &[&str], config: &str, judged: &[(&'static str, &str)]) -> TokenizerFiles {
+    fn files(names: &[&str], config: &str, judged: &[(&str, &str)]) -> TokenizerFiles {
         TokenizerFiles {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             config: config.as_bytes().to_vec(),
-            judged: judged.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())).collect(),
+            judged: judged
+                .iter()
+                .map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec()))
+                .collect(),
         }
     }
 
@@ -290,15 +309,7 @@ mod tests {
                 "tokenizer.json: it is missing, and tokenizer.model is not read",
             ),
             (files(&[], "{}", &[]), "tokenizer.json: it is missing; "),
-            (files(&[TOKENIZER], r#"{"eos_token_id": 2}"#, &[]), "there is no chat template"),
-            (
-                files(
-                    &[TOKENIZER],
-                    r#"{"eos_token_id": 2}"#,
-                    &[(TOKENIZER_CONFIG, r#"{"chat_template": ""}"#)],
-                ),
-                "there is no chat template",
-            ),
+            (files(&[TOKENIZER], r#"{"eos_token_id": 2}"#, &[]), ""),
             (
                 files(both, r#"{"eos_token_id": null}"#, &[(GENERATION_CONFIG, "{}")]),
                 "no end-of-sequence token",

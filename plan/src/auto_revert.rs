@@ -9,7 +9,8 @@
 use crate::digest::digest;
 use crate::valid_deployment::ValidDeployment;
 use russet_crds::{
-    AutoRevert, FailedRollout, LastKnownGood, LocalReference, ModelDeploymentSpec, RolloutStatus,
+    AutoRevert, DeploymentEngine, FailedRollout, LastKnownGood, LocalReference, ModelDeploymentSpec,
+    RolloutStatus,
 };
 
 /// Maximum re-forms of a group that never became ready; then its plan has failed.
@@ -45,7 +46,7 @@ pub fn rolled_back_spec(
         draft_model_ref: proven.draft_model_ref.clone(),
         sharding: Some(proven.sharding.clone()),
         strategy_ref: None,
-        engine: proven.engine,
+        engine: DeploymentEngine { options: proven.engine, ..spec.engine.clone() },
         ..spec.clone()
     };
     Some((before, failed.message.clone()))
@@ -155,7 +156,7 @@ mod tests {
     #[test]
     fn engine_options_change_the_digest_and_are_rolled_back() {
         let with_kv_cache = |kv_cache| ModelDeploymentSpec {
-            engine: EngineOptions { kv_cache, ..EngineOptions::default() },
+            engine: EngineOptions { kv_cache, ..EngineOptions::default() }.into(),
             ..spec(1024, AutoRevert::Enabled)
         };
         let (old, new) = (with_kv_cache(KvCacheType::Int8), with_kv_cache(KvCacheType::Int4));

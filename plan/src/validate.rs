@@ -13,8 +13,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment, ModelDeploymentSpec,
-    Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation,
+    DeploymentEngine, EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment,
+    ModelDeploymentSpec, Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation,
 };
 use russet_model::config::MAX_LAYERS;
 use russet_model::families;
@@ -112,7 +112,8 @@ pub fn validate(
         draft_model_ref,
         sharding,
         strategy_ref,
-        engine,
+        // Only its options decide about a placement.
+        engine: DeploymentEngine { options: engine, chat_template_arguments: _, generation_config: _ },
         pool_refs,
         tier_ref,
         workload_group,
@@ -535,7 +536,10 @@ mod tests {
             let mut view = view();
             view.models.values_mut().for_each(|shape| shape.head_dim = head_dim);
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
-            let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
+            let spec = ModelDeploymentSpec {
+                engine: engine.into(),
+                ..spec("llama", ShardingMode::Auto, None, None)
+            };
             match (validate(&view, "ns", "chat", &spec), expected) {
                 (Ok(valid), Ok(())) => assert_eq!(valid.capacity.engine, engine),
                 (Err(notes), Err(text)) => {
@@ -545,7 +549,8 @@ mod tests {
             }
         }
         let engine = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };
-        let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
+        let spec =
+            ModelDeploymentSpec { engine: engine.into(), ..spec("llama", ShardingMode::Auto, None, None) };
         let notes = validate(&view(), "ns", "chat", &spec).unwrap_err();
         assert!(crate::note::join(&notes).contains("spec.engine.speculation is a word of a newer release"));
     }
@@ -578,7 +583,10 @@ mod tests {
             });
             let stored = view.models[&("ns".to_owned(), "llama".to_owned())].clone();
             let engine = EngineOptions { quantization, ..EngineOptions::default() };
-            let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
+            let spec = ModelDeploymentSpec {
+                engine: engine.into(),
+                ..spec("llama", ShardingMode::Auto, None, None)
+            };
             match (validate(&view, "ns", "chat", &spec), expected) {
                 (Ok(valid), Ok(None)) => assert_eq!(valid.shape, stored),
                 (Ok(valid), Ok(Some(bytes))) => {

@@ -2,12 +2,13 @@
 //! the most conservative known one.
 
 mod conversation;
+mod prompt;
 mod sampling;
 mod structured_output;
 
 use russet_wire::conversation::ToolChoice;
 use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::{GenerationRequest, Sampling};
+use russet_wire::request::{ContextOverflow, GenerationRequest, Sampling};
 
 use crate::engine as pb;
 use conversation::all;
@@ -34,6 +35,9 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             structured_output,
             thinking_budget,
             logprobs,
+            raw_prompt,
+            truncate_prompt_tokens,
+            context_overflow,
         } = request;
         Self {
             id,
@@ -55,6 +59,9 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             structured_output: structured_output.map(pb::StructuredOutput::from),
             thinking_budget,
             logprobs,
+            raw_prompt: raw_prompt.map(pb::RawPrompt::from),
+            truncate_prompt_tokens,
+            shift_context: context_overflow == ContextOverflow::Shift,
         }
     }
 }
@@ -81,6 +88,9 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             structured_output,
             thinking_budget,
             logprobs,
+            raw_prompt,
+            truncate_prompt_tokens,
+            shift_context,
         } = request;
         let sampling = sampling.map(Sampling::from).unwrap_or_default();
         Self {
@@ -103,6 +113,9 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             structured_output: structured_output.and_then(structured_output::structured_output),
             thinking_budget,
             logprobs,
+            raw_prompt: raw_prompt.and_then(prompt::raw_prompt),
+            truncate_prompt_tokens,
+            context_overflow: if shift_context { ContextOverflow::Shift } else { ContextOverflow::Refuse },
         }
     }
 }
@@ -226,7 +239,7 @@ impl From<pb::FinishReason> for FinishReason {
 mod tests {
     use russet_wire::conversation::{Message, Tool, ToolCall};
     use russet_wire::event::{Logprobs, TokenLogprob};
-    use russet_wire::request::{DrySampling, StructuredOutput};
+    use russet_wire::request::{DrySampling, RawPrompt, StructuredOutput};
 
     use super::*;
 
@@ -320,6 +333,9 @@ mod tests {
             structured_output: Some(StructuredOutput::JsonObject),
             thinking_budget: Some(0),
             logprobs: Some(0),
+            raw_prompt: Some(RawPrompt::Text(String::new())),
+            truncate_prompt_tokens: Some(7),
+            context_overflow: ContextOverflow::Shift,
         };
         let returned = |request: &GenerationRequest| -> GenerationRequest {
             pb::GenerateRequest::from(request.clone()).into()
@@ -334,6 +350,8 @@ mod tests {
             let request = GenerationRequest {
                 structured_output: Some(output),
                 tool_choice: ToolChoice::Required,
+                raw_prompt: Some(RawPrompt::Tokens(vec![0, 5])),
+                context_overflow: ContextOverflow::Refuse,
                 ..request.clone()
             };
             assert_eq!(returned(&request), request);

@@ -3,6 +3,7 @@
 
 mod benchmarks;
 mod catalog;
+mod completions;
 mod copies;
 mod drafts;
 mod faults;
@@ -98,6 +99,8 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("the_doctor_finds_nothing_and_proves_every_machine", |c| Box::pin(path::doctor(c))),
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
+        ("a_model_without_a_chat_template_continues_texts", |c| Box::pin(completions::completions(c))),
+        ("the_openai_sdk_passes_its_own_tests", |c| Box::pin(completions::openai_resources(c))),
         ("every_family_calls_tools_and_is_answered", |c| Box::pin(tools::rounds(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),

@@ -143,13 +143,51 @@ impl StructuredOutput {
     }
 }
 
-/// All inputs of rank 0 for one chat completion.
+/// A prompt that no chat template writes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RawPrompt {
+    /// Text, in which special tokens may be spelled.
+    Text(String),
+    /// Tokens.
+    Tokens(Vec<u32>),
+}
+
+impl RawPrompt {
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
+        }
+    }
+}
+
+/// What becomes of a conversation that does not fit into the context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ContextOverflow {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// Its oldest turns are left out, system messages excepted.
+    Shift,
+}
+
+/// All inputs of rank 0 for one response.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GenerationRequest {
     /// Unique per request; appears in logs of gateway and engine.
     pub id: String,
-    /// The conversation, oldest first.
+    /// The conversation, oldest first; empty where there is a raw prompt.
     pub messages: Vec<Message>,
+    /// What the model continues, in place of a conversation.
+    #[serde(default)]
+    pub raw_prompt: Option<RawPrompt>,
+    /// How many tokens the prompt keeps, its last ones; absent means all.
+    #[serde(default)]
+    pub truncate_prompt_tokens: Option<u32>,
+    /// What becomes of a conversation that is too long.
+    #[serde(default)]
+    pub context_overflow: ContextOverflow,
     /// Tools that the model may call. Without any, the response is not searched for calls.
     #[serde(default)]
     pub tools: Vec<Tool>,

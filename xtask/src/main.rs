@@ -17,6 +17,7 @@ mod proof_table;
 mod python;
 mod real_weights;
 mod scenarios;
+mod sdk_tests;
 mod setup;
 mod skew;
 mod slice;

@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use crate::tally::run_reading;
-use crate::{bench, cargo, real_weights, setup, suites, test_binaries};
+use crate::{bench, cargo, real_weights, sdk_tests, setup, suites, test_binaries};
 
 const PAGE: &str = "docs/evidence/scenarios.md";
 const ABOUT: &str = "\
@@ -72,7 +72,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     suites::build_with(&prepared)?;
     let mut tests = test_binaries::command(&prepared, "e2e")?;
     tests.env("RUSSET_PYTHON", python.interpreter()).env_remove("RUSSET_PART").env_remove("RUSSET_SLICE");
-    tests.envs([real_weights::vocabularies()?]);
+    tests.envs([real_weights::vocabularies()?]).envs(sdk_tests::openai()?);
     let mut outcomes = Outcomes::default();
     let (tally, clean) = run_reading(&mut tests, &mut |line| outcomes.read(line))?;
     let page = page(&outcomes.all, &commit);

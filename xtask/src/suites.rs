@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use crate::slice::{self, POLICY, ScenarioRun, Slice};
-use crate::{cargo, charts, exactness, fuzz, mlx, real_weights, setup, test_binaries, tidy};
+use crate::{cargo, charts, exactness, fuzz, mlx, real_weights, sdk_tests, setup, test_binaries, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
@@ -58,9 +58,11 @@ pub fn test() -> Result<()> {
         real_weights::vocabularies()?,
         real_weights::json_schema_suite()?,
     ];
+    let openai_tests = sdk_tests::openai()?;
     let number = slice::number()?;
     let (tally, clean) = test_binaries::run(&prepared, &|tests| {
         tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness.clone()).envs(weights.clone());
+        tests.envs(openai_tests.clone());
         tests.env("RUSSET_SLICE", number.map_or("all".to_owned(), |number| number.to_string()));
         tests.envs(slice::scenarios(ScenarioRun::Embedded, number));
     })?;

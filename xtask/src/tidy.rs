@@ -66,7 +66,15 @@ const GRAPH: &[(&str, &[&str])] = &[
     ),
     (
         "russet-agent",
-        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+        &[
+            "russet-wire",
+            "russet-model",
+            "russet-chat",
+            "russet-crds",
+            "russet-plan",
+            "russet-rpc",
+            "russet-telemetry",
+        ],
     ),
     ("russet-gateway", &["russet-wire", "russet-model", "russet-crds", "russet-rpc", "russet-telemetry"]),
     ("russet-mlx", &[]),
@@ -79,6 +87,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         &[
             "russet-wire",
             "russet-model",
+            "russet-chat",
             "russet-crds",
             "russet-plan",
             "russet-rpc",

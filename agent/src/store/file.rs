@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use russet_model::gguf::files::{SUFFIX, parts};
+use russet_model::tokenizer_files::chat_templates::ADDITIONAL;
 
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
@@ -68,13 +69,18 @@ fn list_folder(uri: &str, roots: &FileRoots<'_>) -> Result<SourceListing, StoreE
         folder = above.to_owned();
     }
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
+    let mut entries: Vec<_> =
+        std::fs::read_dir(&folder).map_err(StoreError::io(&folder))?.map(|entry| (entry, "")).collect();
+    // Most models have no further chat templates.
+    if let Ok(further) = std::fs::read_dir(folder.join(ADDITIONAL)) {
+        entries.extend(further.map(|entry| (entry, ADDITIONAL)));
+    }
+    for (entry, within) in entries {
         let entry = entry.map_err(StoreError::io(&folder))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
         let is_named = named.as_ref().is_none_or(|names| names.contains(&name));
-        if !is_named || !super::is_allowed_file(&name) {
-            continue;
-        }
+        let path = if within.is_empty() { name } else { format!("{within}/{name}") };
+        let Some(name) = super::stored_name(&path).filter(|_| is_named) else { continue };
         // Caches of other tools contain links to blobs; the target of a link must be allowed as well.
         let path = roots.allowed(&entry.path())?;
         let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;

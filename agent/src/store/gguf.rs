@@ -12,7 +12,7 @@ use russet_model::shape::ModelShape;
 use russet_model::tokenizer_files::TokenizerFiles;
 
 use super::StoreError;
-use super::source::{SourceListing, blocking};
+use super::source::{SourceListing, blocking, describe_chat};
 
 /// A file and its first bytes, with the whole header.
 struct GgufStart {
@@ -128,7 +128,7 @@ fn shape(
     if let Err(why) = gguf.complete(&mut tokenizer).and_then(|()| tokenizer.check_tokenizer()) {
         shape.unsupported = shape.unsupported.or(Some(why.to_string()));
     }
-    shape.chat_unsupported = tokenizer.check_chat().err().map(|why| why.to_string());
+    describe_chat(&tokenizer, &mut shape)?;
     Ok(shape)
 }
 

@@ -63,11 +63,12 @@ fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<
         let files = futures::stream::iter(found.siblings)
             .filter(|sibling| {
                 let name = &sibling.rfilename;
-                std::future::ready(super::is_allowed_file(name) && !is_other(name))
+                std::future::ready(super::stored_name(name).is_some() && !is_other(name))
             })
             .map(|sibling| {
-                let name = sibling.rfilename.clone();
-                let url = join_url(&context.hf_endpoint, &[], &repository, &["resolve", &commit, &name]);
+                let path = sibling.rfilename.clone();
+                let segments: Vec<&str> = ["resolve", &commit].into_iter().chain(path.split('/')).collect();
+                let url = join_url(&context.hf_endpoint, &[], &repository, &segments);
                 describe_file(&web, sibling, url)
             })
             .buffer_unordered(4)
@@ -80,7 +81,8 @@ fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<
 
 /// A file with size and digest: from the listing if present, else from the response headers of the file.
 async fn describe_file(web: &WebClient, sibling: Sibling, url: Url) -> Result<SourceFile, StoreError> {
-    let Sibling { rfilename: name, size, blob_id, lfs } = sibling;
+    let Sibling { rfilename, size, blob_id, lfs } = sibling;
+    let name = super::stored_name(&rfilename).unwrap_or(rfilename);
     let lfs_size = lfs.as_ref().and_then(|lfs| lfs.size);
     let digest = match lfs {
         Some(Lfs { sha256, .. }) => sha256.and_then(|sha| Digest::from_etag(&sha)),

@@ -159,10 +159,8 @@ impl OciManifest {
         let mut names = BTreeSet::new();
         for Layer { digest, size, annotations } in self.layers.into_iter().chain(self.blobs) {
             let packed = annotations.get(UNPACK).is_some_and(|unpack| unpack == "true");
-            let Some(name) = annotations.get(TITLE).filter(|name| super::is_allowed_file(name) && !packed)
-            else {
-                continue;
-            };
+            let title = annotations.get(TITLE).filter(|_| !packed);
+            let Some(name) = title.and_then(|title| super::stored_name(title)) else { continue };
             let sum = sha256(&digest)
                 .ok_or_else(|| bad(format!("{name} has the digest {digest:?}, no SHA-256")))?;
             if !names.insert(name.clone()) {

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_chat::template::{SpecialTokens, Template};
 use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
 use russet_model::error::FileError;
 use russet_model::gguf::files::{SUFFIX, gguf_files};
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
 use russet_model::safetensors::Headers;
 use russet_model::shape::ModelShape;
-use russet_model::tokenizer_files::{JUDGED, TokenizerFiles};
+use russet_model::tokenizer_files::chat_templates::{ADDITIONAL, ChatTemplate, DEFAULT};
+use russet_model::tokenizer_files::{JUDGED, MAX_TEMPLATE_BYTES, TokenizerFiles};
 use tokio::sync::Semaphore;
 
 use super::object::RemoteObject;
@@ -21,6 +23,11 @@ use super::{Manifest, StoreError, builtin, file, gguf};
 /// Time for a listing, and again for the headers of one model. The largest published ones have 200 files, each a request
 /// of some 200 ms; a source that sends a byte now and then would keep the others waiting for ever.
 pub(super) const MAX_READ_TIME: Duration = Duration::from_secs(120);
+/// Further chat templates that are judged; models have two or three.
+const MAX_FURTHER_TEMPLATES: usize = 16;
+/// What is said of a model without a chat template.
+const NO_TEMPLATE: &str =
+    "no chat template, so it takes no conversations: it continues texts at /v1/completions";
 /// Bytes of a weight file that are read at once: with its length, the whole header of most files.
 const FIRST_READ_BYTES: u64 = 64 << 10;
 
@@ -120,10 +127,32 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
         if shape.unsupported.is_none() {
             shape.unsupported = tokenizer.check_tokenizer().err().map(|why| why.to_string());
         }
-        shape.chat_unsupported = tokenizer.check_chat().err().map(|why| why.to_string());
+        describe_chat(&tokenizer, &mut shape)?;
         Ok(shape)
     });
     Ok((source, shape.await?))
+}
+
+/// Writes down what is known of a model's answers: why there would be none, how it is best sampled, and whether it takes
+/// conversations.
+pub(super) fn describe_chat(tokenizer: &TokenizerFiles, shape: &mut ModelShape) -> Result<(), FileError> {
+    shape.generation_config = tokenizer.generation_config();
+    let templates = match tokenizer.check_chat() {
+        Ok(()) => tokenizer.chat_templates()?,
+        Err(why) => {
+            shape.chat_unsupported = Some(why.to_string());
+            return Ok(());
+        }
+    };
+    if !templates.contains_key(DEFAULT) {
+        shape.notes.push(NO_TEMPLATE.to_owned());
+    }
+    let refused = templates.values().find_map(|ChatTemplate { file, source }| {
+        let why = Template::new(source, SpecialTokens::new()).err()?;
+        Some(format!("{file}: {why}"))
+    });
+    shape.chat_unsupported = refused;
+    Ok(())
 }
 
 /// Parses on another thread: a long header takes some 100 ms.
@@ -180,12 +209,14 @@ impl SourceListing {
     /// The small files of the tokenizer. Those of unknown or no length are left to the engine.
     pub(super) async fn tokenizer_files(&self, config: &[u8]) -> Result<TokenizerFiles, StoreError> {
         let mut judged = Vec::new();
-        for (name, most) in JUDGED {
+        let names: Vec<String> = self.files.iter().map(|file| file.name.clone()).collect();
+        let further = names.iter().filter(|name| name.starts_with(ADDITIONAL));
+        let further = further.take(MAX_FURTHER_TEMPLATES).map(|name| (name.as_str(), MAX_TEMPLATE_BYTES));
+        for (name, most) in JUDGED.into_iter().chain(further) {
             if self.files.iter().any(|file| file.name == name && (1..=most).contains(&file.size)) {
-                judged.push((name, self.read_small(name, most).await?));
+                judged.push((name.to_owned(), self.read_small(name, most).await?));
             }
         }
-        let names = self.files.iter().map(|file| file.name.clone()).collect();
         Ok(TokenizerFiles { names, config: config.to_vec(), judged })
     }
 
@@ -253,7 +284,17 @@ mod tests {
                 vec![carried("tokenizer.model", "x")],
                 Some("tokenizer.json: it is missing, and tokenizer.model is not read"),
             ),
-            (&["tokenizer_config.json"], vec![], Some("there is no chat template")),
+            (&["tokenizer_config.json"], vec![], None),
+            (
+                &["tokenizer_config.json"],
+                vec![carried("chat_template.jinja", "{% for m in messages %}")],
+                Some("chat_template.jinja: the chat template does not parse: "),
+            ),
+            (
+                &[],
+                vec![carried("additional_chat_templates.rag.jinja", "{% if %}")],
+                Some("additional_chat_templates.rag.jinja: the chat template does not parse: "),
+            ),
             (&["tokenizer_config.json"], vec![carried("chat_template.jinja", "{{ messages }}")], None),
             (
                 &["generation_config.json"],
@@ -262,12 +303,25 @@ mod tests {
             ),
         ] {
             let mut source = smoke(without).await;
+            let has_template = added.iter().any(|file| file.name == "chat_template.jinja");
             source.files.extend(added);
             let (_, shape) = HeaderTurns::default().read(source).await.unwrap();
+            let is_noted = shape.notes.iter().any(|note| note == NO_TEMPLATE);
+            assert_eq!(is_noted, without == ["tokenizer_config.json"] && !has_template, "{:?}", shape.notes);
             let why = shape.unsupported.or(shape.chat_unsupported);
             assert_eq!(why.is_some(), said.is_some(), "{why:?}");
             assert!(why.as_ref().is_none_or(|why| why.contains(said.unwrap())), "{why:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn recommended_sampling_is_part_of_the_shape() {
+        let mut source = smoke(&["generation_config.json"]).await;
+        let config = r#"{"eos_token_id": 2, "temperature": 0.6, "top_k": 20, "top_p": 7}"#;
+        source.files.push(carried("generation_config.json", config));
+        let (_, shape) = HeaderTurns::default().read(source).await.unwrap();
+        let found = shape.generation_config.unwrap();
+        assert_eq!((found.temperature, found.top_k, found.top_p), (Some(0.6), Some(20), None));
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use jiff::Zoned;
 use russet_chat::template::{Prompt, TemplateArguments};
 use russet_wire::conversation::{Message, Tool};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
-use russet_wire::request::{GenerationRequest, StructuredOutput};
+use russet_wire::request::{GenerationRequest, RawPrompt, StructuredOutput};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -28,7 +28,9 @@ use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::{BlockEvent, BlockEvents};
 use crate::sequence::{self, OutputStream, ResumeError, Sequence, ThinkingBudget};
 use crate::speculative::Proposers;
-use crate::tokenizer::{ChatTokenizer, PreparedPrompt, PromptLimits, ResponseRules, TokenizerError};
+use crate::tokenizer::{
+    ChatTokenizer, PreparedPrompt, PromptFit, PromptLimits, PromptSource, ResponseRules, TokenizerError,
+};
 
 /// Submits requests to the scheduler.
 #[derive(Clone)]
@@ -140,7 +142,7 @@ impl Intake {
         };
         let arguments = TemplateArguments::new(&request.template_arguments)
             .map_err(|error| prompt_failure(&error.into()))?;
-        let prompt = Prompt {
+        let conversation = Prompt {
             messages: &request.messages,
             tools: &request.tools,
             arguments: &[&arguments],
@@ -152,7 +154,16 @@ impl Intake {
             single_tool_call: request.single_tool_call,
             structured_output: request.structured_output.as_ref(),
         };
-        let prepared = self.tokenizer.prepare(&prompt, rules, &limits);
+        let source = match &request.raw_prompt {
+            Some(raw) => PromptSource::Raw(raw),
+            None => PromptSource::Conversation(&conversation),
+        };
+        let fit = PromptFit {
+            truncate_prompt_tokens: request.truncate_prompt_tokens,
+            context_overflow: request.context_overflow,
+            max_tokens: request.max_tokens,
+        };
+        let prepared = self.tokenizer.prepare(source, rules, fit, &limits);
         let PreparedPrompt { tokens: prompt, parser, grammar, thinking_end } =
             prepared.map_err(|error| match error {
                 TokenizerError::ContextLength { tokens, .. }
@@ -214,6 +225,7 @@ fn prompt_bytes(request: &GenerationRequest) -> usize {
     let tools: usize = request.tools.iter().flat_map(Tool::texts).map(str::len).sum();
     request.messages.iter().map(message).sum::<usize>()
         + tools
+        + request.raw_prompt.as_ref().map_or(0, RawPrompt::bytes)
         + request.template_arguments.len()
         + request.structured_output.as_ref().map_or(0, StructuredOutput::bytes)
         + size_of_val(request.emitted.as_slice())
@@ -237,6 +249,7 @@ fn prompt_failure(error: &TokenizerError) -> GenerationFailure {
         TokenizerError::Template(error) if !error.is_refusal() => FailureKind::Internal,
         TokenizerError::Template(_)
         | TokenizerError::Grammar(_)
+        | TokenizerError::NoTemplate
         | TokenizerError::NotInModel { .. }
         | TokenizerError::LongWord { .. } => FailureKind::InvalidRequest,
         TokenizerError::Abandoned => FailureKind::DeadlineExceeded,

@@ -5,7 +5,7 @@ use jiff::Zoned;
 use russet_chat::template::Prompt;
 use russet_wire::conversation::Message;
 use russet_wire::event::GenerationEvent;
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{GenerationRequest, RawPrompt};
 use thiserror::Error;
 use tokio::time::Instant;
 
@@ -14,10 +14,12 @@ use super::ranks::Ranks;
 use crate::prefix_cache::CacheCommand;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
-use crate::tokenizer::{ChatTokenizer, PromptLimits, TokenizerError};
+use crate::tokenizer::{ChatTokenizer, PromptFit, PromptLimits, PromptSource, ResponseRules, TokenizerError};
 
 /// All slots are free when it runs.
 const SMOKE_SLOT: u32 = 0;
+/// What it says.
+const GREETING: &str = "Hello";
 /// Enough that some of the output is fed back; the largest model takes seconds for it.
 const SMOKE_TOKENS: u32 = 4;
 
@@ -53,7 +55,7 @@ pub enum SmokeError {
 fn request() -> GenerationRequest {
     GenerationRequest {
         id: "smoke".into(),
-        messages: vec![Message::new("user", "Hello")],
+        messages: vec![Message::new("user", GREETING)],
         max_tokens: Some(SMOKE_TOKENS),
         // A model that ends its output at once is sound, and its next tokens are needed all the same.
         ignore_eos: true,
@@ -71,7 +73,14 @@ pub(super) async fn run(
     let request = request();
     let prompt = {
         let limits = PromptLimits { context_tokens, is_abandoned: &|| false };
-        tokenizer.prompt(&Prompt::new(&request.messages, &Zoned::now()), &limits)?
+        let (now, raw) = (Zoned::now(), RawPrompt::Text(GREETING.into()));
+        let conversation = Prompt::new(&request.messages, &now);
+        let source = match tokenizer.has_chat_template() {
+            true => PromptSource::Conversation(&conversation),
+            false => PromptSource::Raw(&raw),
+        };
+        let prepared = tokenizer.prepare(source, ResponseRules::default(), PromptFit::default(), &limits)?;
+        prepared.tokens
     };
     let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, context_tokens)
         .map_err(|failure| SmokeError::Context(failure.message))?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use russet_model::config::CONFIG;
 use russet_model::gguf::Gguf;
 use russet_model::json;
+use russet_model::tokenizer_files::chat_templates::{ADDITIONAL, flat_name};
 use russet_model::tokenizer_files::{TEMPLATE, TOKENIZER, TOKENIZER_CONFIG};
 use serde_json::Value;
 
@@ -67,7 +68,13 @@ impl TokenizerFolder {
         if let Some(made) = self.made.get(name) {
             return Ok(Some(made.clone()));
         }
-        let path = self.path(name);
+        let own = self.path(name);
+        let further = name.strip_prefix(ADDITIONAL).and_then(|rest| rest.strip_prefix('.'));
+        let path = match further {
+            // A folder that nobody fetched, but copied.
+            Some(file) if !own.exists() => self.path(ADDITIONAL).join(file),
+            _ => own,
+        };
         match std::fs::read(&path) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -75,11 +82,21 @@ impl TokenizerFolder {
         }
     }
 
-    /// Names of the files in a folder of it, sorted; none where it is missing.
-    pub fn names(&self, folder: &str) -> Result<Vec<String>, TokenizerError> {
-        let path = self.path(folder);
-        let failed = |source| TokenizerError::Read { path: path.clone(), source };
-        let entries = match std::fs::read_dir(&path) {
+    /// Names of the further chat templates, sorted.
+    pub fn template_names(&self) -> Result<Vec<String>, TokenizerError> {
+        let further = self.names(&self.path(ADDITIONAL))?;
+        let further = further.iter().filter_map(|file| flat_name(&format!("{ADDITIONAL}/{file}")));
+        let mut names = self.names(&self.dir)?;
+        names.retain(|name| name.starts_with(ADDITIONAL));
+        names.extend(further);
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>, TokenizerError> {
+        let failed = |source| TokenizerError::Read { path: path.to_owned(), source };
+        let entries = match std::fs::read_dir(path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(source) => return Err(failed(source)),
@@ -88,7 +105,6 @@ impl TokenizerFolder {
         for entry in entries {
             names.extend(entry.map_err(failed)?.file_name().into_string());
         }
-        names.sort();
         Ok(names)
     }
 

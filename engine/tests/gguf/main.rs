@@ -24,7 +24,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use engines::{EngineHarness, TestEngine, ask, collect, say};
+use engines::{EngineHarness, TestEngine, ask, collect, next, say};
 use futures::future::join_all;
 use jiff::Zoned;
 use mlx_rs::{Array, Dtype};
@@ -34,17 +34,17 @@ use russet_engine::{
     gguf_folder::GgufFolder,
     partition::TpShard,
     runtime::{Runtime, RuntimeConfig},
-    tokenizer::{ChatTokenizer, PromptLimits},
+    tokenizer::{ChatTokenizer, PromptFit, PromptLimits, PromptSource, ResponseRules},
     weights::{Checkpoint, LoadDtype, Weight, Weights},
 };
 use russet_tests::provided;
 use russet_wire::{
-    conversation::Message,
+    conversation::{Message, Tool, ToolCall, ToolChoice},
     event::{FinishReason, GenerationEvent},
-    request::{GenerationRequest, Sampling},
+    request::{GenerationRequest, RawPrompt, Sampling, StructuredOutput},
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Tokens of an answer.
 const TOKENS: usize = 24;
@@ -170,6 +170,60 @@ fn smollm2_answers_paris_with_the_tokens_of_mlx_lm() {
     }
 }
 
+/// A real model writes what a client asks for: JSON of a schema, and a call of a tool that it has to call, of which its
+/// template knows nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn smollm2_writes_json_of_a_schema_and_calls_a_tool() {
+    let Some(file) = file() else { return };
+    let dir = folder(&file);
+    let mut lab = EngineHarness::new();
+    lab.config.context_tokens = 1024;
+    let engines = lab.start(dir.path(), &[30]);
+    let _watches = join_all(engines.iter().map(TestEngine::watch)).await;
+    let mut client = lab.client(&engines[0]).await;
+    let city = json!({
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "capital": {"type": "boolean"}},
+        "required": ["city", "capital"], "additionalProperties": false,
+    });
+    let asked =
+        GenerationRequest { max_tokens: Some(100), ..say("What is the capital of France? Answer in JSON.") };
+    let structured = GenerationRequest {
+        structured_output: Some(StructuredOutput::JsonSchema(city.to_string())),
+        ..asked.clone()
+    };
+    let (_, text, _) = collect(&mut ask(&mut client, structured).await).await;
+    println!("{text}");
+    let value: Value = serde_json::from_str(&text).unwrap();
+    assert!(value["city"].is_string() && value["capital"].is_boolean(), "{value}");
+    assert!(value["city"].as_str().unwrap().contains("Paris"), "{value}");
+
+    let tool = |name: &str| Tool {
+        name: name.into(),
+        description: Some("Looks up a city.".into()),
+        parameters: Some(city.to_string()),
+        strict: true,
+    };
+    let required = GenerationRequest {
+        tools: vec![tool("find_city"), tool("find_village")],
+        tool_choice: ToolChoice::Required,
+        single_tool_call: true,
+        ..asked
+    };
+    let mut events = ask(&mut client, required).await;
+    let mut calls: Vec<ToolCall> = Vec::new();
+    while let Some(event) = next(&mut events).await {
+        if let GenerationEvent::Token { delta, .. } = event {
+            assert_eq!(delta.text, "");
+            calls.extend(delta.tool_calls);
+        }
+    }
+    let [call] = calls.try_into().unwrap();
+    println!("{}({})", call.name, call.arguments);
+    assert!(["find_city", "find_village"].contains(&call.name.as_str()));
+    let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+    assert!(arguments["city"].is_string() && arguments["capital"].is_boolean(), "{arguments}");
+}
+
 #[test]
 fn shards_of_gguf_weights_are_slices_of_the_whole() {
     let Some(file) = file() else { return };
@@ -263,9 +317,6 @@ fn write_numbers(dir: &Path, path: &Path) {
 async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
     let Some(file) = provided::path("RUSSET_GEMMA") else { return };
     let dir = folder(&file);
-    // It has no template.
-    std::fs::write(dir.path().join("chat_template.jinja"), "{{ bos_token }}{{ messages[0].content }}")
-        .unwrap();
     let texts = ["The capital of France is", "One, two, three, four,", "Water boils at"];
     let mut lab = EngineHarness::new();
     lab.config.context_tokens = 512;
@@ -279,7 +330,15 @@ async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
         for text in texts {
             let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
             let tokens = Some(TOKENS as u32);
-            let request = GenerationRequest { sampling, max_tokens: tokens, ignore_eos: true, ..say(text) };
+            // It has no template.
+            let request = GenerationRequest {
+                messages: Vec::new(),
+                raw_prompt: Some(RawPrompt::Text(text.into())),
+                sampling,
+                max_tokens: tokens,
+                ignore_eos: true,
+                ..say(text)
+            };
             let (ids, answer, _) = collect(&mut ask(&mut client, request).await).await;
             println!("{layers:?} by {members}: {text}{answer}");
             given.push((ids, answer));
@@ -292,11 +351,15 @@ async fn gemma_goes_on_as_mlx_lm_does_on_every_split() {
     }
     let tokens = ChatTokenizer::load(dir.path()).unwrap();
     let limits = PromptLimits { context_tokens: 512, is_abandoned: &|| false };
+    assert!(!tokens.has_chat_template());
     let prompt = |text: &str| {
-        let messages = [Message::new("user", text)];
-        tokens.prompt(&Prompt::new(&messages, &Zoned::now()), &limits).unwrap()
+        let raw = RawPrompt::Text(text.into());
+        let (rules, fit) = (ResponseRules::default(), PromptFit::default());
+        tokens.prepare(PromptSource::Raw(&raw), rules, fit, &limits).unwrap().tokens
     };
     let prompts: Vec<Vec<u32>> = texts.into_iter().map(prompt).collect();
+    // Gemma's texts begin with `<bos>`, as the file says.
+    assert!(prompts.iter().all(|prompt| prompt[0] == 2 && prompt[1] != 2), "{prompts:?}");
     let gguf = GgufFolder::open(dir.path()).unwrap().unwrap();
     let config = gguf.configuration(&gguf.model().unwrap()).unwrap();
     let numbers = tempfile::tempdir().unwrap();

@@ -16,6 +16,7 @@ use russet_crds::{AccessKey, AccessKeySpec};
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::{Keyring, Secret};
 use russet_gateway::listen::{HttpListener, ListenerLimits};
+use russet_gateway::request_defaults::RequestDefaults;
 use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, RoutingTable};
 use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
@@ -145,6 +146,7 @@ pub async fn gateway(folder: &Path, engine: &str) {
         created: 1_700_000_000,
         context_tokens: 8192,
         model: "small".into(),
+        defaults: RequestDefaults::default(),
         state: DeploymentState::Ready,
         endpoints: vec![endpoint],
     };

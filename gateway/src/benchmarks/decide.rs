@@ -100,6 +100,7 @@ mod tests {
     use russet_crds::{BenchmarkStatus, LocalReference};
 
     use super::*;
+    use crate::request_defaults::RequestDefaults;
 
     fn benchmark(name: &str, created: i64, output: u32) -> Benchmark {
         let spec = BenchmarkSpec {
@@ -131,6 +132,7 @@ mod tests {
             created: 0,
             context_tokens: 1024,
             model: "small".into(),
+            defaults: RequestDefaults::default(),
             state,
             endpoints: if is_serving { vec![endpoint] } else { vec![] },
         };

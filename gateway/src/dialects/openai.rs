@@ -1,6 +1,7 @@
-//! OpenAI's chat completions and model list. Unsupported features are rejected by name, so that no client
+//! OpenAI's chat completions, completions and model list. Unsupported features are rejected by name, so that no client
 //! believes it got them; fields that do not change the response are ignored and listed in a header.
 
+mod completion_response;
 mod error;
 mod request;
 mod response;
@@ -28,6 +29,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: || {
         Router::new()
             .route("/v1/chat/completions", generation(&DIALECT, request::parse))
+            .route("/v1/completions", generation(&DIALECT, request::completion::parse))
             .route("/v1/models", get(models))
             // Names may contain slashes: `namespace/name`, `meta-llama/Llama-3`.
             .route("/v1/models/{*id}", get(model))
@@ -71,10 +73,11 @@ fn model_body(model: &ModelSummary) -> Value {
         "object": "model",
         "created": created,
         "owned_by": "russet",
-        // Three spellings, because clients read different ones.
+        // Four spellings, because clients read different ones.
         "context_length": context_tokens,
         "max_model_len": context_tokens,
         "max_input_tokens": context_tokens,
+        "meta": {"n_ctx_train": context_tokens},
         "russet": {"deployments": deployments, "ready": ready, "message": message},
     })
 }

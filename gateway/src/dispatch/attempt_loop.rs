@@ -28,12 +28,15 @@ use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
+use crate::request_defaults::{AskedParameters, LeftOut};
 use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
 
 /// A request with its caller, and how much of its response was already sent.
 pub(crate) struct PendingRequest {
     model: String,
     request: GenerationRequest,
+    /// What its client asks for; a deployment sets the rest.
+    asked: AskedParameters,
     prompt: PromptDigest,
     deadline: Option<Deadline>,
     caller: Caller,
@@ -52,6 +55,7 @@ impl PendingRequest {
     pub(crate) fn new(
         model: String,
         request: GenerationRequest,
+        left_out: LeftOut,
         prompt: PromptDigest,
         deadline: Option<Deadline>,
         body_permit: BodyPermit,
@@ -59,6 +63,7 @@ impl PendingRequest {
     ) -> Self {
         Self {
             model,
+            asked: AskedParameters::of(&request, left_out),
             request,
             prompt,
             deadline,
@@ -302,7 +307,11 @@ impl<'a> AttemptLoop<'a> {
         endpoint: &Endpoint,
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
-        let PendingRequest { request, deadline, resume_point, .. } = &mut *self.request;
+        let PendingRequest { request, asked, deadline, resume_point, .. } = &mut *self.request;
+        // A response that has begun goes on as it began.
+        if resume_point.is_none() {
+            deployment.defaults.complete(request, asked);
+        }
         let opening = EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline);
         let mut stream = within(isolation, opening).await?;
         if let Some(isolation) = isolation {

@@ -5,7 +5,7 @@ use crate::error::{ErrorKind, GatewayError};
 use crate::routes::{Deployment, DeploymentState, Endpoint, ModelScope, Resolved, RoutingTable};
 
 /// The next action.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) enum RouteDecision<'a> {
     /// Send the request to this endpoint of this deployment.
     Try(&'a Deployment, &'a Endpoint),
@@ -154,6 +154,7 @@ fn unresolved(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request_defaults::RequestDefaults;
     use crate::routes::ModelAlias;
 
     fn endpoint(address: &str) -> Endpoint {
@@ -168,6 +169,7 @@ mod tests {
             created: 0,
             context_tokens: 1,
             model: "small".into(),
+            defaults: RequestDefaults::default(),
             state,
             endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
         }

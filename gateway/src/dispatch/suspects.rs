@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use russet_wire::conversation::Tool;
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{GenerationRequest, RawPrompt};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -48,6 +48,11 @@ impl PromptDigest {
         for message in &request.messages {
             add(&message.texts().count().to_string());
             message.texts().for_each(&mut add);
+        }
+        match &request.raw_prompt {
+            None => {}
+            Some(RawPrompt::Text(text)) => add(text),
+            Some(RawPrompt::Tokens(tokens)) => tokens.iter().for_each(|token| add(&token.to_string())),
         }
         add(&request.template_arguments);
         request.tools.iter().flat_map(Tool::texts).for_each(&mut add);

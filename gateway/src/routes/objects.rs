@@ -8,6 +8,8 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
+use crate::request_defaults::RequestDefaults;
+
 use super::{DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
 
 impl RoutingTable {
@@ -46,6 +48,7 @@ impl RoutingTable {
                     created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
                     context_tokens: context_tokens.unwrap_or(requested),
                     model: object.spec.model_ref.name.clone(),
+                    defaults: defaults(object),
                     namespace,
                     name,
                     endpoints,
@@ -82,6 +85,15 @@ impl RoutingTable {
             (alias.namespace != DEFAULT_NAMESPACE, alias.route.clone(), alias.pattern.clone())
         });
         Self { synced: true, deployments, aliases }
+    }
+}
+
+/// What a deployment sets; its operator has put its own values and those of its model together.
+fn defaults(object: &ModelDeployment) -> RequestDefaults {
+    let status = object.status.as_ref();
+    RequestDefaults {
+        sampling: status.and_then(|status| status.generation_config).unwrap_or_default(),
+        template_arguments: object.spec.engine.chat_template_arguments.clone().unwrap_or_default(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The responses to one request: one, or several where it asks for several choices. Each is a request of its own for the
 //! engines, with a seed of its own, so each may have another engine and outlives that one by itself.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -38,11 +39,13 @@ impl Choices {
     }
 }
 
-/// The request of each choice. The first is the request itself; each has a seed of its own, which follows that of the
-/// request, or one that is drawn here: engines do not draw it, so that another can resume the response.
-pub(super) fn requests(request: GenerationRequest, choices: usize) -> Vec<GenerationRequest> {
-    let seed = request.sampling.seed.unwrap_or_else(rand::random);
-    let mut all = vec![request; choices.max(1)];
+/// The request of each choice, those of the first prompt first. The very first is the request itself; each has a seed of
+/// its own, which follows that of the request, or one that is drawn here: engines do not draw it, so that another can
+/// resume the response.
+pub(super) fn requests(prompts: Vec<GenerationRequest>, choices: usize) -> Vec<GenerationRequest> {
+    let seed = prompts.first().and_then(|request| request.sampling.seed).unwrap_or_else(rand::random);
+    let repeated = prompts.into_iter().flat_map(|request| std::iter::repeat_n(request, choices));
+    let mut all: Vec<GenerationRequest> = repeated.collect();
     for (choice, request) in all.iter_mut().enumerate() {
         request.sampling.seed = Some(seed.wrapping_add(choice as u64));
         if choice > 0 {
@@ -52,14 +55,24 @@ pub(super) fn requests(request: GenerationRequest, choices: usize) -> Vec<Genera
     all
 }
 
-/// Tokens of all choices, which have one prompt.
-#[derive(Debug, Default)]
-pub(super) struct TotalUsage(Option<Usage>);
+/// Tokens of all choices, of which so many have one prompt.
+#[derive(Debug)]
+pub(super) struct TotalUsage {
+    choices: usize,
+    /// By prompt.
+    prompts: BTreeMap<usize, Usage>,
+}
 
 impl TotalUsage {
+    /// No tokens so far, of so many choices for each prompt.
+    pub(super) fn new(choices: usize) -> Self {
+        Self { choices: choices.max(1), prompts: BTreeMap::new() }
+    }
+
     /// Adds those of a choice.
-    pub(super) fn add(&mut self, usage: Usage) {
-        let total = self.0.get_or_insert(Usage { completion_tokens: 0, ..usage });
+    pub(super) fn add(&mut self, choice: usize, usage: Usage) {
+        let prompt = self.prompts.entry(choice / self.choices);
+        let total = prompt.or_insert(Usage { completion_tokens: 0, ..usage });
         total.completion_tokens = total.completion_tokens.saturating_add(usage.completion_tokens);
         // The later ones find the prompt that the first has prefilled.
         total.cached_tokens = total.cached_tokens.min(usage.cached_tokens);
@@ -67,7 +80,11 @@ impl TotalUsage {
 
     /// The sum.
     pub(super) fn total(&self) -> Usage {
-        self.0.unwrap_or_default()
+        self.prompts.values().fold(Usage::default(), |sum, usage| Usage {
+            prompt_tokens: sum.prompt_tokens.saturating_add(usage.prompt_tokens),
+            completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
+            cached_tokens: sum.cached_tokens.saturating_add(usage.cached_tokens),
+        })
     }
 }
 
@@ -87,22 +104,25 @@ mod tests {
         let of = |all: Vec<GenerationRequest>| -> Vec<(String, u64)> {
             all.into_iter().map(|one| (one.id, one.sampling.seed.unwrap())).collect()
         };
-        assert_eq!(of(requests(request.clone(), 1)), [("r".to_owned(), u64::MAX)]);
+        assert_eq!(of(requests(vec![request.clone()], 1)), [("r".to_owned(), u64::MAX)]);
         let three = [("r".to_owned(), u64::MAX), ("r-1".to_owned(), 0), ("r-2".to_owned(), 1)];
-        assert_eq!(of(requests(request.clone(), 3)), three);
+        assert_eq!(of(requests(vec![request.clone()], 3)), three);
+        assert_eq!(of(requests(vec![request.clone(), request.clone(), request.clone()], 1)), three);
         let unseeded = GenerationRequest { sampling: Sampling::default(), ..request };
         let seeds: std::collections::BTreeSet<u64> =
-            of(requests(unseeded, 4)).into_iter().map(|(_, seed)| seed).collect();
+            of(requests(vec![unseeded.clone(), unseeded], 2)).into_iter().map(|(_, seed)| seed).collect();
         assert_eq!(seeds.len(), 4);
     }
 
     #[test]
     fn usage_of_choices_has_one_prompt() {
-        let mut total = TotalUsage::default();
+        let mut total = TotalUsage::new(2);
         assert_eq!(total.total(), Usage::default());
-        for (completion_tokens, cached_tokens) in [(5, 0), (7, 16)] {
-            total.add(Usage { prompt_tokens: 20, completion_tokens, cached_tokens });
+        for (choice, prompt_tokens, completion_tokens, cached_tokens) in
+            [(0, 20, 5, 0), (3, 8, 2, 4), (1, 20, 7, 16), (2, 8, 1, 4)]
+        {
+            total.add(choice, Usage { prompt_tokens, completion_tokens, cached_tokens });
         }
-        assert_eq!(total.total(), Usage { prompt_tokens: 20, completion_tokens: 12, cached_tokens: 0 });
+        assert_eq!(total.total(), Usage { prompt_tokens: 28, completion_tokens: 15, cached_tokens: 4 });
     }
 }

@@ -13,6 +13,7 @@ use super::api_state::ApiState;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::keys::Quota;
+use crate::request_defaults::LeftOut;
 use crate::request_id::RequestId;
 use crate::request_limits::RequestLimits;
 
@@ -58,9 +59,11 @@ pub(crate) type ParseRequest<W> =
 pub(crate) struct ParsedRequest<W> {
     /// The model name as the client sent it.
     pub(crate) model: String,
-    /// The request for the engine.
-    pub(crate) request: GenerationRequest,
-    /// How many responses it asks for, at least one.
+    /// A request for the engines for each of its prompts, at least one.
+    pub(crate) requests: Vec<GenerationRequest>,
+    /// Sampling parameters that it leaves to the deployment.
+    pub(crate) left_out: LeftOut,
+    /// How many responses to each prompt it asks for, at least one.
     pub(crate) choices: usize,
     /// Whether the response is streamed.
     pub(crate) streamed: bool,
@@ -76,7 +79,7 @@ pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
 
-    /// A complete response that is not streamed, of all choices.
+    /// A complete response that is not streamed: the choices of the first prompt, then those of the next.
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response;
 
     /// The stream starts.

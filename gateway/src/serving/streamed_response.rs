@@ -19,6 +19,7 @@ use crate::error::GatewayError;
 pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: Arc<Dispatcher>,
     requests: Vec<PendingRequest>,
+    mut total: TotalUsage,
     mut writer: W,
     timeouts: StreamTimeouts,
     limits: ReadLimits,
@@ -49,14 +50,13 @@ pub(super) async fn respond<W: ResponseWriter>(
                 }
             },
         };
-        let mut total = TotalUsage::default();
         loop {
             let bytes = tokio::select! {
                 biased;
                 event = events.next() => match event {
                     Some((choice, Ok(GenerationEvent::Token { id: _, delta }))) => writer.delta(choice, &delta),
                     Some((choice, Ok(GenerationEvent::Finished { reason, usage }))) => {
-                        total.add(usage);
+                        total.add(choice, usage);
                         unfinished = unfinished.saturating_sub(1);
                         let end = (unfinished == 0).then(|| total.total());
                         writer.finish(choice, reason, end)

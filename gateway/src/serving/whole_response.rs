@@ -14,10 +14,10 @@ use crate::error::{ErrorKind, GatewayError};
 pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: &Arc<Dispatcher>,
     requests: Vec<PendingRequest>,
+    mut usage: TotalUsage,
     writer: W,
 ) -> Result<Response, GatewayError> {
     let mut choices: Vec<(Delta, Option<FinishReason>)> = vec![(Delta::default(), None); requests.len()];
-    let mut usage = TotalUsage::default();
     let mut events = Choices::open(dispatcher.clone(), requests).await?;
     while let Some((choice, event)) = events.next().await {
         let Some((response, finished)) = choices.get_mut(choice) else { continue };
@@ -25,7 +25,7 @@ pub(super) async fn respond<W: ResponseWriter>(
             GenerationEvent::Token { id: _, delta } => response.append(delta),
             GenerationEvent::Finished { reason, usage: tokens } => {
                 *finished = Some(reason);
-                usage.add(tokens);
+                usage.add(choice, tokens);
             }
             // Dispatch keeps the first to itself and turns the second into an error.
             GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => {}

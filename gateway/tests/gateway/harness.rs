@@ -13,6 +13,7 @@ use russet_crds::{AccessKey, AccessKeySpec};
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::Keyring;
 use russet_gateway::listen::{Certificate, HttpListener, ListenerLimits, ServerFiles};
+use russet_gateway::request_defaults::RequestDefaults;
 use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
 use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
@@ -375,6 +376,7 @@ impl GatewayLab {
                 created: 1_700_000_000,
                 context_tokens: 8192,
                 model: "small".into(),
+                defaults: RequestDefaults::default(),
                 state: state.clone(),
                 endpoints: engines
                     .iter()

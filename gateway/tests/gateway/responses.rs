@@ -157,6 +157,7 @@ async fn models_are_listed_with_their_state_over_http_1_and_2() {
             json!({
                 "id": id, "object": "model", "created": 1_700_000_000, "owned_by": "russet",
                 "context_length": 8192, "max_model_len": 8192, "max_input_tokens": 8192,
+                "meta": {"n_ctx_train": 8192},
                 "russet": {"deployments": [format!("default/{id}")], "ready": ready, "message": message},
             })
         };

@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Gguf,
-    metadata::{Metadata, shorten},
+    metadata::{MetaValue, Metadata, shorten},
     pre_tokenizers::{self, PreTokenizer, pre_tokenizer},
     refuse, sentence_piece,
 };
 use crate::{
     error::{Error, FileError, Unsupported},
-    tokenizer_files::{TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TokenizerFiles},
+    tokenizer_files::{MAX_TEMPLATE_BYTES, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TokenizerFiles},
 };
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -20,6 +20,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 /// Most tokens of a vocabulary; the largest published ones have 262,000.
 const MAX_TOKENS: u64 = 1 << 20;
@@ -28,7 +29,6 @@ const MAX_MERGES: u64 = 1 << 20;
 /// Most tokens that are found in text before it is split; Gemma's vocabulary has 6,400.
 const MAX_ADDED: usize = 1 << 16;
 /// Longest template; published ones have up to 20 kB.
-const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// Tokens that end a turn, whatever `eos_token_id` says: some files name only what ends a document.
 const TURN_ENDS: [&str; 7] = [
     "<|im_end|>",
@@ -192,11 +192,12 @@ impl Gguf<'_> {
             out += &token.to_string();
         }
         out.push(']');
+        let first_token = self.first_token(&kind, &vocabulary);
         let mut steps = |normalizer: Value, pre_tokenizer: Value, decoder: Value, model: Value| {
             for (name, step) in [
                 ("normalizer", normalizer),
                 ("pre_tokenizer", pre_tokenizer),
-                ("post_processor", Value::Null),
+                ("post_processor", first_token.clone()),
                 ("decoder", decoder),
             ] {
                 out += &format!(",\"{name}\":{step}");
@@ -246,6 +247,29 @@ impl Gguf<'_> {
         Ok(out.into_bytes())
     }
 
+    /// What puts the token that begins every text before it, where the file says so; SentencePiece's does unless it says
+    /// that it does not, as in llama.cpp. Templates write that token themselves.
+    fn first_token(&self, kind: &Kind, vocabulary: &Vocabulary<'_>) -> Value {
+        let added = match self.metadata().get(ADD_BOS) {
+            Some(MetaValue::Flag(added)) => added,
+            _ => !matches!(kind, Kind::ByteLevel(_)),
+        };
+        let id = self.metadata().whole("tokenizer.ggml.bos_token_id").filter(|_| added);
+        let text = id.and_then(|id| vocabulary.tokens.get(usize::try_from(id).ok()?)).map(|(text, _)| text);
+        let (Some(id), Some(text)) = (id, text) else { return Value::Null };
+        let (token, text_itself) = (
+            json!({"SpecialToken": {"id": text, "type_id": 0}}),
+            json!({"Sequence": {"id": "A", "type_id": 0}}),
+        );
+        let second = json!({"Sequence": {"id": "B", "type_id": 1}});
+        json!({
+            "type": "TemplateProcessing",
+            "single": [token, text_itself],
+            "pair": [token, text_itself, second],
+            "special_tokens": {(*text): {"id": text, "ids": [id], "tokens": [text]}},
+        })
+    }
+
     /// Writes the merges that the file has.
     fn write_merges(&self, out: &mut String) -> Result<(), FileError> {
         let bad = |problem: String| FileError::BadGguf { file: self.files[0].0.clone(), problem };
@@ -282,8 +306,8 @@ impl Gguf<'_> {
     /// The chat template.
     pub fn chat_template(&self) -> Result<Option<&str>, FileError> {
         let template = self.metadata().text(CHAT_TEMPLATE).filter(|text| !text.trim().is_empty());
-        if let Some(size) = template.map(str::len).filter(|size| *size > MAX_TEMPLATE_BYTES) {
-            let (file, size, limit) = (TEMPLATE.to_owned(), size as u64, MAX_TEMPLATE_BYTES as u64);
+        if let Some(size) = template.map(str::len).filter(|size| *size as u64 > MAX_TEMPLATE_BYTES) {
+            let (file, size, limit) = (TEMPLATE.to_owned(), size as u64, MAX_TEMPLATE_BYTES);
             return Err(FileError::TooLarge { file, size, limit });
         }
         Ok(template)
@@ -297,10 +321,13 @@ impl Gguf<'_> {
             files.names.push(TOKENIZER.to_owned());
         }
         if !has(files, TOKENIZER_CONFIG) {
-            files.judged.push((TOKENIZER_CONFIG, self.tokenizer_config()));
+            files.judged.push((TOKENIZER_CONFIG.to_owned(), self.tokenizer_config()));
         }
-        if !has(files, TEMPLATE) && self.chat_template()?.is_some() {
+        if !has(files, TEMPLATE)
+            && let Some(template) = self.chat_template()?
+        {
             files.names.push(TEMPLATE.to_owned());
+            files.judged.push((TEMPLATE.to_owned(), template.as_bytes().to_vec()));
         }
         Ok(())
     }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
-use russet_crds::{GroupPlan, MeasuredThroughput, ModelDeploymentStatus, ShardGroup, names};
+use russet_crds::{
+    GenerationConfig, GroupPlan, MeasuredThroughput, ModelDeploymentStatus, ShardGroup, names,
+};
 use russet_plan::auto_revert::{MAX_ATTEMPTS, record_outcome};
 use russet_plan::placement::{is_current, status_report};
 use russet_plan::snapshot::Availability;
@@ -63,6 +65,11 @@ pub fn status(
         placement.measured = measured(&current);
     }
 
+    if let Some(valid) = &planned.valid {
+        let own = deployment.spec.engine.generation_config.unwrap_or_default();
+        let both = own.or(valid.shape.generation_config.unwrap_or_default());
+        status.generation_config = (both != GenerationConfig::default()).then_some(both);
+    }
     let verdict = ready_summary(resources, &current);
     if let Some(valid) = planned.valid.as_ref().filter(|valid| valid.replicas > 0) {
         let failing = current.iter().find(|group| {

@@ -41,7 +41,8 @@ pub fn status(
             (deployment.namespace().unwrap_or_default(), &deployment.spec.model_ref.name);
         let stored = *shapes.get(&(namespace.clone(), model.clone()))?;
         // One that cannot be loaded as its options say has that in a condition of its own.
-        let shape = in_memory::shape(&deployment.spec.engine, stored).unwrap_or(Cow::Borrowed(stored));
+        let shape =
+            in_memory::shape(&deployment.spec.engine.options, stored).unwrap_or(Cow::Borrowed(stored));
         Some((format!("{namespace}/{}", deployment.name_any()), model.as_str(), shape))
     });
     let (good, reason, message) = match judge_strategy(&strategy.spec.sharding, known) {

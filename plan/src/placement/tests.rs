@@ -273,7 +273,10 @@ fn quantised_cache_fits_in_less_memory_and_is_another_plan() {
         spec.sharding.as_mut().unwrap().kv = kv;
         desired(
             &before,
-            &ModelDeploymentSpec { engine: EngineOptions { kv_cache, ..EngineOptions::default() }, ..spec },
+            &ModelDeploymentSpec {
+                engine: EngineOptions { kv_cache, ..EngineOptions::default() }.into(),
+                ..spec
+            },
         )
     };
     let eight = asks(KvCacheType::Int8);
@@ -575,7 +578,8 @@ fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
                 _ => KvCacheType::AsComputed,
             },
             ..EngineOptions::default()
-        },
+        }
+        .into(),
         ..ModelDeploymentSpec::default()
     }
 }

@@ -69,7 +69,7 @@ mod tests {
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();
-        let chat_unsupported = Some("there is no chat template".to_owned());
+        let chat_unsupported = Some("no end-of-sequence token".to_owned());
         view.models
             .insert(("ns".to_owned(), "base".to_owned()), ModelShape { chat_unsupported, ..shape(152_064) });
         let strange = ModelShape { architecture: "mamba".to_owned(), ..shape(151_936) };
@@ -106,7 +106,7 @@ mod tests {
             let spec = ModelDeploymentSpec {
                 model_ref: LocalReference::new("m"),
                 draft_model_ref: Some(LocalReference::new(draft)),
-                engine: EngineOptions { speculation, ..EngineOptions::default() },
+                engine: EngineOptions { speculation, ..EngineOptions::default() }.into(),
                 replicas: 1,
                 ..ModelDeploymentSpec::default()
             };
@@ -122,6 +122,6 @@ mod tests {
         let spec =
             ModelDeploymentSpec { model_ref: LocalReference::new("base"), ..ModelDeploymentSpec::default() };
         let notes = join(&validate(&view, "ns", "chat", &spec).unwrap_err());
-        assert!(notes.contains("there is no chat template"), "{notes}");
+        assert!(notes.contains("no end-of-sequence token"), "{notes}");
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::slice::{self, ETCD, KUBERNETES, POLICY, ScenarioRun, Slice};
 use crate::tally::{Tally, run_counting};
-use crate::{oracles, real_weights, setup, suites, test_binaries};
+use crate::{oracles, real_weights, sdk_tests, setup, suites, test_binaries};
 
 /// A suite that needs programs built from Go modules: its name, its test binary, its environment, and its
 /// filter.
@@ -201,6 +201,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     };
     let (prepared, python) = setup::with_python()?;
     let vocabularies = real_weights::vocabularies()?;
+    let openai_tests = sdk_tests::openai()?;
     let programs = programs(&suites)?;
     suites::build_with(&prepared)?;
     let binaries = test_binaries::build(&prepared)?;
@@ -213,7 +214,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
             // With this variable these suites fail if a program is missing; otherwise their tests print
             // `skipped`.
             tests.args(suite.arguments).env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
-            tests.envs(&programs).envs([vocabularies.clone()]);
+            tests.envs(&programs).envs([vocabularies.clone()]).envs(openai_tests.clone());
             if let Slice::Of(number) = run {
                 tests.env("RUSSET_SLICE", number.to_string());
             }

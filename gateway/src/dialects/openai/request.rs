@@ -1,304 +1,84 @@
 //! Parses a chat request into the dialect-free one. Every error names the field. An unsupported field that
 //! would change the response is rejected; one that would not is ignored and reported.
 
+pub(super) mod completion;
 mod fields;
 mod messages;
+mod parameters;
 mod sampling;
 mod structured_output;
 mod template_arguments;
 mod tools;
+mod values;
 
 use std::collections::BTreeSet;
 
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{ContextOverflow, GenerationRequest};
 use serde_json::{Map, Value};
 
-use fields::{FieldGroup, Treatment};
-
 use super::response::ChatWriter;
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::GatewayError;
 use crate::json_body::JsonBody;
-use crate::request_limits::{FLEX_LEVELS, RequestLimits};
 use crate::serving::{ParsedRequest, RequestContext};
+use values::boolean;
 
 type JsonObject = Map<String, Value>;
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-        _ => false,
-    }
-}
-
-/// The engine's limit. OpenAI's is 4, but other servers take any number, and role play needs some fifteen.
-const MAX_STOPS: usize = 32;
-/// Longest stop string in bytes: an engine withholds up to this much of every response.
-const MAX_STOP_BYTES: usize = 1024;
-/// Most responses to one request, each of which takes a place in an engine; OpenAI's limit is 128.
-const MAX_CHOICES: i64 = 16;
-/// Longest salt in bytes: more than any secret of a user or a session needs. With the namespace before it, it stays below
-/// the engine's limit of 1,024.
-const MAX_SALT_BYTES: usize = 512;
-/// Clients of other servers send many fields; this limit keeps the header that lists them short.
-const MAX_IGNORED_FIELDS: usize = 16;
 
 /// Parses a chat request within the caller's limits.
 pub(super) fn parse(
     mut body: JsonBody<'_>,
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
-    let RequestContext { id, unix_seconds, limits } = context;
-    let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
-        return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
-    };
-    // OpenAI's SDKs send null for unset fields.
-    fields.retain(|_, value| !value.is_null());
-    let model = match fields.get("model") {
-        Some(Value::String(model)) if !model.is_empty() => model.clone(),
-        Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
-        None => {
-            return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
-        }
-    };
-    for (field, value) in &fields {
-        if let Some(FieldGroup { about, treatment: Treatment::Refused(is_harmless), .. }) =
-            fields::group_of(field)
-            && !is_harmless(value)
-        {
-            return Err(GatewayError::field(
-                field,
-                format!(
-                    "`{field}` is not supported by this release and would change the response; leave it out ({about})"
-                ),
-            ));
-        }
-    }
-    let choices = integer(&fields, "n", 1, MAX_CHOICES)?.unwrap_or(1) as usize;
-    let service_tier = service_tier(fields.get("service_tier"))?;
+    let mut fields = parameters::fields(&mut body)?;
+    let model = parameters::model(&fields)?;
+    parameters::refuse_unsupported(&fields, fields::group_of)?;
+    let choices = parameters::choices(&fields)?;
+    let service_tier = parameters::service_tier(fields.get("service_tier"))?;
     let mut ignored = BTreeSet::new();
     let (tools, tool_choice) = tools::parse(&fields, &body)?;
     let request = GenerationRequest {
-        id: id.unique.clone(),
         // Taken, not copied: they are most of the body.
         messages: messages::parse(fields.remove("messages"), &mut ignored)?,
         tools,
         tool_choice,
         single_tool_call: boolean(&fields, "parallel_tool_calls")? == Some(false),
         template_arguments: template_arguments::parse(&fields, &body)?,
-        structured_output: structured_output::parse(&fields, &body)?,
         thinking_budget: sampling::thinking_budget(&fields)?,
         logprobs: sampling::logprobs(&fields)?,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
-        max_tokens: max_tokens(&fields, limits)?,
-        sampling: sampling::parse(&fields)?,
-        stop: stop(fields.get("stop"))?,
-        stop_token_ids: sampling::stop_token_ids(fields.get("stop_token_ids"))?,
-        ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
-        emitted: Vec::new(),
-        priority: priority(&fields, service_tier, limits)?,
-        deadline_milliseconds: None,
-        cache_salt: cache_salt(fields.get("cache_salt"))?,
+        context_overflow: context_overflow(fields.get("context_overflow"))?,
+        ..parameters::request(&fields, &body, context)?
     };
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = ChatWriter {
-        id: format!("chatcmpl-{}", id.unique),
-        created: *unix_seconds,
+        id: format!("chatcmpl-{}", context.id.unique),
+        created: context.unix_seconds,
         model: model.clone(),
-        include_usage: include_usage(fields.get("stream_options"))?,
+        include_usage: parameters::include_usage(fields.get("stream_options"))?,
         service_tier,
         tool_calls: vec![0; choices],
     };
-    ignored.extend(unknown_fields(&fields));
-    Ok(ParsedRequest { model, request, choices, streamed, ignored: listed(ignored), writer })
+    let ignored = parameters::ignored(&fields, fields::group_of, ignored);
+    Ok(ParsedRequest {
+        model,
+        requests: vec![request],
+        left_out: sampling::left_out(&fields),
+        choices,
+        streamed,
+        ignored,
+        writer,
+    })
 }
 
-fn max_tokens(fields: &JsonObject, limits: &RequestLimits) -> Result<Option<u32>, GatewayError> {
-    let max_tokens = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
-    let max_completion_tokens = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
-    let field = if max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
-    limits
-        .max_tokens(max_completion_tokens.or(max_tokens).and_then(|tokens| u32::try_from(tokens).ok()), field)
-}
-
-/// OpenAI's `flex`: served when there is spare capacity.
-const FLEX: &str = "flex";
-
-/// The service tier of a response, in the word reported to the client. As with OpenAI, a request for a higher
-/// tier than the key allows gets the key's: no tier has a higher priority than the key.
-fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayError> {
+/// What becomes of a conversation that is too long.
+fn context_overflow(value: Option<&Value>) -> Result<ContextOverflow, GatewayError> {
     match value.map(Value::as_str) {
-        None => Ok(None),
-        Some(Some("auto" | "default" | "priority" | "scale")) => Ok(Some("default")),
-        Some(Some(FLEX)) => Ok(Some(FLEX)),
+        None | Some(Some("refuse")) => Ok(ContextOverflow::Refuse),
+        Some(Some("shift")) => Ok(ContextOverflow::Shift),
         Some(_) => Err(GatewayError::field(
-            "service_tier",
-            "`service_tier` must be auto, default, flex or priority; flex has a lower priority, the others are the same here",
+            "context_overflow",
+            "`context_overflow` must be refuse, or shift, which leaves out the oldest turns",
         )),
-    }
-}
-
-/// The scheduling priority. `priority` is vLLM's: a larger number runs later. It counts from the key's
-/// priority, so that 0 means what it means in vLLM.
-fn priority(
-    fields: &JsonObject,
-    service_tier: Option<&str>,
-    limits: &RequestLimits,
-) -> Result<i32, GatewayError> {
-    let max_levels = limits.max_levels();
-    let levels = match fields.get("priority") {
-        None => 0,
-        Some(value) => {
-            let levels = whole(value).and_then(|levels| u32::try_from(levels).ok());
-            levels.filter(|levels| *levels <= max_levels).ok_or_else(|| {
-                GatewayError::field(
-                    "priority",
-                    format!(
-                        "`priority` must be an integer from 0 to {max_levels}, not {}: 0 is this key's own priority ({}), and each higher number is one level lower, as in vLLM; no request has a higher priority than its key",
-                        shown(value),
-                        limits.priority
-                    ),
-                )
-            })?
-        }
-    };
-    Ok(limits.priority_below(if service_tier == Some(FLEX) { levels.max(FLEX_LEVELS) } else { levels }))
-}
-
-fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
-    match value {
-        None => Ok(false),
-        Some(Value::Object(options)) => match options.get("include_usage") {
-            None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(include)) => Ok(*include),
-            Some(_) => Err(GatewayError::field(
-                "stream_options.include_usage",
-                "`stream_options.include_usage` must be true or false",
-            )),
-        },
-        Some(_) => Err(GatewayError::field("stream_options", "`stream_options` must be an object")),
-    }
-}
-
-/// Fields that are left out.
-fn unknown_fields(fields: &JsonObject) -> impl Iterator<Item = String> {
-    let is_left_out = |name: &&String| {
-        fields::group_of(name).is_none_or(|group| matches!(group.treatment, Treatment::Ignored))
-    };
-    fields.keys().filter(is_left_out).cloned()
-}
-
-/// The names that a header can list.
-fn listed(names: BTreeSet<String>) -> Vec<String> {
-    let is_printable = |name: &String| {
-        name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
-    };
-    names.into_iter().filter(is_printable).take(MAX_IGNORED_FIELDS).collect()
-}
-
-/// vLLM's `cache_salt`: requests share cached prefixes only with those of the same salt.
-fn cache_salt(value: Option<&Value>) -> Result<String, GatewayError> {
-    match value {
-        None => Ok(String::new()),
-        Some(Value::String(salt)) if salt.len() <= MAX_SALT_BYTES => Ok(salt.clone()),
-        Some(_) => Err(GatewayError::field(
-            "cache_salt",
-            format!("`cache_salt` must be a string of at most {MAX_SALT_BYTES} bytes"),
-        )),
-    }
-}
-
-fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
-    match fields.get(name) {
-        None => Ok(None),
-        Some(Value::Bool(value)) => Ok(Some(*value)),
-        Some(_) => Err(GatewayError::field(name, format!("`{name}` must be true or false"))),
-    }
-}
-
-fn number(fields: &JsonObject, name: &str, min: f64, max: f64) -> Result<Option<f32>, GatewayError> {
-    match fields.get(name).map(Value::as_f64) {
-        None => Ok(None),
-        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value as f32)),
-        Some(_) => Err(GatewayError::field(
-            name,
-            format!("`{name}` must be a number from {min} to {max}, not {}", shown(&fields[name])),
-        )),
-    }
-}
-
-/// A number without a fraction: `64.0` and `1e3` too, which languages with one kind of number write.
-fn whole(value: &Value) -> Option<i64> {
-    /// Up to here a 64-bit float holds every integer.
-    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
-    let float = || value.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= MAX_EXACT);
-    value.as_i64().or_else(|| float().map(|float| float as i64))
-}
-
-fn integer(fields: &JsonObject, name: &str, min: i64, max: i64) -> Result<Option<i64>, GatewayError> {
-    match fields.get(name).map(whole) {
-        None => Ok(None),
-        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
-        Some(_) => Err(GatewayError::field(
-            name,
-            format!("`{name}` must be an integer of at least {min}, not {}", shown(&fields[name])),
-        )),
-    }
-}
-
-fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
-    match fields.get("seed") {
-        None => Ok(None),
-        // A negative seed is as good as another: seeds are only compared for equality.
-        Some(value) => match value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned)) {
-            Some(seed) => Ok(Some(seed)),
-            None => Err(GatewayError::field(
-                "seed",
-                format!("`seed` must be an integer of 64 bits, not {}", shown(value)),
-            )),
-        },
-    }
-}
-
-fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
-    let invalid = || {
-        GatewayError::field(
-            "stop",
-            format!("`stop` must be a string or a list of at most {MAX_STOPS} strings"),
-        )
-    };
-    let mut strings: Vec<String> = match value {
-        None => vec![],
-        Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(items)) => items
-            .iter()
-            .map(|item| item.as_str().map(str::to_owned))
-            .collect::<Option<_>>()
-            .ok_or_else(invalid)?,
-        Some(_) => return Err(invalid()),
-    };
-    // Some clients send an empty text for none.
-    strings.retain(|text| !text.is_empty());
-    if strings.len() > MAX_STOPS {
-        return Err(invalid());
-    }
-    if let Some(long) = strings.iter().find(|text| text.len() > MAX_STOP_BYTES) {
-        let length = long.len();
-        return Err(GatewayError::field(
-            "stop",
-            format!("`stop` must be strings of at most {MAX_STOP_BYTES} bytes; one has {length}"),
-        ));
-    }
-    Ok(strings)
-}
-
-/// A value in a message, shortened.
-fn shown(value: &Value) -> String {
-    const MAX_SHOWN_CHARS: usize = 40;
-    let text = value.to_string();
-    match text.char_indices().nth(MAX_SHOWN_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
     }
 }
 
@@ -309,8 +89,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::error::ErrorKind;
     use crate::json_body::JsonScan;
+    use crate::request_defaults::LeftOut;
     use crate::request_id::RequestId;
+    use crate::request_limits::RequestLimits;
 
     type ParsedChat = ParsedRequest<ChatWriter>;
 
@@ -338,9 +121,10 @@ mod tests {
 
     #[test]
     fn a_plain_request_means_what_openai_says() {
-        let ParsedRequest { model, request, choices, streamed, ignored, writer } =
+        let ParsedRequest { model, mut requests, left_out, choices, streamed, ignored, writer } =
             parse(&with(json!({}))).unwrap();
-        assert_eq!(choices, 1);
+        let request = requests.remove(0);
+        assert_eq!((choices, left_out), (1, LeftOut::ALL));
         assert_eq!((model.as_str(), streamed, ignored), ("m", false, vec![]));
         assert_eq!(
             request,
@@ -380,16 +164,17 @@ mod tests {
             "presence_penalty": 0, "frequency_penalty": null, "odd name ü": 1,
         })))
         .unwrap();
-        let roles: Vec<&str> = chat.request.messages.iter().map(|message| message.role.as_str()).collect();
+        let roles: Vec<&str> =
+            chat.requests[0].messages.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["system", "assistant", "user"]);
-        assert_eq!(chat.request.messages[1].content, "ab");
-        assert!(chat.streamed && chat.writer.include_usage && chat.request.ignore_eos);
-        assert_eq!(chat.request.max_tokens, Some(5));
+        assert_eq!(chat.requests[0].messages[1].content, "ab");
+        assert!(chat.streamed && chat.writer.include_usage && chat.requests[0].ignore_eos);
+        assert_eq!(chat.requests[0].max_tokens, Some(5));
         assert_eq!(
-            chat.request.sampling,
+            chat.requests[0].sampling,
             Sampling { top_p: 1e-6, min_p: 0.25, seed: Some(u64::MAX), ..Sampling::default() }
         );
-        assert_eq!(chat.request.stop, ["\n", "END"]);
+        assert_eq!(chat.requests[0].stop, ["\n", "END"]);
         assert_eq!(chat.ignored, ["store", "user"]);
     }
 
@@ -501,6 +286,8 @@ mod tests {
             (json!({"skip_special_tokens": false}), "skip_special_tokens"),
             (json!({"chat_template": "{{ x }}"}), "chat_template"),
             (json!({"echo": true}), "echo"),
+            (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
+            (json!({"context_overflow": "middle"}), "context_overflow"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
         ] {
             let Err(error) = parse(&with(extra.clone())) else { panic!("{extra} is accepted") };
@@ -516,7 +303,7 @@ mod tests {
             {"type": "function", "function": {"name": "f", "description": "F.", "strict": false,
                 "parameters": {"type": "object", "properties": {"z": {"type": "string"}, "a": {"enum": [1.0, 2]}}}}},
             {"function": {"parameters": null, "name": "g"}}]}"#;
-        let request = parse_bytes(body, RequestLimits::default()).unwrap().request;
+        let request = parse_bytes(body, RequestLimits::default()).unwrap().requests.remove(0);
         assert_eq!(
             request.tools,
             [
@@ -534,7 +321,7 @@ mod tests {
         );
         assert!(request.single_tool_call);
         let off = with(json!({"tool_choice": "none", "tools": [{"function": {"name": "f"}}]}));
-        assert_eq!(parse(&off).unwrap().request.tools, []);
+        assert_eq!(parse(&off).unwrap().requests[0].tools, []);
     }
 
     #[test]
@@ -543,16 +330,16 @@ mod tests {
             "max_tokens": 64.0, "max_completion_tokens": 1e3, "top_k": 40.0, "seed": 7.0, "n": 1.0, "priority": 3.0,
         })))
         .unwrap();
-        let GenerationRequest { max_tokens, sampling, priority, .. } = chat.request;
-        assert_eq!((max_tokens, sampling.top_k, sampling.seed, priority), (Some(1000), 40, Some(7), -3));
+        let GenerationRequest { max_tokens, sampling, priority, .. } = &chat.requests[0];
+        assert_eq!((*max_tokens, sampling.top_k, sampling.seed, *priority), (Some(1000), 40, Some(7), -3));
         let chat = parse(&with(json!({"top_k": -1.0, "seed": -1.0, "priority": 0.0}))).unwrap();
-        assert_eq!((chat.request.sampling.top_k, chat.request.sampling.seed), (0, Some(u64::MAX)));
+        assert_eq!((chat.requests[0].sampling.top_k, chat.requests[0].sampling.seed), (0, Some(u64::MAX)));
     }
 
     #[test]
     fn penalties_biases_and_ends_arrive() {
         let sampled = |extra: Value| {
-            let request = parse(&with(extra)).unwrap().request;
+            let request = parse(&with(extra)).unwrap().requests.remove(0);
             (request.sampling, request.stop_token_ids)
         };
         let (sampling, ids) = sampled(json!({
@@ -583,7 +370,7 @@ mod tests {
         let of = |extra: Value| {
             let mut body = with(extra);
             body["tools"] = json!([{"function": {"name": "f", "strict": true}}]);
-            parse(&body).unwrap().request
+            parse(&body).unwrap().requests.remove(0)
         };
         assert!(of(json!({})).tools[0].strict);
         for (choice, expected) in [
@@ -628,7 +415,8 @@ mod tests {
 
     #[test]
     fn as_many_stop_texts_as_the_engine_takes_are_read() {
-        let stops = |value: Value| parse(&with(json!({"stop": value}))).map(|chat| chat.request.stop);
+        let stops =
+            |value: Value| parse(&with(json!({"stop": value}))).map(|mut chat| chat.requests.remove(0).stop);
         let many: Vec<String> = (0..32).map(|number| format!("<{number}>")).collect();
         assert_eq!(stops(json!(many)), Ok(many));
         for none in [json!(""), json!([""]), json!([]), json!(vec![""; 40])] {
@@ -661,7 +449,11 @@ mod tests {
             let limits = RequestLimits { priority: key, ..RequestLimits::default() };
             match (parse_with(&with(extra.clone()), limits), expected) {
                 (Ok(chat), Ok(expected)) => {
-                    assert_eq!((chat.request.priority, chat.writer.service_tier), expected, "{key} {extra}");
+                    assert_eq!(
+                        (chat.requests[0].priority, chat.writer.service_tier),
+                        expected,
+                        "{key} {extra}"
+                    );
                 }
                 (Err(error), Err(words)) => assert!(error.message.contains(words), "{error}"),
                 (got, _) => panic!("{key} {extra}: {got:?}"),
@@ -680,7 +472,7 @@ mod tests {
             (json!({"max_tokens": 4, "max_completion_tokens": 6}), Err("max_completion_tokens")),
         ] {
             let got = parse_with(&with(extra.clone()), limits);
-            let got = got.map(|chat| chat.request.max_tokens).map_err(|error| error.param.unwrap());
+            let got = got.map(|chat| chat.requests[0].max_tokens).map_err(|error| error.param.unwrap());
             assert_eq!(got, expected.map_err(str::to_owned), "{extra}");
         }
     }

@@ -90,7 +90,14 @@ impl LogprobsBody {
 }
 
 /// OpenAI's number for a token that is all but impossible; JSON has no infinity.
-const MIN_LOGPROB: f32 = -9999.0;
+pub(super) const MIN_LOGPROB: f32 = -9999.0;
+
+/// Server-sent events.
+pub(super) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
+/// A comment, which clients skip.
+pub(super) const KEEP_ALIVE: &[u8] = b": still working\n\n";
+/// What ends a stream that is complete.
+pub(super) const STREAM_END: &[u8] = b"data: [DONE]\n\n";
 
 #[derive(Default, Serialize)]
 struct ChunkDelta<'a> {
@@ -156,8 +163,9 @@ struct MessageBody<'a> {
     tool_calls: Vec<ToolCallBody<'a>>,
 }
 
+/// Tokens of a request.
 #[derive(Serialize)]
-struct UsageBody {
+pub(super) struct UsageBody {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u64,
@@ -179,7 +187,7 @@ impl From<Usage> for UsageBody {
 }
 
 impl ResponseWriter for ChatWriter {
-    const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
+    const STREAM_TYPE: &'static str = STREAM_TYPE;
 
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         Json(self.body(choices, usage)).into_response()
@@ -210,7 +218,7 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn keep_alive(&mut self) -> Bytes {
-        Bytes::from_static(b": still working\n\n")
+        Bytes::from_static(KEEP_ALIVE)
     }
 
     fn finish(&mut self, choice: usize, reason: FinishReason, usage: Option<Usage>) -> Bytes {
@@ -220,7 +228,7 @@ impl ResponseWriter for ChatWriter {
             if self.include_usage {
                 self.chunk(&mut out, &[], Some(usage));
             }
-            out.extend_from_slice(b"data: [DONE]\n\n");
+            out.extend_from_slice(STREAM_END);
         }
         out.into()
     }
@@ -302,7 +310,7 @@ fn finish_reason(reason: FinishReason, tool_calls: usize) -> &'static str {
 }
 
 /// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.
-fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
+pub(super) fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
     out.extend_from_slice(b"data: ");
     // Only strings, numbers and null: serialising them into memory cannot fail.
     let _ = serde_json::to_writer(&mut *out, value);

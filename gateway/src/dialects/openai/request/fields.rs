@@ -1,9 +1,9 @@
-//! Every field of a chat request that clients are known to send: honoured, refused because it would change the response, or
+//! Every field of a request that clients are known to send: honoured, refused because it would change the response, or
 //! without effect. docs/gateway.md has this table; a field that is not in it is left out and listed in a header.
 
 use serde_json::Value;
 
-use super::is_empty;
+use super::values::is_empty;
 
 /// What becomes of a field.
 #[derive(Clone, Copy)]
@@ -96,6 +96,11 @@ pub(super) const FIELDS: &[FieldGroup] = &[
             "continue_final_message",
         ],
     ),
+    group(
+        "conversations that are too long: tokens of vLLM, turns of ours",
+        Honoured,
+        &["truncate_prompt_tokens", "context_overflow"],
+    ),
     group("scheduling of vLLM", Honoured, &["priority", "cache_salt"]),
     group("calls in OpenAI's older form", Refused(is_nothing), &["functions"]),
     group("the same: `none` and `auto` change nothing", Refused(is_free), &["function_call"]),
@@ -132,9 +137,9 @@ pub(super) const FIELDS: &[FieldGroup] = &[
     ),
     group("special tokens in the text: `true` changes nothing", Refused(is_true), &["skip_special_tokens"]),
     group(
-        "other names of `max_tokens`, and limits of prompts",
+        "other names of `max_tokens`",
         Refused(never),
-        &["max_new_tokens", "max_length", "min_length", "n_predict", "num_predict", "truncate_prompt_tokens"],
+        &["max_new_tokens", "max_length", "min_length", "n_predict", "num_predict"],
     ),
     group(
         "other sampling: 0 changes nothing",
@@ -236,6 +241,35 @@ pub(super) const FIELDS: &[FieldGroup] = &[
     ),
 ];
 
+/// What is otherwise in a request for completions.
+pub(super) const COMPLETION_FIELDS: &[FieldGroup] = &[
+    group("OpenAI's", Honoured, &["prompt", "echo", "best_of"]),
+    group("a text after the answer", Refused(is_nothing), &["suffix"]),
+    group("of conversations", Refused(is_nothing), &["messages", "tools"]),
+    group("the same: `none` and `auto` change nothing", Refused(is_free), &["tool_choice"]),
+    group("`logprobs` alone says how many are told", Refused(is_off), &["top_logprobs"]),
+    group("turns that are left out: `refuse` changes nothing", Refused(is_refuse), &["context_overflow"]),
+    group("tokens at the beginning: `true` changes nothing", Refused(is_true), &["add_special_tokens"]),
+    group(
+        "about a template, which there is none of",
+        Ignored,
+        &[
+            "chat_template_kwargs",
+            "enable_thinking",
+            "thinking",
+            "think",
+            "reasoning",
+            "reasoning_effort",
+            "thinking_budget",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
+            "add_generation_prompt",
+            "continue_final_message",
+            "parallel_tool_calls",
+        ],
+    ),
+];
+
 const fn group(about: &'static str, treatment: Treatment, names: &'static [&'static str]) -> FieldGroup {
     FieldGroup { about, treatment, names }
 }
@@ -243,6 +277,11 @@ const fn group(about: &'static str, treatment: Treatment, names: &'static [&'sta
 /// The group of a field; `None` for one that is not in the table.
 pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
     FIELDS.iter().find(|group| group.names.contains(&name))
+}
+
+/// The group of a field in a request for completions.
+pub(super) fn completion_group_of(name: &str) -> Option<&'static FieldGroup> {
+    COMPLETION_FIELDS.iter().find(|group| group.names.contains(&name)).or_else(|| group_of(name))
 }
 
 /// An empty text too, which clients send for none; in a message it is a text.
@@ -270,6 +309,10 @@ fn is_free(value: &Value) -> bool {
     value == "none" || value == "auto"
 }
 
+fn is_refuse(value: &Value) -> bool {
+    value == "refuse"
+}
+
 fn is_text_alone(value: &Value) -> bool {
     value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
 }
@@ -286,15 +329,23 @@ mod tests {
 
     #[test]
     fn a_field_is_in_one_group() {
-        let names: Vec<&str> = FIELDS.iter().flat_map(|group| group.names).copied().collect();
-        let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
-        assert_eq!(names.len(), distinct.len(), "{names:?}");
+        for fields in [FIELDS, COMPLETION_FIELDS] {
+            let names: Vec<&str> = fields.iter().flat_map(|group| group.names).copied().collect();
+            let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+            assert_eq!(names.len(), distinct.len(), "{names:?}");
+        }
     }
 
     #[test]
     fn the_page_of_the_gateway_has_the_fields() {
-        let mut table = String::from("| field | what becomes of it |\n|---|---|\n");
-        for FieldGroup { about, treatment, names } in FIELDS {
+        const HEAD: &str = "| field | what becomes of it |\n|---|---|\n";
+        let mut table = String::from(HEAD);
+        for (index, FieldGroup { about, treatment, names }) in
+            FIELDS.iter().chain(COMPLETION_FIELDS).enumerate()
+        {
+            if index == FIELDS.len() {
+                write!(table, "\nIn a request to `/v1/completions`:\n\n{HEAD}").unwrap();
+            }
             let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
             let treatment = match treatment {
                 Honoured => "honoured",

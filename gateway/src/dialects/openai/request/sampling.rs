@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use russet_wire::request::{DrySampling, Sampling};
 use serde_json::Value;
 
-use super::{JsonObject, boolean, integer, number, seed, shown, whole};
+use super::JsonObject;
+use super::values::{boolean, integer, number, shown, whole};
 use crate::error::GatewayError;
+use crate::request_defaults::LeftOut;
 
 /// Maximum tokens that a request names, as the engine has it.
 const MAX_TOKENS: usize = 1024;
@@ -45,6 +47,32 @@ pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
     })
 }
 
+/// What the request leaves to the deployment.
+pub(super) fn left_out(fields: &JsonObject) -> LeftOut {
+    let is_absent = |names: &[&str]| names.iter().all(|name| !fields.contains_key(*name));
+    LeftOut {
+        temperature: is_absent(&["temperature"]),
+        top_p: is_absent(&["top_p"]),
+        top_k: is_absent(&["top_k"]),
+        min_p: is_absent(&["min_p"]),
+        repetition_penalty: is_absent(&["repetition_penalty", "repeat_penalty"]),
+    }
+}
+
+fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
+    match fields.get("seed") {
+        None => Ok(None),
+        // A negative seed is as good as another: seeds are only compared for equality.
+        Some(value) => match value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned)) {
+            Some(seed) => Ok(Some(seed)),
+            None => Err(GatewayError::field(
+                "seed",
+                format!("`seed` must be an integer of 64 bits, not {}", shown(value)),
+            )),
+        },
+    }
+}
+
 /// DRY, with the names of llama.cpp and text-generation-webui.
 fn dry(fields: &JsonObject) -> Result<DrySampling, GatewayError> {
     let usual = DrySampling::default();
@@ -74,6 +102,15 @@ fn dry(fields: &JsonObject) -> Result<DrySampling, GatewayError> {
             .map_or(usual.last_tokens, |tokens| u32::try_from(tokens).unwrap_or(0)),
         sequence_breakers,
     })
+}
+
+/// How many of the most probable tokens a completion tells besides the sampled one; `None` where nothing is.
+pub(super) fn completion_logprobs(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
+    // Some clients send the chat's form for none.
+    if fields.get("logprobs") == Some(&Value::Bool(false)) {
+        return Ok(None);
+    }
+    Ok(integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)?.map(|top| top as u32))
 }
 
 /// How many of the most probable tokens are told besides the sampled one; `None` where nothing is.

@@ -5,7 +5,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{JsonObject, boolean};
+use super::JsonObject;
+use super::values::boolean;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 

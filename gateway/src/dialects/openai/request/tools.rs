@@ -6,7 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{JsonObject, is_empty};
+use super::JsonObject;
+use super::values::is_empty;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 

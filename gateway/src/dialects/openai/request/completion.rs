@@ -1,0 +1,233 @@
+//! Parses a request for completions: prompts that the model continues, without a conversation and its template. What else
+//! it may ask for is what a chat request may.
+
+use russet_wire::request::{GenerationRequest, RawPrompt};
+use serde_json::Value;
+
+use super::fields::{FieldGroup, completion_group_of};
+use super::values::{boolean, integer, whole};
+use super::{JsonObject, parameters, sampling};
+use crate::dialects::openai::completion_response::CompletionWriter;
+use crate::error::GatewayError;
+use crate::json_body::JsonBody;
+use crate::serving::{ParsedRequest, RequestContext};
+
+/// Most responses to one request, of all its prompts; OpenAI's limit is 128 for each prompt.
+const MAX_RESPONSES: usize = 128;
+/// Tokens of a response where the request says no number, as OpenAI has it.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Parses a request for completions within the caller's limits.
+pub(in crate::dialects::openai) fn parse(
+    mut body: JsonBody<'_>,
+    context: &RequestContext<'_>,
+) -> Result<ParsedRequest<CompletionWriter>, GatewayError> {
+    let group_of: fn(&str) -> Option<&'static FieldGroup> = completion_group_of;
+    let mut fields = parameters::fields(&mut body)?;
+    let model = parameters::model(&fields)?;
+    parameters::refuse_unsupported(&fields, group_of)?;
+    let choices = parameters::choices(&fields)?;
+    best_of(&fields, choices)?;
+    let prompts = prompts(fields.remove("prompt"))?;
+    if prompts.len() * choices > MAX_RESPONSES {
+        let message = format!(
+            "{} prompts with n = {choices} ask for {} responses; at most {MAX_RESPONSES} fit into a request",
+            prompts.len(),
+            prompts.len() * choices
+        );
+        return Err(GatewayError::field("prompt", message));
+    }
+    let logprobs = sampling::completion_logprobs(&fields)?;
+    let echo = echo(&fields, &prompts, logprobs)?;
+    let base = GenerationRequest { logprobs, ..parameters::request(&fields, &body, context)? };
+    let max_tokens = base.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
+    let writer = CompletionWriter::new(
+        format!("cmpl-{}", context.id.unique),
+        context.unix_seconds,
+        model.clone(),
+        parameters::include_usage(fields.get("stream_options"))?,
+        prompts.iter().flat_map(|prompt| std::iter::repeat_n(echo.then(|| shown(prompt)), choices)).collect(),
+    );
+    let requests = prompts.into_iter().map(|prompt| GenerationRequest {
+        raw_prompt: Some(prompt),
+        max_tokens,
+        ..base.clone()
+    });
+    Ok(ParsedRequest {
+        model,
+        requests: requests.collect(),
+        left_out: sampling::left_out(&fields),
+        choices,
+        streamed: boolean(&fields, "stream")?.unwrap_or(false),
+        ignored: parameters::ignored(&fields, group_of, [].into()),
+        writer,
+    })
+}
+
+/// A text, a list of texts, the tokens of a prompt, or a list of such lists.
+fn prompts(value: Option<Value>) -> Result<Vec<RawPrompt>, GatewayError> {
+    let invalid = || {
+        let message = "`prompt` must be a text, a list of texts, a list of token ids, or a list of lists of token ids; none of them empty";
+        GatewayError::field("prompt", message)
+    };
+    let tokens = |ids: Vec<Value>| -> Result<RawPrompt, GatewayError> {
+        let ids = ids.iter().map(|id| whole(id).and_then(|id| u32::try_from(id).ok()));
+        let ids: Vec<u32> = ids.collect::<Option<_>>().ok_or_else(invalid)?;
+        if ids.is_empty() { Err(invalid()) } else { Ok(RawPrompt::Tokens(ids)) }
+    };
+    match value {
+        None => Err(GatewayError::field("prompt", "`prompt` is missing")),
+        Some(Value::String(text)) => Ok(vec![RawPrompt::Text(text)]),
+        Some(Value::Array(items)) => match items.first() {
+            None => Err(invalid()),
+            Some(Value::Number(_)) => Ok(vec![tokens(items)?]),
+            Some(_) => items
+                .into_iter()
+                .map(|item| match item {
+                    Value::String(text) => Ok(RawPrompt::Text(text)),
+                    Value::Array(ids) => tokens(ids),
+                    _ => Err(invalid()),
+                })
+                .collect(),
+        },
+        Some(_) => Err(invalid()),
+    }
+}
+
+/// The text that an answer repeats.
+fn shown(prompt: &RawPrompt) -> String {
+    match prompt {
+        RawPrompt::Text(text) => text.clone(),
+        RawPrompt::Tokens(_) => String::new(),
+    }
+}
+
+/// OpenAI chooses the best of several responses by their log-probabilities; here all of them are returned.
+fn best_of(fields: &JsonObject, choices: usize) -> Result<(), GatewayError> {
+    match integer(fields, "best_of", 1, i64::MAX)? {
+        Some(best_of) if best_of != choices as i64 => {
+            let message = format!(
+                "`best_of` is {best_of}, and n is {choices}: this release returns every response that it generates; leave `best_of` out"
+            );
+            Err(GatewayError::field("best_of", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether an answer begins with its prompt.
+fn echo(fields: &JsonObject, prompts: &[RawPrompt], logprobs: Option<u32>) -> Result<bool, GatewayError> {
+    if boolean(fields, "echo")? != Some(true) {
+        return Ok(false);
+    }
+    let message = if logprobs.is_some() {
+        "`echo` with `logprobs` asks for log-probabilities of the prompt, which this release does not tell"
+    } else if prompts.iter().any(|prompt| matches!(prompt, RawPrompt::Tokens(_))) {
+        "`echo` repeats prompts that are text; this one is tokens"
+    } else {
+        return Ok(true);
+    };
+    Err(GatewayError::field("echo", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::json_body::JsonScan;
+    use crate::request_id::RequestId;
+    use crate::request_limits::RequestLimits;
+
+    fn parse(extra: &Value) -> Result<ParsedRequest<CompletionWriter>, GatewayError> {
+        let mut body = json!({"model": "m", "prompt": "Once"});
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let (id, body) = (RequestId { unique: "id".into(), shown: "req_id".into() }, body.to_string());
+        let context = RequestContext { id: &id, unix_seconds: 17, limits: RequestLimits::default() };
+        super::parse(JsonScan::new(body.as_bytes())?.decode(body.as_bytes())?, &context)
+    }
+
+    #[test]
+    fn prompts_are_read_in_every_form() {
+        let text = |text: &str| RawPrompt::Text(text.into());
+        for (prompt, expected) in [
+            (json!("Once"), vec![text("Once")]),
+            (json!(""), vec![text("")]),
+            (json!(["a", "b"]), vec![text("a"), text("b")]),
+            (json!([1, 2.0]), vec![RawPrompt::Tokens(vec![1, 2])]),
+            (json!([[1], [2, 3]]), vec![RawPrompt::Tokens(vec![1]), RawPrompt::Tokens(vec![2, 3])]),
+            (json!(["a", [7]]), vec![text("a"), RawPrompt::Tokens(vec![7])]),
+        ] {
+            let parsed = parse(&json!({"prompt": prompt, "temperature": 0})).unwrap();
+            assert_eq!((parsed.choices, parsed.streamed), (1, false));
+            assert!(!parsed.left_out.temperature && parsed.left_out.top_p);
+            let found: Vec<RawPrompt> =
+                parsed.requests.iter().map(|request| request.raw_prompt.clone().unwrap()).collect();
+            assert_eq!(found, expected, "{prompt}");
+            assert!(parsed.requests.iter().all(|one| one.messages.is_empty() && one.max_tokens == Some(16)));
+        }
+    }
+
+    #[test]
+    fn what_a_completion_cannot_have_is_refused_by_name() {
+        for (extra, param) in [
+            (json!({"prompt": null}), "prompt"),
+            (json!({"prompt": []}), "prompt"),
+            (json!({"prompt": [[]]}), "prompt"),
+            (json!({"prompt": [1, "a"]}), "prompt"),
+            (json!({"prompt": [-1]}), "prompt"),
+            (json!({"prompt": {"text": "a"}}), "prompt"),
+            (json!({"prompt": vec!["a"; 129]}), "prompt"),
+            (json!({"prompt": vec!["a"; 65], "n": 2}), "prompt"),
+            (json!({"suffix": "end"}), "suffix"),
+            (json!({"best_of": 3}), "best_of"),
+            (json!({"echo": 1}), "echo"),
+            (json!({"echo": true, "logprobs": 1}), "echo"),
+            (json!({"echo": true, "prompt": [1]}), "echo"),
+            (json!({"logprobs": 21}), "logprobs"),
+            (json!({"logprobs": true}), "logprobs"),
+            (json!({"top_logprobs": 2}), "top_logprobs"),
+            (json!({"messages": [{"role": "user", "content": "hi"}]}), "messages"),
+            (json!({"tools": [{"function": {"name": "f"}}]}), "tools"),
+            (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
+            (json!({"context_overflow": "shift"}), "context_overflow"),
+            (json!({"add_special_tokens": false}), "add_special_tokens"),
+        ] {
+            let Err(error) = parse(&extra) else { panic!("{extra} is accepted") };
+            assert_eq!(
+                (error.kind, error.param.as_deref()),
+                (ErrorKind::InvalidRequest, Some(param)),
+                "{extra}"
+            );
+            assert!(error.message.contains(param), "{extra}: {error}");
+        }
+        // What changes nothing is no reason to refuse.
+        let nothing = json!({
+            "suffix": "", "best_of": 2, "n": 2, "echo": false, "logprobs": false, "tools": [], "messages": [],
+            "tool_choice": "none", "add_special_tokens": true, "user": "eve", "enable_thinking": false,
+            "context_overflow": "refuse",
+        });
+        let parsed = parse(&nothing).unwrap();
+        assert_eq!(
+            (parsed.choices, parsed.ignored.as_slice()),
+            (2, &["enable_thinking", "user"].map(str::to_owned)[..])
+        );
+    }
+
+    #[test]
+    fn limits_of_prompts_and_logprobs_arrive() {
+        let extra =
+            json!({"logprobs": 5, "truncate_prompt_tokens": -1, "max_tokens": 3, "regex": "a+", "stop": "x"});
+        let request = parse(&extra).unwrap().requests.remove(0);
+        assert_eq!((request.logprobs, request.truncate_prompt_tokens), (Some(5), Some(u32::MAX)));
+        assert_eq!((request.max_tokens, request.stop.len()), (Some(3), 1));
+        assert!(request.structured_output.is_some());
+        assert_eq!(
+            parse(&json!({"truncate_prompt_tokens": 7})).unwrap().requests[0].truncate_prompt_tokens,
+            Some(7)
+        );
+    }
+}

@@ -1,0 +1,72 @@
+//! Values of a request's fields, each with an error that names the field.
+
+use serde_json::Value;
+
+use super::JsonObject;
+use crate::error::GatewayError;
+
+pub(super) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+pub(super) fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
+    match fields.get(name) {
+        None => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(_) => Err(GatewayError::field(name, format!("`{name}` must be true or false"))),
+    }
+}
+
+pub(super) fn number(
+    fields: &JsonObject,
+    name: &str,
+    min: f64,
+    max: f64,
+) -> Result<Option<f32>, GatewayError> {
+    match fields.get(name).map(Value::as_f64) {
+        None => Ok(None),
+        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value as f32)),
+        Some(_) => Err(GatewayError::field(
+            name,
+            format!("`{name}` must be a number from {min} to {max}, not {}", shown(&fields[name])),
+        )),
+    }
+}
+
+/// A number without a fraction: `64.0` and `1e3` too, which languages with one kind of number write.
+pub(super) fn whole(value: &Value) -> Option<i64> {
+    /// Up to here a 64-bit float holds every integer.
+    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    let float = || value.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= MAX_EXACT);
+    value.as_i64().or_else(|| float().map(|float| float as i64))
+}
+
+pub(super) fn integer(
+    fields: &JsonObject,
+    name: &str,
+    min: i64,
+    max: i64,
+) -> Result<Option<i64>, GatewayError> {
+    match fields.get(name).map(whole) {
+        None => Ok(None),
+        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
+        Some(_) => Err(GatewayError::field(
+            name,
+            format!("`{name}` must be an integer of at least {min}, not {}", shown(&fields[name])),
+        )),
+    }
+}
+
+/// A value in a message, shortened.
+pub(super) fn shown(value: &Value) -> String {
+    const MAX_SHOWN_CHARS: usize = 40;
+    let text = value.to_string();
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}

@@ -1,0 +1,28 @@
+//! The OpenAI SDK's own tests, from its source distribution, and the Python that they run in. Never committed.
+
+use std::ffi::OsString;
+
+use anyhow::Result;
+
+use crate::{python, wheel::Sdist};
+
+/// The release that the other tests use too.
+const OPENAI_TESTS: Sdist = Sdist {
+    package: "openai",
+    version: "3.52.0",
+    sha256: "258a4fec3e40b412c58672526ed33f20738c2e4ea27601792e73843af62466af",
+    part: "tests",
+    what: "the OpenAI SDK's own tests",
+};
+/// What the tests import.
+const PINS: &str = "openai==3.52.0\npytest==9.2.0\npytest-asyncio==1.5.0\nrich==15.0.0\naiohttp==3.14.5\n";
+
+/// The variables by which the suite of scenarios finds them; what is missing is fetched.
+pub fn openai() -> Result<[(String, OsString); 2]> {
+    let folder = OPENAI_TESTS.folder(&format!("openai-tests-{}", OPENAI_TESTS.version))?;
+    let python = python::environment("the OpenAI SDK and pytest", PINS)?;
+    Ok([
+        ("RUSSET_OPENAI_TESTS".to_owned(), folder.into()),
+        ("RUSSET_PYTEST".to_owned(), python.interpreter().into()),
+    ])
+}
