@@ -43,6 +43,7 @@ use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
 use russet_model::index::MAX_FILES;
+use russet_model::sentence_transformers::flat_name;
 use russet_model::shape::{ModelShape, READER};
 use tokio::sync::watch;
 
@@ -183,6 +184,13 @@ pub fn is_allowed_file(name: &str) -> bool {
     let suffix = name.rsplit_once('.').map(|(_, suffix)| suffix);
     let data = matches!(suffix, Some("safetensors" | "gguf" | "json" | "txt" | "jinja"));
     plain && (data || name == "tokenizer.model") && name != model_dirs::MANIFEST
+}
+
+/// The name in a model's folder of a source's file, if it is fetched: its own, or that of a file of a module, which lies
+/// in a folder there.
+fn local_name(path: &str) -> Option<String> {
+    let name = if path.contains('/') { flat_name(path)? } else { path.to_owned() };
+    is_allowed_file(&name).then_some(name)
 }
 
 impl Context {

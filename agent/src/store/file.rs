@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use russet_model::gguf::files::{SUFFIX, parts};
+use russet_model::sentence_transformers::{MODULE_FILES, flat_name};
 
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
@@ -71,6 +72,10 @@ fn list_folder(uri: &str, roots: &FileRoots<'_>) -> Result<SourceListing, StoreE
     for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let entry = entry.map_err(StoreError::io(&folder))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
+        if named.is_none() && entry.path().is_dir() {
+            files.extend(module_files(&name, &entry.path(), roots)?);
+            continue;
+        }
         let is_named = named.as_ref().is_none_or(|names| names.contains(&name));
         if !is_named || !super::is_allowed_file(&name) {
             continue;
@@ -88,6 +93,19 @@ fn list_folder(uri: &str, roots: &FileRoots<'_>) -> Result<SourceListing, StoreE
         }
     }
     Ok(SourceListing { commit: None, files, web: None })
+}
+
+/// The files of a folder that is a module's.
+fn module_files(folder: &str, path: &Path, roots: &FileRoots<'_>) -> Result<Vec<SourceFile>, StoreError> {
+    let mut files = Vec::new();
+    for file in MODULE_FILES {
+        let path = path.join(file);
+        let Some(name) = flat_name(&format!("{folder}/{file}")).filter(|_| path.is_file()) else { continue };
+        let path = roots.allowed(&path)?;
+        let size = std::fs::metadata(&path).map_err(StoreError::io(&path))?.len();
+        files.push(SourceFile { name, size, digest: None, location: FileLocation::Disk(path) });
+    }
+    Ok(files)
 }
 
 /// The folder that a URI names: as it is written, and where there is none, with `%20` and the like as RFC 8089 has them.
