@@ -5,6 +5,7 @@ mod benchmarks;
 mod catalog;
 mod copies;
 mod drafts;
+mod embeddings;
 mod faults;
 mod four_nodes;
 mod gitops;
@@ -98,6 +99,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("the_doctor_finds_nothing_and_proves_every_machine", |c| Box::pin(path::doctor(c))),
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
+        ("minilm_embeds_through_the_openai_sdk", |c| Box::pin(embeddings::minilm(c))),
         ("every_family_calls_tools_and_is_answered", |c| Box::pin(tools::rounds(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),

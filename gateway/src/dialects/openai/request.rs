@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use russet_wire::request::GenerationRequest;
 use serde_json::{Map, Value};
 
+pub(super) use fields::is_nothing;
 use fields::{FieldGroup, Treatment};
 
 use super::response::ChatWriter;
@@ -49,18 +50,7 @@ pub(super) fn parse(
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
     let RequestContext { id, unix_seconds, limits } = context;
-    let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
-        return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
-    };
-    // OpenAI's SDKs send null for unset fields.
-    fields.retain(|_, value| !value.is_null());
-    let model = match fields.get("model") {
-        Some(Value::String(model)) if !model.is_empty() => model.clone(),
-        Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
-        None => {
-            return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
-        }
-    };
+    let (mut fields, model) = fields_and_model(&mut body)?;
     for (field, value) in &fields {
         if let Some(FieldGroup { about, treatment: Treatment::Refused(is_harmless), .. }) =
             fields::group_of(field)
@@ -111,6 +101,23 @@ pub(super) fn parse(
     };
     ignored.extend(unknown_fields(&fields));
     Ok(ParsedRequest { model, request, choices, streamed, ignored: listed(ignored), writer })
+}
+
+/// The fields of a body that are set, and the name of the model.
+pub(super) fn fields_and_model(body: &mut JsonBody<'_>) -> Result<(JsonObject, String), GatewayError> {
+    let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
+        return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
+    };
+    // OpenAI's SDKs send null for unset fields.
+    fields.retain(|_, value| !value.is_null());
+    let model = match fields.get("model") {
+        Some(Value::String(model)) if !model.is_empty() => model.clone(),
+        Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
+        None => {
+            return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
+        }
+    };
+    Ok((fields, model))
 }
 
 fn max_tokens(fields: &JsonObject, limits: &RequestLimits) -> Result<Option<u32>, GatewayError> {
@@ -189,7 +196,7 @@ fn unknown_fields(fields: &JsonObject) -> impl Iterator<Item = String> {
 }
 
 /// The names that a header can list.
-fn listed(names: BTreeSet<String>) -> Vec<String> {
+pub(super) fn listed(names: BTreeSet<String>) -> Vec<String> {
     let is_printable = |name: &String| {
         name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
     };
@@ -208,7 +215,7 @@ fn cache_salt(value: Option<&Value>) -> Result<String, GatewayError> {
     }
 }
 
-fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
+pub(super) fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
     match fields.get(name) {
         None => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
@@ -235,7 +242,12 @@ fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| float().map(|float| float as i64))
 }
 
-fn integer(fields: &JsonObject, name: &str, min: i64, max: i64) -> Result<Option<i64>, GatewayError> {
+pub(super) fn integer(
+    fields: &JsonObject,
+    name: &str,
+    min: i64,
+    max: i64,
+) -> Result<Option<i64>, GatewayError> {
     match fields.get(name).map(whole) {
         None => Ok(None),
         Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
