@@ -208,7 +208,7 @@ impl PoolingIntake {
         if let Some(reason) = self.0.life.unavailable_reason() {
             return Err(unavailable(reason));
         }
-        let _active = ActiveRequest::begin(self.0.clone())?;
+        let _active = PooledRequest::begin(self.0.clone())?;
         let texts = self.tokenize(inputs, truncate).await?;
         self.compute(texts).await
     }
@@ -297,9 +297,9 @@ impl PoolingIntake {
 }
 
 /// One request, counted while it is there.
-struct ActiveRequest(Arc<PoolingState>);
+struct PooledRequest(Arc<PoolingState>);
 
-impl ActiveRequest {
+impl PooledRequest {
     fn begin(state: Arc<PoolingState>) -> Result<Self, GenerationFailure> {
         let begun = state.active.send_if_modified(|active| {
             let has_room = *active < MAX_REQUESTS;
@@ -313,7 +313,7 @@ impl ActiveRequest {
     }
 }
 
-impl Drop for ActiveRequest {
+impl Drop for PooledRequest {
     fn drop(&mut self) {
         self.0.active.send_modify(|active| *active -= 1);
     }

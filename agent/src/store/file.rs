@@ -255,6 +255,26 @@ mod tests {
     }
 
     #[test]
+    fn folders_of_modules_are_listed_by_flat_names() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        for (folder, file) in [
+            ("1_Pooling", "config.json"),
+            ("2_Dense", "model.safetensors"),
+            ("2_Dense", "pytorch_model.bin"),
+            ("onnx", "config.json"),
+        ] {
+            std::fs::create_dir_all(base.join(folder)).unwrap();
+            std::fs::write(base.join(folder).join(file), "x").unwrap();
+        }
+        std::fs::write(base.join("config.json"), "{}").unwrap();
+        let listing = list(&uri(&base), std::slice::from_ref(&base)).unwrap();
+        let mut names: Vec<&str> = listing.files.iter().map(|file| file.name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["1_Pooling.config.json", "2_Dense.model.safetensors", "config.json"]);
+    }
+
+    #[test]
     fn percent_escapes_are_decoded_where_no_folder_has_them() {
         let base = tempfile::tempdir().unwrap();
         let base = base.path().canonicalize().unwrap();

@@ -215,6 +215,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn modules_are_found_by_their_list_and_by_sums() {
+        let modules = r#"[{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"},
+            {"path": "2_Dense", "type": "a.Dense"}]"#;
+        let files = [
+            (CONFIG, "{}".to_owned()),
+            (MODULES, modules.to_owned()),
+            ("1_Pooling/config.json", "1".into()),
+            ("2_Dense/config.json", "22".into()),
+            ("2_Dense/model.safetensors", "333".into()),
+        ];
+        let names = listed(&files).await.unwrap();
+        let expected = [
+            "1_Pooling.config.json 1 false",
+            "2_Dense.config.json 2 false",
+            "2_Dense.model.safetensors 3 false",
+        ];
+        assert_eq!(names[..3], expected);
+        let sum = "ab".repeat(32);
+        let sums = format!("{sum}  config.json\n{sum}  1_Pooling/config.json\n{sum}  onnx/config.json\n");
+        let all = [(CHECKSUM_FILE, sums), (CONFIG, "{}".into()), ("1_Pooling/config.json", "1".into())];
+        assert_eq!(listed(&all).await.unwrap(), ["1_Pooling.config.json 1 true", "config.json 2 true"]);
+    }
+
+    #[tokio::test]
     async fn listing_names_all_files_and_digests_and_all_must_exist() {
         let sum = "ab".repeat(32);
         let sums = format!("{sum}  config.json\n{sum}  run.py\n{sum}  model.safetensors\n");

@@ -8,7 +8,7 @@ use russet_rpc::engine as pb;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::pooling_request::{Fields, Known, integer, mismatched};
+use super::pooling_request::{FieldTable, SetFields, integer, mismatched};
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -18,7 +18,7 @@ use crate::serving::{ParsedPooling, RequestContext};
 const MAX_INPUTS: usize = 2048;
 
 /// What becomes of the fields; another one is left out and listed.
-const KNOWN: Known = Known {
+const KNOWN: FieldTable = FieldTable {
     honoured: &["model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"],
     refused: &[
         "messages",
@@ -34,7 +34,7 @@ const KNOWN: Known = Known {
 
 /// Parses a request.
 pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<ParsedPooling, GatewayError> {
-    let Fields { mut fields, model, ignored } = Fields::read(body, &KNOWN)?;
+    let SetFields { mut fields, model, ignored } = SetFields::read(body, &KNOWN)?;
     let inputs = inputs(fields.remove("input"))?;
     let base64 = match fields.get("encoding_format").map(Value::as_str) {
         None | Some(Some("float")) => false,

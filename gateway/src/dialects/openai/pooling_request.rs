@@ -10,7 +10,7 @@ use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::JsonBody;
 
 /// What becomes of fields.
-pub(super) struct Known {
+pub(super) struct FieldTable {
     /// They are parsed.
     pub(super) honoured: &'static [&'static str],
     /// They would change the response, unless they are empty.
@@ -18,7 +18,7 @@ pub(super) struct Known {
 }
 
 /// The fields of a request.
-pub(super) struct Fields {
+pub(super) struct SetFields {
     /// Those that are set.
     pub(super) fields: Map<String, Value>,
     /// `model`.
@@ -27,9 +27,9 @@ pub(super) struct Fields {
     pub(super) ignored: Vec<String>,
 }
 
-impl Fields {
+impl SetFields {
     /// Reads the body.
-    pub(super) fn read(mut body: JsonBody<'_>, known: &Known) -> Result<Self, GatewayError> {
+    pub(super) fn read(mut body: JsonBody<'_>, known: &FieldTable) -> Result<Self, GatewayError> {
         let (fields, model) = request::fields_and_model(&mut body)?;
         let mut ignored = BTreeSet::new();
         for (name, value) in &fields {

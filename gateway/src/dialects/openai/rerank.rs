@@ -6,7 +6,7 @@ use axum::response::{IntoResponse as _, Response};
 use russet_rpc::engine as pb;
 use serde_json::{Value, json};
 
-use super::pooling_request::{Fields, Known, boolean, integer, mismatched};
+use super::pooling_request::{FieldTable, SetFields, boolean, integer, mismatched};
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -16,14 +16,14 @@ use crate::serving::{ParsedPooling, RequestContext};
 const MAX_DOCUMENTS: usize = 2048;
 
 /// What becomes of the fields; another one is left out and listed.
-const KNOWN: Known = Known {
+const KNOWN: FieldTable = FieldTable {
     honoured: &["model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"],
     refused: &["rank_fields", "max_chunks_per_doc", "max_tokens_per_doc", "instruction", "return_embeddings"],
 };
 
 /// Parses a request.
 pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<ParsedPooling, GatewayError> {
-    let Fields { mut fields, model, ignored } = Fields::read(body, &KNOWN)?;
+    let SetFields { mut fields, model, ignored } = SetFields::read(body, &KNOWN)?;
     let query = match fields.remove("query") {
         Some(Value::String(query)) if !query.is_empty() => query,
         _ => return Err(GatewayError::field("query", "`query` must be a text that is not empty")),
