@@ -465,7 +465,8 @@ impl ModelShape {
     /// that does not generate is held by one rank.
     pub fn kept_together(&self) -> Vec<Range<u32>> {
         if !self.task.is_generate() && self.layers > 1 {
-            return vec![0..self.layers];
+            let all = 0..self.layers;
+            return vec![all];
         }
         let mut first = 0_u32;
         kept_together(self.groups().iter().filter_map(|group| {

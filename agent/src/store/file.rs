@@ -268,7 +268,8 @@ mod tests {
             std::fs::write(base.join(folder).join(file), "x").unwrap();
         }
         std::fs::write(base.join("config.json"), "{}").unwrap();
-        let listing = list(&uri(&base), std::slice::from_ref(&base)).unwrap();
+        let roots = FileRoots { roots: std::slice::from_ref(&base), closed: &[] };
+        let listing = list_folder(&format!("file://{}", base.display()), &roots).unwrap();
         let mut names: Vec<&str> = listing.files.iter().map(|file| file.name.as_str()).collect();
         names.sort_unstable();
         assert_eq!(names, ["1_Pooling.config.json", "2_Dense.model.safetensors", "config.json"]);
