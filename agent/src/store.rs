@@ -43,8 +43,9 @@ use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
 use russet_model::index::MAX_FILES;
+use russet_model::sentence_transformers;
 use russet_model::shape::{ModelShape, READER};
-use russet_model::tokenizer_files::chat_templates::flat_name;
+use russet_model::tokenizer_files::chat_templates;
 use tokio::sync::watch;
 
 pub use self::credentials::Credentials;
@@ -186,10 +187,13 @@ pub fn is_allowed_file(name: &str) -> bool {
     plain && (data || name == "tokenizer.model") && name != model_dirs::MANIFEST
 }
 
-/// The name under which a source's file is kept; `None` for one that is not fetched. Further chat templates are in a
-/// folder of their own.
-pub(super) fn stored_name(path: &str) -> Option<String> {
-    let name = flat_name(path).unwrap_or_else(|| path.to_owned());
+/// The name in a model's folder of a source's file; `None` for one that is not fetched. Files of modules and further chat
+/// templates lie in folders of their own there.
+fn stored_name(path: &str) -> Option<String> {
+    let name = match path.contains('/') {
+        true => sentence_transformers::flat_name(path).or_else(|| chat_templates::flat_name(path))?,
+        false => path.to_owned(),
+    };
     is_allowed_file(&name).then_some(name)
 }
 

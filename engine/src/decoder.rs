@@ -1,7 +1,7 @@
 //! Runs a [`Description`]: one graph for every family, layer by layer, of the part that one rank holds. It knows its
 //! layers, not its neighbours, and no `model_type`.
 
-use std::rc::Rc;
+use std::{path::Path, rc::Rc};
 
 use mlx_rs::{
     Array,
@@ -9,7 +9,7 @@ use mlx_rs::{
     ops::{concatenate, tanh},
 };
 use russet_model::{
-    description::{self, Description, Mixer, Mlp, PerLayerInputs},
+    description::{self, Description, Encoder, Mixer, Mlp, NormKind, PerLayerInputs},
     partition::RankPart,
     state::StateKind,
 };
@@ -22,14 +22,16 @@ use crate::{
         attention::Attention,
         delta_net::DeltaNet,
         embedding::Embedding,
+        encoder_embedding::EncoderEmbedding,
         experts::MixtureOfExperts,
         latent::LatentAttention,
         linear::Linear,
         mamba2::Mamba2,
         mlp::FeedForward,
-        norm::RmsNorm,
+        norm::Norm,
         packed_batch::PackedBatch,
         per_layer_input::{InputsAhead, PerLayerEmbedding, PerLayerGate},
+        pooler::Pooler,
         rope::{Rope, RopeError},
         short_conv::ShortConv,
         tensor_parallel::TpGroup,
@@ -60,18 +62,22 @@ pub struct Decoder {
     embedding: Option<Embedding>,
     /// What embeddings are multiplied by.
     embedding_scale: Option<f32>,
+    /// What a BERT adds to the embedding of its tokens.
+    encoder: Option<EncoderEmbedding>,
     /// What makes the per-layer inputs; only on ranks that embed.
     per_layer: Option<PerLayerEmbedding>,
     /// Width of the hidden state and of each layer's input, where layers have inputs of their own.
     input_widths: Option<(i32, u32)>,
     layers: Vec<DecoderLayer>,
     head: Option<Head>,
+    /// The norm behind the last layer and what makes vectors or scores, in a model that does not generate.
+    pooler: Option<(Option<Norm>, Pooler)>,
 }
 
 /// Final norm and head.
 #[derive(Debug)]
 struct Head {
-    norm: RmsNorm,
+    norm: Norm,
     /// `None` when the embedding serves as head.
     projection: Option<Linear>,
     /// What logits are divided by.
@@ -87,6 +93,8 @@ struct DecoderLayer {
     mlp: Option<MlpLayer>,
     per_layer: Option<PerLayerGate>,
     norms: Norms,
+    /// Whether the norms behind mixer and MLP are of the sums.
+    norms_sums: bool,
     residual_scale: Option<f32>,
     /// What the hidden state is multiplied by after it.
     output_scale: Option<Array>,
@@ -114,18 +122,19 @@ enum MlpLayer {
 /// Norms of a layer, those that it has.
 #[derive(Debug)]
 struct Norms {
-    before_mixer: Option<RmsNorm>,
-    after_mixer: Option<RmsNorm>,
-    before_mlp: Option<RmsNorm>,
-    after_mlp: Option<RmsNorm>,
+    before_mixer: Option<Norm>,
+    after_mixer: Option<Norm>,
+    before_mlp: Option<Norm>,
+    after_mlp: Option<Norm>,
 }
 
 impl Decoder {
-    /// Loads the layers of `part`.
+    /// Loads the layers of `part`; `folder` is the model's, where its modules have files of their own.
     pub fn load(
         description: &Description,
         part: &RankPart,
         weights: &mut Weights<'_>,
+        folder: &Path,
     ) -> Result<Self, DecoderError> {
         let tied = description.tied;
         let embedding = if part.embedding || (tied && part.head) {
@@ -154,9 +163,23 @@ impl Decoder {
             caches += usize::from(loaded.state.is_some());
             layers.push(loaded);
         }
-        let head = if part.head {
-            let name = format!("model.{}", description.norm);
-            let norm = RmsNorm::load(weights, &name, description.norm_epsilon)?;
+        let epsilon = description.norm_epsilon;
+        let norm = description
+            .norm
+            .filter(|_| part.head)
+            .map(|norm| Norm::load(weights, &format!("model.{norm}"), NormKind::Rms, epsilon));
+        let mut norm = norm.transpose()?;
+        let encoder = description.encoder.map(|Encoder { first_position, .. }| {
+            EncoderEmbedding::load(weights, "model", first_position, epsilon)
+        });
+        let pooler = match (description.encoder.and_then(|encoder| encoder.classifier), &description.pooling)
+        {
+            (Some(classifier), _) => Some(Pooler::score(weights, classifier)?),
+            (None, Some(pooling)) => Some(Pooler::embed(folder, pooling)?),
+            (None, None) => None,
+        };
+        let pooler = pooler.map(|pooler| (norm.take(), pooler));
+        let head = if let Some(norm) = norm {
             let projection = if tied { None } else { Some(Linear::load(weights, "lm_head")?) };
             let Description { logit_divisor: divisor, logit_cap: cap, .. } = *description;
             Some(Head { norm, projection, divisor, cap })
@@ -166,10 +189,12 @@ impl Decoder {
         Ok(Self {
             embedding,
             embedding_scale: description.embedding_scale,
+            encoder: encoder.transpose()?,
             per_layer: per_layer.transpose()?,
             input_widths: inputs.map(|inputs| (description.hidden_size as i32, inputs.width)),
             layers,
             head,
+            pooler,
         })
     }
 
@@ -216,6 +241,19 @@ impl Decoder {
         inputs.join(hidden, self.layers.len() as i32)
     }
 
+    /// A vector or a score of each text, `[texts, width]` in 32 bits: of all their tokens, `[1, positions]`, and the
+    /// segment of each, `[positions]`, where the texts have so many, the shortest first.
+    pub fn pool(&self, tokens: &Array, token_types: &Array, lengths: &[i32]) -> Result<Array, DecoderError> {
+        let (norm, pooler) = self.pooler.as_ref().ok_or(DecoderError::NotOnThisRank("pooler"))?;
+        let mut batch = PackedBatch::of_texts(lengths.to_vec());
+        let mut hidden = self.embed(tokens)?;
+        if let (Some(encoder), Some(positions)) = (&self.encoder, &batch.positions) {
+            hidden = encoder.forward(&hidden, positions, token_types)?;
+        }
+        let hidden = self.forward(hidden, &mut batch, &TpGroup::default())?;
+        Ok(pooler.forward(&normed(&hidden, norm.as_ref())?, lengths)?)
+    }
+
     /// Logits of hidden states; only on the rank with the head.
     pub fn logits(&self, hidden: &Array) -> Result<Array, DecoderError> {
         let head = self.head.as_ref().ok_or(DecoderError::NotOnThisRank("head"))?;
@@ -248,9 +286,10 @@ impl DecoderLayer {
         let mixer = layer.mixer.as_ref().map(|mixer| MixerLayer::load(weights, &path, mixer, ropes));
         let mlp = layer.mlp.as_ref().map(|mlp| MlpLayer::load(weights, &path, mlp));
         let (mixer, mlp) = (mixer.transpose()?, mlp.transpose()?);
-        let description::Norms { epsilon, before_mixer, after_mixer, before_mlp, after_mlp } = layer.norms;
+        let description::Norms { kind, of_sums, epsilon, before_mixer, after_mixer, before_mlp, after_mlp } =
+            layer.norms;
         let mut norm = |name: Option<&str>| {
-            name.map(|name| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon)).transpose()
+            name.map(|name| Norm::load(weights, &format!("{path}.{name}"), kind, epsilon)).transpose()
         };
         let norms = Norms {
             before_mixer: norm(before_mixer)?,
@@ -265,6 +304,7 @@ impl DecoderLayer {
             mlp,
             per_layer: per_layer.transpose()?,
             norms,
+            norms_sums: of_sums,
             residual_scale: layer.residual_scale,
             output_scale: output_scale.transpose()?,
             state: layer.mixer.as_ref().filter(|mixer| mixer.shares_cache_of().is_none()).map(StateKind::of),
@@ -290,7 +330,7 @@ impl DecoderLayer {
                 MixerLayer::ShortConv(conv) => conv.forward(&read, batch, cache, stage)?,
                 MixerLayer::Mamba2(mamba) => mamba.forward(&read, batch, cache, stage)?,
             };
-            x = self.add(&x, &normed(&mixed, norms.after_mixer.as_ref())?)?;
+            x = self.add(&x, &mixed, norms.after_mixer.as_ref())?;
         }
         if let Some(mlp) = &self.mlp {
             let read = normed(&x, norms.before_mlp.as_ref())?;
@@ -298,7 +338,7 @@ impl DecoderLayer {
                 MlpLayer::Dense(dense) => dense.forward(&read, stage)?,
                 MlpLayer::Experts(experts) => experts.forward(&read, stage)?,
             };
-            x = self.add(&x, &normed(&passed, norms.after_mlp.as_ref())?)?;
+            x = self.add(&x, &passed, norms.after_mlp.as_ref())?;
         }
         if let (Some(gate), Some(input)) = (&self.per_layer, input) {
             x = x.add(gate.forward(&x, input)?)?;
@@ -309,11 +349,15 @@ impl DecoderLayer {
         }
     }
 
-    /// The hidden state with what mixer or MLP adds.
-    fn add(&self, x: &Array, result: &Array) -> Result<Array, Exception> {
+    /// The hidden state with what mixer or MLP adds, where the norm behind it is of what is added or of the sum.
+    fn add(&self, x: &Array, result: &Array, norm: Option<&Norm>) -> Result<Array, Exception> {
+        if self.norms_sums {
+            return normed(&x.add(result)?, norm);
+        }
+        let result = normed(result, norm)?;
         match self.residual_scale {
             None => x.add(result),
-            Some(scale) => x.add(result.multiply(scalar(scale, result)?)?),
+            Some(scale) => x.add(result.multiply(scalar(scale, &result)?)?),
         }
     }
 }
@@ -354,7 +398,7 @@ impl MlpLayer {
     }
 }
 
-fn normed(x: &Array, norm: Option<&RmsNorm>) -> Result<Array, Exception> {
+fn normed(x: &Array, norm: Option<&Norm>) -> Result<Array, Exception> {
     norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x))
 }
 

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::group::follower::Follower;
 use crate::lifecycle::Lifecycle;
+use crate::pooling::{PooledTexts, PoolingIntake};
 use crate::prefix_cache::block_hash::{BLOCK_TOKENS, BlockHash};
 use crate::prefix_cache::events::BlockEvent;
 use crate::scheduler::Intake;
@@ -24,9 +25,18 @@ use crate::scheduler::Intake;
 /// Role of this rank.
 pub enum ServiceRole {
     /// Rank 0: serves requests, once the group is formed.
-    Leader(Arc<OnceLock<Intake>>),
+    Leader(Arc<OnceLock<LeaderIntake>>),
     /// Any other rank: serves rank 0.
     Follower(Arc<Follower>),
+}
+
+/// What takes the requests of a group.
+#[derive(Clone)]
+pub enum LeaderIntake {
+    /// Of a model that generates.
+    Generate(Box<Intake>),
+    /// Of one that embeds or scores.
+    Pool(PoolingIntake),
 }
 
 /// The Engine service of one rank.
@@ -87,6 +97,36 @@ fn authorise<T>(request: &Request<T>, verb: &str, may: impl Fn(&str) -> bool) ->
     }
 }
 
+impl EngineService {
+    /// What takes requests, or why nothing does yet; an error on another rank.
+    fn intake(&self) -> Result<Result<LeaderIntake, GenerationFailure>, Status> {
+        let ServiceRole::Leader(intake) = &self.role else {
+            let rank = self.description.rank;
+            return Err(Status::failed_precondition(format!("rank {rank} answers no requests; ask rank 0")));
+        };
+        Ok(intake.get().cloned().ok_or_else(|| {
+            let reason = self.life.unavailable_reason();
+            let message = reason.unwrap_or_else(|| "this engine is about to serve; try again".into());
+            GenerationFailure { kind: FailureKind::Unavailable, message }
+        }))
+    }
+
+    /// The same of a model that embeds or scores.
+    fn pooling_intake(&self) -> Result<Result<PoolingIntake, GenerationFailure>, Status> {
+        Ok(match self.intake()? {
+            Ok(LeaderIntake::Pool(intake)) => Ok(intake),
+            Ok(LeaderIntake::Generate(_)) => Err(not_of_this_model(
+                "the model generates text and neither embeds nor scores any; send the request to /v1/chat/completions, or name a model that embeds or reranks",
+            )),
+            Err(failure) => Err(failure),
+        })
+    }
+}
+
+fn not_of_this_model(message: &str) -> GenerationFailure {
+    GenerationFailure { kind: FailureKind::InvalidRequest, message: message.to_owned() }
+}
+
 #[tonic::async_trait]
 impl Engine for EngineService {
     type GenerateStream = Pin<Box<dyn Stream<Item = Result<pb::GenerateEvent, Status>> + Send>>;
@@ -105,31 +145,50 @@ impl Engine for EngineService {
         request: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         authorise(&request, "generate", |user| self.nodes.may_generate(user))?;
-        let intake = match &self.role {
-            ServiceRole::Leader(intake) => intake.get(),
-            ServiceRole::Follower(_) => {
-                let rank = self.description.rank;
-                return Err(Status::failed_precondition(format!(
-                    "rank {rank} answers no requests; ask rank 0"
-                )));
-            }
+        let failed = |failure: GenerationFailure| {
+            let failure = GenerationEvent::Failed(failure);
+            Box::pin(futures::stream::iter([Ok(failure.into())]))
         };
-        let events: Self::GenerateStream = match intake {
-            Some(intake) => {
+        let events: Self::GenerateStream = match self.intake()? {
+            Ok(LeaderIntake::Pool(_)) => failed(not_of_this_model(
+                "the model embeds or scores texts and generates none; send the request to /v1/embeddings or /v1/rerank, or name a model that generates",
+            )),
+            Ok(LeaderIntake::Generate(intake)) => {
                 let events = intake.prepare(request.into_inner().into()).await;
                 Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
             }
-            None => {
-                let message = self
-                    .life
-                    .unavailable_reason()
-                    .unwrap_or_else(|| "this engine is about to serve; try again".into());
-                let failure =
-                    GenerationEvent::Failed(GenerationFailure { kind: FailureKind::Unavailable, message });
-                Box::pin(futures::stream::iter([Ok(failure.into())]))
-            }
+            Err(failure) => failed(failure),
         };
         Ok(Response::new(events))
+    }
+
+    async fn embed(&self, request: Request<pb::EmbedRequest>) -> Result<Response<pb::EmbedReply>, Status> {
+        authorise(&request, "embed", |user| self.nodes.may_generate(user))?;
+        let result = match self.pooling_intake()? {
+            Ok(intake) => intake.embed(request.into_inner()).await,
+            Err(failure) => Err(failure),
+        };
+        Ok(Response::new(match result {
+            Ok((dimensions, PooledTexts { vectors, tokens })) => {
+                let values = vectors.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
+                pb::EmbedReply { failed: None, dimensions, values, prompt_tokens: tokens }
+            }
+            Err(failure) => pb::EmbedReply { failed: Some(failure.into()), ..pb::EmbedReply::default() },
+        }))
+    }
+
+    async fn rerank(&self, request: Request<pb::RerankRequest>) -> Result<Response<pb::RerankReply>, Status> {
+        authorise(&request, "rerank", |user| self.nodes.may_generate(user))?;
+        let result = match self.pooling_intake()? {
+            Ok(intake) => intake.rerank(request.into_inner()).await,
+            Err(failure) => Err(failure),
+        };
+        Ok(Response::new(match result {
+            Ok(PooledTexts { vectors, tokens }) => {
+                pb::RerankReply { failed: None, scores: vectors.concat(), prompt_tokens: tokens }
+            }
+            Err(failure) => pb::RerankReply { failed: Some(failure.into()), ..pb::RerankReply::default() },
+        }))
     }
 
     async fn prefixes(
@@ -141,6 +200,9 @@ impl Engine for EngineService {
             return Err(Status::failed_precondition("only rank 0 knows what its group keeps"));
         };
         let intake = intake.get().ok_or_else(|| Status::unavailable("this engine is about to serve"))?;
+        let LeaderIntake::Generate(intake) = intake else {
+            return Err(Status::failed_precondition("a model that embeds or scores keeps no prefixes"));
+        };
         let (root, news) = intake.prefixes();
         let bytes = |hashes: Vec<BlockHash>| hashes.iter().map(|hash| hash.0.to_vec()).collect();
         let events = ReceiverStream::new(news).map(move |BlockEvent { is_snapshot, delta }| {

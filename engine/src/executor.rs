@@ -12,7 +12,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_model::{description::Description, state::Rewind};
+use russet_model::{
+    description::{Description, Task},
+    state::Rewind,
+};
 use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -229,6 +232,42 @@ pub enum DraftRewind {
     ToStepBeginning,
 }
 
+/// A text in tokens, of which nothing is kept: for a model that embeds or scores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PooledText {
+    /// Its tokens, one at least.
+    pub tokens: Vec<u32>,
+    /// The segment of each: that of a query is 0, that of its document 1.
+    pub token_types: Vec<u32>,
+}
+
+/// What a model gives that embeds or scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PooledModel {
+    /// What it is asked for.
+    pub task: Task,
+    /// Numbers of each vector; 1 of a model that scores.
+    pub width: u32,
+    /// Segments that it tells apart.
+    pub token_types: u32,
+    /// Tokens of its vocabulary.
+    pub vocabulary: u32,
+}
+
+impl PooledModel {
+    /// Of a model; `None` where that generates.
+    pub fn of(description: &Description) -> Option<Self> {
+        let task = description.task();
+        let width = match (task, &description.pooling) {
+            (Task::Embed, Some(pooling)) => pooling.width(description.hidden_size),
+            (Task::Rerank, _) => 1,
+            _ => return None,
+        };
+        let token_types = description.encoder.map_or(1, |encoder| encoder.token_types);
+        Some(Self { task, width, token_types, vocabulary: description.vocab_size })
+    }
+}
+
 /// Bytes of weights loaded so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadProgress {
@@ -306,6 +345,17 @@ pub trait Executor: Send + Sync + 'static {
     fn leave_group(&self) -> ReplyReceiver<()>;
     /// Runs steps of different sequences as one batch; returns their results in the same order.
     fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>>;
+    /// What the model gives, once it is loaded; `None` where it generates, and [`Executor::run`] is for it.
+    fn pooled_model(&self) -> Option<PooledModel> {
+        None
+    }
+    /// Computes texts as one batch, the shortest first; returns a vector of each in 32 bits. Between batches of texts the
+    /// thread takes other commands.
+    fn pool(&self, texts: Vec<PooledText>) -> ReplyReceiver<Vec<Vec<f32>>> {
+        drop(texts);
+        // As of a thread that is gone: the model has no such output.
+        oneshot::channel().1
+    }
     /// Whether it pays to start a batch before the tokens of the previous one are known.
     fn overlaps_steps(&self) -> bool;
     /// Has the draft model propose tokens: for each request as many as asked, or none where that is

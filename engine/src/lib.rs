@@ -26,6 +26,8 @@ pub mod jaccl;
 pub mod lifecycle;
 pub mod logit_edits;
 pub mod metrics;
+pub mod model_modules;
+pub mod pooling;
 pub mod prefix_cache;
 pub mod process;
 pub mod reform;

@@ -2,10 +2,12 @@
 //! stream gets the reason.
 
 use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use russet_model::config::CONFIG;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
@@ -22,18 +24,20 @@ use tonic::transport::Server;
 
 use crate::config::{self, ConfigError};
 use crate::control_service::{self, ControlService};
-use crate::engine_service::{EngineService, GroupNodes, ServiceRole};
+use crate::engine_service::{EngineService, GroupNodes, LeaderIntake, ServiceRole};
 use crate::executor::{Addresses, CacheSupport, Executor, ReplyReceiver};
 use crate::group::follower::Follower;
 use crate::group::leader;
 use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, Phase, RankStatus, Reuse};
 use crate::metrics::EngineMetrics;
+use crate::model_modules;
+use crate::pooling::{PoolingIntake, TextTokenizer};
 use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
 use crate::reform;
 use crate::rings::{RingTransports, Rings};
-use crate::scheduler::{Intake, Scheduler, SchedulerConfig};
+use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::speculative::Proposers;
-use crate::tokenizer::ChatTokenizer;
+use crate::tokenizer::{ChatTokenizer, TokenizerError};
 use crate::tunnel::{StubSwitch, TunnelError};
 
 /// HTTP/2 keepalive: a peer that froze or lost its power is disconnected after this long without a ping
@@ -387,7 +391,7 @@ async fn run_rank(
     addresses: Addresses,
     life: Lifecycle,
     metrics: EngineMetrics,
-    intake: Arc<OnceLock<Intake>>,
+    intake: Arc<OnceLock<LeaderIntake>>,
 ) {
     let loaded = load(&config, &compute, &life).await;
     let tokens = match loaded {
@@ -405,6 +409,10 @@ async fn run_rank(
     let followers = match gathered {
         Ok(followers) => followers,
         Err(failure) => return life.fail_with(failure),
+    };
+    let tokens = match tokens {
+        GroupTokenizer::Chat(tokens) => *tokens,
+        GroupTokenizer::Texts(tokens) => return run_pooling(&config, compute, *tokens, life, &intake).await,
     };
     let support = compute.cache_support();
     if support != CacheSupport::ALL {
@@ -456,10 +464,65 @@ async fn run_rank(
     }
     followers.report_smoke_test(None);
     // Set only here, so it cannot be set already.
-    let _ = intake.set(opened_intake);
+    let _ = intake.set(LeaderIntake::Generate(Box::new(opened_intake)));
     life.advance(Phase::Serving, "");
     tracing::info!(model = config.served_model_name, epoch = config.epoch, "serving");
     scheduler.run().await;
+}
+
+/// What turns texts into tokens on rank 0.
+enum GroupTokenizer {
+    /// Of a model that generates.
+    Chat(Box<ChatTokenizer>),
+    /// Of one that embeds or scores.
+    Texts(Box<TextTokenizer>),
+}
+
+impl GroupTokenizer {
+    fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let read = |path: PathBuf, source| TokenizerError::Read { path, source };
+        let modules = model_modules::read(dir).map_err(|(path, source)| read(path, source))?;
+        // A model whose weights are GGUF has no such file, and generates.
+        let config = std::fs::read(dir.join(CONFIG)).unwrap_or_default();
+        // What is wrong with a configuration, the weights tell.
+        match russet_model::pools(&config, &modules).unwrap_or(false) {
+            true => Ok(Self::Texts(Box::new(TextTokenizer::load(dir)?))),
+            false => Ok(Self::Chat(Box::new(ChatTokenizer::load(dir)?))),
+        }
+    }
+}
+
+/// Tries a text and serves requests for vectors or scores.
+async fn run_pooling(
+    config: &EngineConfig,
+    compute: Arc<dyn Executor>,
+    tokenizer: TextTokenizer,
+    life: Lifecycle,
+    intake: &OnceLock<LeaderIntake>,
+) {
+    let Some(model) = compute.pooled_model() else {
+        return life.fail("the model was loaded as one that generates; see the engine's log");
+    };
+    let opened = PoolingIntake::new(compute, model, tokenizer, config.context_tokens, life.clone());
+    let pooling = match opened {
+        Ok(pooling) => pooling,
+        Err(error) => return life.fail(error.to_string()),
+    };
+    life.advance(Phase::Loaded, "tries a text");
+    let smoke = async { if config.smoke_prompt { pooling.smoke().await } else { Ok(()) } };
+    let tested = tokio::select! {
+        biased;
+        () = life.wait_ended() => return,
+        tested = smoke => tested,
+    };
+    if let Err(error) = tested {
+        return life.fail_at(FailureCause::Smoke, error.to_string());
+    }
+    // Set only here, so it cannot be set already.
+    let _ = intake.set(LeaderIntake::Pool(pooling.clone()));
+    life.advance(Phase::Serving, "");
+    tracing::info!(model = config.served_model_name, task = ?model.task, width = model.width, "serving");
+    pooling.run().await;
 }
 
 /// Loads the weights on every rank, and the tokenizer on rank 0.
@@ -467,13 +530,13 @@ async fn load(
     config: &EngineConfig,
     compute: &Arc<dyn Executor>,
     life: &Lifecycle,
-) -> Result<Option<ChatTokenizer>, FailureReport> {
+) -> Result<Option<GroupTokenizer>, FailureReport> {
     let weights = compute.load();
     let tokens = if config.rank == 0 {
         let (dir, draft) = (config.model_dir.clone(), config.draft_dir.clone());
         let tokens = tokio::task::spawn_blocking(move || {
             draft.map_or(Ok(()), |draft| ChatTokenizer::check_draft(&dir, &draft))?;
-            ChatTokenizer::load(&dir)
+            GroupTokenizer::load(&dir)
         })
         .await;
         let tokens = tokens.map_err(|error| FailureReport::from(error.to_string()))?;

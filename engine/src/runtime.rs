@@ -33,8 +33,8 @@ use tokio::sync::oneshot;
 use crate::{
     batch_monitor::BatchMonitor,
     executor::{
-        Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory,
-        ReplyReceiver, SampleError, Sampled, SequenceStep, TopLogprobs,
+        Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory, PooledModel,
+        PooledText, ReplyReceiver, SampleError, Sampled, SequenceStep, TopLogprobs,
     },
     jaccl::Devices,
     layers,
@@ -150,6 +150,7 @@ pub struct Runtime {
     /// Set once the weights are loaded.
     disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
     cache_support: Arc<OnceLock<CacheSupport>>,
+    pooled_model: Arc<OnceLock<Option<PooledModel>>>,
     /// Number of groups that the thread was asked to leave.
     groups_left: Arc<AtomicU64>,
     overlaps_steps: bool,
@@ -166,6 +167,7 @@ impl Runtime {
         let bytes = Arc::<LoadCounter>::default();
         let disk_cache = Arc::<OnceLock<Arc<DiskCache>>>::default();
         let cache_support = Arc::<OnceLock<CacheSupport>>::default();
+        let pooled_model = Arc::<OnceLock<Option<PooledModel>>>::default();
         let batches = BatchMonitor::new(config.size() / config.tensor_size.max(1));
         let meter = StepProfiler::default();
         let disbanded = Arc::<AtomicU64>::default();
@@ -176,6 +178,7 @@ impl Runtime {
             load_counter: bytes.clone(),
             disk_cache: disk_cache.clone(),
             cache_support: cache_support.clone(),
+            pooled_model: pooled_model.clone(),
             batches: batches.clone(),
             profiler: meter.clone(),
             overlaps_steps: looks_ahead,
@@ -189,6 +192,7 @@ impl Runtime {
             load_counter: bytes,
             disk_cache,
             cache_support,
+            pooled_model,
             batches,
             profiler: meter,
             groups_left: disbanded,
@@ -257,6 +261,14 @@ impl Executor for Runtime {
 
     fn cache_support(&self) -> CacheSupport {
         self.cache_support.get().copied().unwrap_or(CacheSupport::ALL)
+    }
+
+    fn pooled_model(&self) -> Option<PooledModel> {
+        self.pooled_model.get().copied().flatten()
+    }
+
+    fn pool(&self, texts: Vec<PooledText>) -> ReplyReceiver<Vec<Vec<f32>>> {
+        self.send(|reply| ThreadCommand::Pool(texts, reply))
     }
 
     fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>> {

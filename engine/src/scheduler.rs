@@ -53,13 +53,14 @@ pub use intake::Intake;
 use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
 pub use queue_limit::MAX_WAITING_REQUESTS;
 use queue_limit::QueueLimit;
+pub(crate) use queue_limit::overloaded;
 use ranks::Ranks;
 use request::ScheduledRequest;
-use response_sink::unavailable;
+pub(crate) use response_sink::unavailable;
 use slot_caches::{FetchedBlocks, SlotCaches};
 use smoke::SmokeError;
 use speculation::{SpeculationState, propose, request_drafts};
-use tokenizer_pool::TokenizerPool;
+pub(crate) use tokenizer_pool::TokenizerPool;
 use wait_queue::WaitQueue;
 
 /// Scheduler configuration: capacity of the group.

@@ -303,6 +303,11 @@ impl ChatTokenizer {
     }
 }
 
+/// The tokenizer of a folder with all added tokens and no template.
+pub(crate) fn load_plain(dir: &Path) -> Result<Tokenizer, TokenizerError> {
+    added_tokens::load(&TokenizerFolder::open(dir)?)
+}
+
 fn load_tokenizer(folder: &TokenizerFolder) -> Result<Tokenizer, TokenizerError> {
     let path = folder.path("tokenizer.json");
     let Some(bytes) = folder.read("tokenizer.json")? else { return Err(TokenizerError::Missing { path }) };

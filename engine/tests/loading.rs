@@ -139,7 +139,8 @@ fn rank_reads_its_own_bytes_once_and_holds_little_more() {
                 };
                 let shard = TpShard::for_part(&part);
                 let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, shard, &mut count);
-                let decoder = Decoder::load(&checkpoint.model().description, &part, &mut weights).unwrap();
+                let decoder =
+                    Decoder::load(&checkpoint.model().description, &part, &mut weights, dir.path()).unwrap();
                 let held = memory::active_memory().unwrap() - before;
                 let peak = memory::peak_memory().unwrap() - before;
                 drop(decoder);

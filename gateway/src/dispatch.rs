@@ -17,20 +17,24 @@ mod attempts;
 mod deadline;
 mod dispatcher;
 mod engine_stream;
+mod pooling_call;
 mod response;
 mod route_decision;
 mod suspects;
 
 use std::sync::Arc;
 
+use russet_wire::event::Usage;
 use tokio::time::timeout_at;
 
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::metrics::RequestTracker;
 pub(crate) use attempt_loop::PendingRequest;
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
 pub(crate) use dispatcher::Dispatcher;
 use engine_stream::shutdown_error;
+pub(crate) use pooling_call::{PoolingReply, PoolingRequest};
 use response::ResponseStream;
 pub(crate) use suspects::PromptDigest;
 
@@ -40,16 +44,7 @@ impl Dispatcher {
         self: &Arc<Self>,
         mut pending: PendingRequest,
     ) -> Result<ResponseStream, GatewayError> {
-        self.wait_synced(&pending).await?;
-        if let Some(error) = route_decision::unknown(&self.table(), pending.model(), pending.scope()) {
-            self.metrics.rejected(&error);
-            return Err(error);
-        }
-        let mut tracker = self.metrics.request(pending.model());
-        if let Err(error) = self.recall(&mut pending) {
-            tracker.failed(&error);
-            return Err(error);
-        }
+        let mut tracker = self.begin(&mut pending).await?;
         match self.run_attempts(&mut pending, &mut tracker).await {
             Ok(opened) => Ok(ResponseStream::new(self.clone(), pending, opened, tracker)),
             Err(error) => {
@@ -57,6 +52,32 @@ impl Dispatcher {
                 Err(error)
             }
         }
+    }
+
+    /// The vectors or scores that `pending` asks for, of a deployment that serves its model.
+    pub(crate) async fn pool(&self, mut pending: PendingRequest) -> Result<PoolingReply, GatewayError> {
+        let mut tracker = self.begin(&mut pending).await?;
+        let result = self.run_pooling(&mut pending, &mut tracker).await;
+        match &result {
+            Ok(reply) => tracker.finished(Usage { prompt_tokens: reply.tokens(), ..Usage::default() }),
+            Err(error) => tracker.failed(error),
+        }
+        result
+    }
+
+    /// Counts a request whose model is known and that ends no engines.
+    async fn begin(&self, pending: &mut PendingRequest) -> Result<RequestTracker, GatewayError> {
+        self.wait_synced(pending).await?;
+        if let Some(error) = route_decision::unknown(&self.table(), pending.model(), pending.scope()) {
+            self.metrics.rejected(&error);
+            return Err(error);
+        }
+        let mut tracker = self.metrics.request(pending.model());
+        if let Err(error) = self.recall(pending) {
+            tracker.failed(&error);
+            return Err(error);
+        }
+        Ok(tracker)
     }
 
     /// Waits for the first synced table: before that, no name can be called unknown.

@@ -14,6 +14,7 @@ mod api_state;
 mod choices;
 mod dialect;
 mod model_summary;
+mod pooling;
 mod stalled_reader;
 mod streamed_response;
 mod whole_response;
@@ -29,16 +30,18 @@ use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use crate::body_budget::BodyPermit;
 use crate::discard::discard;
 use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
 use crate::error::{ErrorKind, GatewayError};
-use crate::json_body::{JsonBounds, check_headers};
+use crate::json_body::{JsonBody, JsonBounds, check_headers};
 use crate::keys::{Caller, Quota};
 use crate::request_id::RequestId;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
 pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
 pub(crate) use model_summary::ModelSummary;
+pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
 
 /// Header with the names of fields that were recognised and ignored.
@@ -54,22 +57,34 @@ pub(crate) fn generation<W: ResponseWriter>(
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let quota = api.take_quota(&caller);
-            let result = match quota.as_ref().and_then(Quota::error) {
-                None => generate(&api, dialect, id, caller, request, parse).await,
-                Some(error) => {
-                    api.metrics.rejected(&error);
-                    discard(request.into_body()).await;
-                    Err(error)
-                }
-            };
-            let mut response = result.unwrap_or_else(|error| (dialect.error_response)(&error));
-            if let Some(quota) = quota {
-                (dialect.set_quota_headers)(&quota, response.headers_mut());
-            }
-            response
+            let work = |request| generate(&api, dialect, id, caller.clone(), request, parse);
+            within_quota(&api, dialect, &caller, request, work).await
         },
     )
+}
+
+/// The response to a request, or an error where its caller's quota is used up; both say what is left of it.
+async fn within_quota<F: Future<Output = Result<Response, GatewayError>>>(
+    api: &ApiState,
+    dialect: &Dialect,
+    caller: &Caller,
+    request: Request,
+    work: impl FnOnce(Request) -> F,
+) -> Response {
+    let quota = api.take_quota(caller);
+    let result = match quota.as_ref().and_then(Quota::error) {
+        None => work(request).await,
+        Some(error) => {
+            api.metrics.rejected(&error);
+            discard(request.into_body()).await;
+            Err(error)
+        }
+    };
+    let mut response = result.unwrap_or_else(|error| (dialect.error_response)(&error));
+    if let Some(quota) = quota {
+        (dialect.set_quota_headers)(&quota, response.headers_mut());
+    }
+    response
 }
 
 /// The response to a request that is within its caller's quota.
@@ -81,24 +96,20 @@ async fn generate<W: ResponseWriter>(
     request: Request,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
-    // The time the body takes to arrive counts towards the request's timeout.
-    let arrived = Instant::now();
-    let (parts, body) = request.into_parts();
-    let limits = caller.limits();
-    let timeout = match check_headers(&parts.headers).and_then(|()| limits.timeout(&parts.headers)) {
-        Ok(timeout) => timeout,
-        Err(error) => {
-            discard(body).await;
-            return Err(error);
-        }
-    };
-    let deadline = timeout.map(|timeout| Deadline::new(arrived, timeout));
-    let mut bounds = JsonBounds::default();
-    let read = api.bodies.read(&parts.headers, body, &caller, |part| bounds.feed(part)).await;
-    let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
-    let body_bytes = body.len();
-    let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
-    let (parsed, prompts) = unread.read(parse).await?;
+    let ReceivedRequest { unread, deadline, permit } =
+        ReceivedRequest::read(api, &id, &caller, request).await?;
+    let body_bytes = unread.body.len();
+    let (parsed, prompts) = unread
+        .read(move |body, context, caller| {
+            let mut parsed = parse(body, context)?;
+            for request in &mut parsed.requests {
+                request.cache_salt = caller.cache_salt(&request.cache_salt);
+            }
+            let prompt = |request| PromptDigest::new(caller, &parsed.model, request);
+            let prompts: Vec<PromptDigest> = parsed.requests.iter().map(prompt).collect();
+            Ok((parsed, prompts))
+        })
+        .await?;
     let ParsedRequest { model, requests, left_out, choices, streamed, ignored, writer } = parsed;
     tracing::debug!(
         request_id = id.shown,
@@ -136,12 +147,52 @@ async fn generate<W: ResponseWriter>(
     } else {
         whole_response::respond(&api.dispatcher, requests, usage, writer).await?
     };
+    list_ignored(&mut response, &ignored);
+    Ok(response)
+}
+
+/// Lists ignored fields in a header.
+fn list_ignored(response: &mut Response, ignored: &[String]) {
     if let Ok(value) = HeaderValue::from_str(&ignored.join(","))
         && !ignored.is_empty()
     {
         response.headers_mut().insert(IGNORED, value);
     }
-    Ok(response)
+}
+
+/// A request whose body has arrived.
+struct ReceivedRequest {
+    unread: UnreadRequest,
+    deadline: Option<Deadline>,
+    permit: BodyPermit,
+}
+
+impl ReceivedRequest {
+    /// Reads the body within the budget.
+    async fn read(
+        api: &Arc<ApiState>,
+        id: &RequestId,
+        caller: &Caller,
+        request: Request,
+    ) -> Result<Self, GatewayError> {
+        // The time the body takes to arrive counts towards the request's timeout.
+        let arrived = Instant::now();
+        let (parts, body) = request.into_parts();
+        let limits = caller.limits();
+        let timeout = match check_headers(&parts.headers).and_then(|()| limits.timeout(&parts.headers)) {
+            Ok(timeout) => timeout,
+            Err(error) => {
+                discard(body).await;
+                return Err(error);
+            }
+        };
+        let deadline = timeout.map(|timeout| Deadline::new(arrived, timeout));
+        let mut bounds = JsonBounds::default();
+        let read = api.bodies.read(&parts.headers, body, caller, |part| bounds.feed(part)).await;
+        let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
+        let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
+        Ok(Self { unread, deadline, permit })
+    }
 }
 
 /// Largest body that is decoded on the thread that serves connections: it takes a fraction of a millisecond.
@@ -159,10 +210,10 @@ struct UnreadRequest {
 
 impl UnreadRequest {
     /// Decodes and parses the body, a large one on a thread of its own.
-    async fn read<W: ResponseWriter>(
+    async fn read<T: Send + 'static>(
         self,
-        parse: ParseRequest<W>,
-    ) -> Result<(ParsedRequest<W>, Vec<PromptDigest>), GatewayError> {
+        parse: impl FnOnce(JsonBody<'_>, &RequestContext<'_>, &Caller) -> Result<T, GatewayError> + Send + 'static,
+    ) -> Result<T, GatewayError> {
         if self.body.len() <= MAX_INLINE_BYTES {
             return self.decode(parse);
         }
@@ -171,10 +222,10 @@ impl UnreadRequest {
         })
     }
 
-    fn decode<W: ResponseWriter>(
+    fn decode<T>(
         self,
-        parse: ParseRequest<W>,
-    ) -> Result<(ParsedRequest<W>, Vec<PromptDigest>), GatewayError> {
+        parse: impl FnOnce(JsonBody<'_>, &RequestContext<'_>, &Caller) -> Result<T, GatewayError>,
+    ) -> Result<T, GatewayError> {
         let Self { api, id, caller, body, bounds } = self;
         let scan = bounds.finish(&body)?;
         // Held while the values are there; what is left of them is no larger than the body.
@@ -182,12 +233,6 @@ impl UnreadRequest {
         let _values = held.inspect_err(|error| api.metrics.rejected(error))?;
         let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let context = RequestContext { id: &id, unix_seconds, limits: caller.limits() };
-        let mut parsed = parse(scan.decode(&body)?, &context)?;
-        for request in &mut parsed.requests {
-            request.cache_salt = caller.cache_salt(&request.cache_salt);
-        }
-        let prompt = |request| PromptDigest::new(&caller, &parsed.model, request);
-        let prompts = parsed.requests.iter().map(prompt).collect();
-        Ok((parsed, prompts))
+        parse(scan.decode(&body)?, &context, &caller)
     }
 }

@@ -73,6 +73,9 @@ pub struct Widths {
     pub vocabulary: u64,
     /// Bytes of a value as the model computes it.
     pub value_bytes: u64,
+    /// Whether a sequence is computed at once, and nothing kept of it: by models that do not generate.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
 }
 
 /// What is computed on one rank.
@@ -112,11 +115,15 @@ pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
         per_layer_inputs,
         vocabulary,
         value_bytes,
+        whole,
     } = *widths;
     let Load { context, sequences, tokens, layers, in_pipeline, head, tensor_size, kv_ranks, cached_bytes } =
         *load;
     let [size, kv_size] = [tensor_size, kv_ranks].map(|ranks| ranks.max(1));
-    let piece = context.min(u64::from(if in_pipeline { PIPELINE_PREFILL_TOKENS } else { PREFILL_TOKENS }));
+    let piece = match whole {
+        true => context.max(u64::from(PREFILL_TOKENS)),
+        false => context.min(u64::from(if in_pipeline { PIPELINE_PREFILL_TOKENS } else { PREFILL_TOKENS })),
+    };
     let shared = [(mlp, MLP_STATES, size), (queries, QUERY_STATES, size), (keys, KEY_STATES, kv_size)]
         .map(|(width, states, size)| width.saturating_mul(states).saturating_mul(value_bytes).div_ceil(size))
         .into_iter()
@@ -172,14 +179,17 @@ impl Description {
     /// What a layer keeps of a sequence, where values take `value_bytes`.
     pub fn state(&self, layer: usize, value_bytes: u64) -> LayerState {
         let mixer = self.layers.get(layer).and_then(|layer| layer.mixer.as_ref());
+        let mixer = mixer.filter(|_| self.task().is_generate());
         mixer.map_or_else(LayerState::default, |mixer| LayerState::of(mixer, value_bytes))
     }
 
     /// The widest of everything any layer computes.
     pub fn widths(&self, value_bytes: u64) -> Widths {
+        let generates = self.task().is_generate();
         let mut widths = Widths {
             hidden: u64::from(self.hidden_size),
-            vocabulary: u64::from(self.vocab_size),
+            vocabulary: if generates { u64::from(self.vocab_size) } else { 0 },
+            whole: !generates,
             per_layer_inputs: u64::from(self.stage_width(0) - self.hidden_size),
             value_bytes,
             ..Widths::default()

@@ -6,6 +6,7 @@ mod delta_net;
 mod mamba2;
 mod mlp;
 mod per_layer;
+mod pooling;
 mod rope;
 mod short_conv;
 
@@ -18,6 +19,7 @@ pub use delta_net::DeltaNet;
 pub use mamba2::Mamba2;
 pub use mlp::{Activation, Dense, ExpertNorms, Experts, Mlp, Router, RouterNorm, Scoring, SharedExpert};
 pub use per_layer::PerLayerInputs;
+pub use pooling::{Classifier, DenseModule, Encoder, Pooling, PoolingMode, Task};
 pub(crate) use rope::yarn_scale;
 pub use rope::{Rope, RopeScaling, Yarn};
 pub use short_conv::ShortConv;
@@ -35,8 +37,8 @@ pub struct Description {
     pub context_length: u32,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// The norm before the head, by the name of its weight.
-    pub norm: &'static str,
+    /// The norm behind the last layer, by the name of its weight; `None` where each layer ends with one.
+    pub norm: Option<&'static str>,
     /// Its epsilon.
     pub norm_epsilon: f32,
     /// How the weights of norms are stored.
@@ -51,6 +53,10 @@ pub struct Description {
     pub logit_cap: Option<f32>,
     /// What every layer reads of its own, if they do.
     pub per_layer_inputs: Option<PerLayerInputs>,
+    /// What a BERT has besides its layers.
+    pub encoder: Option<Encoder>,
+    /// What makes a vector of a text, in models that embed.
+    pub pooling: Option<Pooling>,
     /// Layers, in order.
     pub layers: Vec<Layer>,
     /// Layers that the weights have behind the last one, which predict further tokens and are not loaded.
@@ -89,6 +95,10 @@ pub struct Layer {
 /// Norms of a layer, each by the name of its weight; `None` where the layer has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norms {
+    /// What they are.
+    pub kind: NormKind,
+    /// Whether those behind mixer and MLP are of the sum with the hidden state, not of what is added to it.
+    pub of_sums: bool,
     /// Epsilon of all.
     pub epsilon: f32,
     /// Of what the mixer reads.
@@ -99,6 +109,16 @@ pub struct Norms {
     pub before_mlp: Option<&'static str>,
     /// Of what the MLP adds.
     pub after_mlp: Option<&'static str>,
+}
+
+/// What a norm is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormKind {
+    /// By the root of the mean square.
+    #[default]
+    Rms,
+    /// By mean and variance, with a bias.
+    Layer,
 }
 
 /// What mixes positions.
@@ -121,6 +141,8 @@ impl Norms {
     /// Before the mixer and before the MLP, as in a Llama.
     pub fn before(epsilon: f32) -> Self {
         Self {
+            kind: NormKind::Rms,
+            of_sums: false,
             epsilon,
             before_mixer: Some("input_layernorm"),
             after_mixer: None,
@@ -132,6 +154,8 @@ impl Norms {
     /// Of what mixer and MLP add, as in an OLMo 2.
     pub fn after(epsilon: f32) -> Self {
         Self {
+            kind: NormKind::Rms,
+            of_sums: false,
             epsilon,
             before_mixer: None,
             after_mixer: Some("post_attention_layernorm"),
@@ -210,9 +234,22 @@ impl Description {
         self.hidden_size.saturating_add(inputs)
     }
 
-    /// Runs of layers that one stage holds, since some read the keys and values of others.
+    /// What it is asked for.
+    pub fn task(&self) -> Task {
+        match (&self.encoder, &self.pooling) {
+            (Some(Encoder { classifier: Some(_), .. }), _) => Task::Rerank,
+            (_, Some(_)) => Task::Embed,
+            (_, None) => Task::Generate,
+        }
+    }
+
+    /// Runs of layers that one stage holds, since some read the keys and values of others. A model that does not generate
+    /// is held by one rank.
     pub fn kept_together(&self) -> Vec<Range<u32>> {
         let layers = 0..self.layers.len() as u32;
+        if !self.task().is_generate() && layers.len() > 1 {
+            return vec![layers];
+        }
         kept_together(layers.filter_map(|layer| Some((layer, self.shares_cache_of(layer)?))))
     }
 

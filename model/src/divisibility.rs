@@ -105,6 +105,9 @@ pub fn tensor_sizes(units: &[ShardUnit]) -> Vec<u32> {
 
 /// What the ranks of a tensor group share of a model whose tensors are stored so.
 pub fn shard_units(description: &Description, tensors: &[(Tensor, Stored)]) -> Vec<ShardUnit> {
+    if !description.task().is_generate() {
+        return vec![ShardUnit::new(1, "model that does not generate")];
+    }
     let mut units = Vec::new();
     let mut add = |unit: ShardUnit| {
         if !units.contains(&unit) {

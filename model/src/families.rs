@@ -2,6 +2,7 @@
 //! into a [`Description`]; it touches no arrays and no weights. The planner refuses other models before a node is
 //! asked, and the engine runs what a family describes.
 
+mod bert;
 mod deepseek_v3;
 mod gemma3;
 mod gemma4;
@@ -33,6 +34,7 @@ use crate::{
 
 /// Every family.
 pub const FAMILIES: &[Family] = &[
+    bert::FAMILY,
     deepseek_v3::FAMILY,
     gemma3::FAMILY,
     gemma4::FAMILY,

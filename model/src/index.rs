@@ -8,7 +8,9 @@ use serde::{
     de::{Deserializer, Error as _, MapAccess, Visitor},
 };
 
-use crate::{error::FileError, json, object::Object, safetensors::MAX_HEADER_BYTES};
+use crate::{
+    error::FileError, json, object::Object, safetensors::MAX_HEADER_BYTES, sentence_transformers::nested_path,
+};
 
 /// Name of the index of a model in several files.
 pub const INDEX: &str = "model.safetensors.index.json";
@@ -34,7 +36,7 @@ pub struct WeightFiles {
 /// single file; else the shards by their numbers; else what mlx-lm would load, `model*.safetensors`; else every
 /// safetensors file. So an index of other files, or one that is damaged, hides no weights that mlx-lm would load.
 pub fn weight_files(index: Option<&[u8]>, names: &[&str]) -> Result<WeightFiles, FileError> {
-    let all: BTreeSet<&str> = names.iter().copied().filter(|name| name.ends_with(WEIGHTS.1)).collect();
+    let all: BTreeSet<&str> = names.iter().copied().filter(|name| is_weights(name)).collect();
     let (listed, broken) = match index.map(index_files) {
         // A name with a path in it could lead out of the model's folder: no exporter writes one.
         Some(Err(error @ FileError::Field { .. })) => return Err(error),
@@ -56,6 +58,11 @@ pub fn weight_files(index: Option<&[u8]>, names: &[&str]) -> Result<WeightFiles,
         (.., Some(error)) => Some(format!("{INDEX} is passed over: {error}")),
     };
     Ok(WeightFiles { names: chosen.into_iter().map(str::to_owned).collect(), note })
+}
+
+/// Whether a file is of the model itself, not of a module behind it.
+fn is_weights(name: &str) -> bool {
+    name.ends_with(WEIGHTS.1) && nested_path(name).is_none()
 }
 
 fn chosen<'a>(

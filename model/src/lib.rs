@@ -26,6 +26,7 @@ mod object;
 pub mod packings;
 pub mod partition;
 pub mod safetensors;
+pub mod sentence_transformers;
 pub mod shape;
 pub mod state;
 pub mod tensors;
@@ -36,11 +37,12 @@ use std::collections::BTreeSet;
 
 use crate::{
     config::{Config, Document},
-    description::Description,
+    description::{Description, Mixer, Pooling, Task},
     error::{Error, FileError, Unsupported},
     load_quantization::LoadQuantization,
     packings::ConvertedWeights,
     safetensors::{Headers, shorten},
+    sentence_transformers::{MODULES, ModuleFiles},
     tensors::{Layout, Role, Stored, Tensor, beside, tensor_role},
 };
 
@@ -75,6 +77,16 @@ pub fn read_as(
     headers: &Headers,
     quantization: Option<LoadQuantization>,
 ) -> Result<Model, Error> {
+    read_pooled(config, headers, quantization, &ModuleFiles::new())
+}
+
+/// The same of a model with the files of sentence-transformers, which say how it embeds.
+pub fn read_pooled(
+    config: &[u8],
+    headers: &Headers,
+    quantization: Option<LoadQuantization>,
+    modules: &ModuleFiles,
+) -> Result<Model, Error> {
     let mut document = Document::parse(config)?;
     let family = families::family(&document)?;
     document.check_quantisation()?;
@@ -84,6 +96,9 @@ pub fn read_as(
     let converted = packings::convert(&document, headers)?;
     let headers = converted.as_ref().map_or(headers, |converted| &converted.headers);
     let mut description = (family.describe)(&config, Layout::of(headers).has_head(headers))?;
+    if let Some(pooling) = sentence_transformers::pooling(modules)? {
+        give_pooling(&mut description, pooling)?;
+    }
     let note = converted.as_ref().and_then(|converted| converted.note);
     description.notes.extend(note.map(str::to_owned));
     let tensors = tensors::table(&description, headers, quantization);
@@ -94,6 +109,48 @@ pub fn read_as(
         check_unpacked(quantization, &tensors)?;
     }
     Ok(Model { description, tensors, converted })
+}
+
+/// Whether a model with these files embeds or scores texts, as far as they tell: it has no chat template then.
+pub fn pools(config: &[u8], modules: &ModuleFiles) -> Result<bool, Error> {
+    let mut document = Document::parse(config)?;
+    let family = families::family(&document)?;
+    document.set_defaults(family.defaults);
+    let mut description = (family.describe)(&Config::read(&document)?, false)?;
+    if let Some(pooling) = sentence_transformers::pooling(modules)? {
+        give_pooling(&mut description, pooling)?;
+    }
+    Ok(!description.task().is_generate())
+}
+
+/// Makes a model one that embeds. Its head, if it has one, is not loaded.
+fn give_pooling(description: &mut Description, pooling: Pooling) -> Result<(), Error> {
+    if description.task() == Task::Rerank {
+        return Ok(());
+    }
+    let is_attention =
+        |mixer: &Mixer| matches!(mixer, Mixer::Attention(_)) && mixer.shares_cache_of().is_none();
+    let all_attend = description.layers.iter().all(|layer| layer.mixer.as_ref().is_some_and(is_attention));
+    if !all_attend || description.per_layer_inputs.is_some() {
+        let reason = format!("a {} model that embeds is not supported", description.model_type);
+        let remedy = "use a model whose layers all attend to keys and values of their own".to_owned();
+        return Err(Unsupported { place: MODULES.to_owned(), reason, remedy }.into());
+    }
+    let widths = pooling.dense.iter().map(|dense| (dense.inputs, dense.outputs));
+    let mut width = description.hidden_size;
+    for (inputs, outputs) in widths {
+        if inputs != width {
+            let problem = format!("a projection of {MODULES} reads {inputs} values, but is given {width}");
+            return Err(FileError::Disagree { problem }.into());
+        }
+        width = outputs;
+    }
+    if let Some(tokens) = pooling.max_tokens {
+        description.context_length = description.context_length.min(tokens);
+    }
+    description.tied = true;
+    description.pooling = Some(pooling);
+    Ok(())
 }
 
 /// That no matrix is packed in the files.

@@ -10,7 +10,7 @@ use crate::{
     Model,
     config::{Document, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     cost::{ExpertCounts, Widths},
-    description::{Mixer, Mlp},
+    description::{Mixer, Mlp, Task},
     divisibility::{self, ShardUnit, Sharing, shard_units},
     error::{Error, FileError},
     families,
@@ -18,6 +18,7 @@ use crate::{
     load_quantization::LoadQuantization,
     partition::kept_together,
     safetensors::{Dtype, Entry, Headers},
+    sentence_transformers::ModuleFiles,
     state::LayerState,
     tensors::{Layout, Role, ShardAxis, beside, tensor_role},
 };
@@ -34,6 +35,9 @@ pub struct ModelShape {
     /// `model_type` of config.json, such as `llama`.
     #[schemars(length(max = 64))]
     pub architecture: String,
+    /// What it is asked for.
+    #[serde(default, skip_serializing_if = "Task::is_generate")]
+    pub task: Task,
     /// Parameters held in the weight files; quantised values counted unpacked.
     pub parameters: u64,
     /// Transformer layers.
@@ -195,23 +199,30 @@ impl ModelShape {
     /// The shape of a model whose headers were read. An error is a damaged file; a sound model that the engine does
     /// not run has a shape that says so.
     pub fn read(config: &[u8], headers: &Headers) -> Result<Self, FileError> {
-        Self::read_with(config, headers, |quantization| crate::read_as(config, headers, Some(quantization)))
+        Self::read_pooled(config, headers, &ModuleFiles::new())
     }
 
-    /// The same where `packed` says what the model is with its matrices packed while they are read.
+    /// The same of a model with the files of sentence-transformers.
+    pub fn read_pooled(config: &[u8], headers: &Headers, modules: &ModuleFiles) -> Result<Self, FileError> {
+        Self::read_with(config, headers, |quantization| {
+            crate::read_pooled(config, headers, quantization, modules)
+        })
+    }
+
+    /// The same where `read` says what the model is, as it is or with its matrices packed while they are read.
     pub fn read_with(
         config: &[u8],
         headers: &Headers,
-        packed: impl Fn(LoadQuantization) -> Result<Model, Error>,
+        read: impl Fn(Option<LoadQuantization>) -> Result<Model, Error>,
     ) -> Result<Self, FileError> {
         let document = Document::parse(config)?;
         let names = Self::by_names(&document, headers)?;
-        match crate::read(config, headers) {
+        match read(None) {
             Ok(model) => {
                 let shape = Self::of(&model);
                 drop(model);
                 let sizes =
-                    |quantization| Some(QuantizedShape::of(quantization, &packed(quantization).ok()?));
+                    |quantization| Some(QuantizedShape::of(quantization, &read(Some(quantization)).ok()?));
                 Ok(Self { quantized: LoadQuantization::ALL.into_iter().filter_map(sizes).collect(), ..shape })
             }
             Err(Error::Unsupported(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
@@ -263,6 +274,7 @@ impl ModelShape {
         let value_bytes = model.value_bytes();
         let mut shape = Self {
             architecture: description.model_type.clone(),
+            task: description.task(),
             layers: description.layers.len() as u32,
             hidden_size: description.hidden_size,
             vocabulary: description.vocab_size,
@@ -331,6 +343,9 @@ impl ModelShape {
                     }
                 }
             }
+        }
+        if let Some(pooling) = &description.pooling {
+            shape.head_bytes = shape.head_bytes.saturating_add(pooling.bytes());
         }
         for (bytes, group) in shape.layer_bytes.iter_mut().zip(&groups) {
             *bytes = group.weight_bytes;
@@ -450,8 +465,13 @@ impl ModelShape {
         runs(self.layer_bytes.iter().map(group))
     }
 
-    /// Runs of layers that one stage holds, since some read the keys and values of others: disjoint and in order.
+    /// Runs of layers that one stage holds, since some read the keys and values of others: disjoint and in order. A model
+    /// that does not generate is held by one rank.
     pub fn kept_together(&self) -> Vec<Range<u32>> {
+        if !self.task.is_generate() && self.layers > 1 {
+            let all = 0..self.layers;
+            return vec![all];
+        }
         let mut first = 0_u32;
         kept_together(self.groups().iter().filter_map(|group| {
             first = first.saturating_add(group.count);

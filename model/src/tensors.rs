@@ -365,14 +365,17 @@ pub fn packing(name: &str, weight: &Entry, scales: &Entry, shape: &[u64]) -> Res
 /// frequencies, which are not loaded.
 pub fn tensor_role(name: &str) -> Option<Role> {
     let name = Layout::PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-    if let Some(rest) = name.strip_prefix("layers.") {
+    if let Some(rest) = name.strip_prefix("layers.").or_else(|| name.strip_prefix("encoder.layer.")) {
         let (index, field) = rest.split_once('.')?;
         if field.ends_with("rotary_emb.inv_freq") {
             return None;
         }
         return index.parse().ok().map(Role::Layer);
     }
-    if ["embed_tokens.", "embeddings."].iter().any(|own| name.starts_with(own)) {
+    if ["embed_tokens.", "embeddings.", "embed_positions.", "embed_token_types.", "embed_norm."]
+        .iter()
+        .any(|own| name.starts_with(own))
+    {
         return Some(Role::Embedding);
     }
     if ["embed_tokens_per_layer.", "per_layer_model_projection.", "per_layer_projection_norm."]
@@ -381,7 +384,10 @@ pub fn tensor_role(name: &str) -> Option<Role> {
     {
         return Some(Role::PerLayerInputs);
     }
-    if ["norm.", "embedding_norm.", "norm_f.", "lm_head."].iter().any(|own| name.starts_with(own)) {
+    if ["norm.", "embedding_norm.", "norm_f.", "lm_head.", "score.", "classifier.", "pooler."]
+        .iter()
+        .any(|own| name.starts_with(own))
+    {
         return Some(Role::Head);
     }
     None

@@ -364,6 +364,7 @@ impl<'a> MemoryModel<'a> {
             expanded: 0,
             per_layer_inputs: 0,
             vocabulary: u64::from(vocabulary),
+            whole: false,
             value_bytes: self.shape.value_bytes(),
         };
         let mut widths = self.shape.widths.unwrap_or_else(of_older_headers);

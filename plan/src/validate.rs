@@ -371,6 +371,7 @@ fn invalid(field: String, why: String) -> Note {
 #[cfg(test)]
 mod tests {
     use russet_crds::{ShardingMode, WeightQuantization};
+    use russet_model::description::Task;
     use russet_model::load_quantization::LoadQuantization;
     use russet_model::shape::{LayerGroup, QuantizedShape, READER};
 
@@ -602,6 +603,35 @@ mod tests {
                 (got, expected) => panic!("{quantization:?}: {got:?}, wanted {expected:?}"),
             }
         }
+    }
+
+    #[test]
+    fn model_that_embeds_has_one_rank_whatever_is_asked() {
+        let mut view = view();
+        view.models.values_mut().for_each(|shape| shape.task = Task::Embed);
+        for (mode, ranks, said) in [
+            (ShardingMode::Auto, None, None),
+            (ShardingMode::Single, None, None),
+            (ShardingMode::Auto, Some(1), None),
+            (ShardingMode::Auto, Some(2), Some("spec.sharding.ranks: it is 2, but the model embeds")),
+            (ShardingMode::Tensor, Some(2), Some("spec.sharding.ranks: it is 2")),
+            (ShardingMode::Pipeline, None, Some("spec.sharding.mode: it is Pipeline")),
+        ] {
+            match (validate(&view, "ns", "chat", &spec("llama", mode, ranks, None)), said) {
+                (Ok(valid), None) => assert_eq!(valid.split, Split::Single, "{mode:?} {ranks:?}"),
+                (Err(notes), Some(said)) => {
+                    let text = crate::note::join(&notes);
+                    assert!(text.contains(said) && text.contains("one rank computes whole"), "{text}");
+                }
+                (got, said) => panic!("{mode:?} {ranks:?}: {got:?}, wanted {said:?}"),
+            }
+        }
+        let draft = ModelDeploymentSpec {
+            draft_model_ref: Some(LocalReference::new("other")),
+            ..spec("llama", ShardingMode::Auto, None, None)
+        };
+        let text = crate::note::join(&validate(&view, "ns", "chat", &draft).unwrap_err());
+        assert!(text.contains("generates none"), "{text}");
     }
 
     #[test]

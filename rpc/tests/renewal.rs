@@ -56,6 +56,14 @@ impl Engine for StubEngine {
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
     }
 
+    async fn embed(&self, _: Request<pb::EmbedRequest>) -> Result<Response<pb::EmbedReply>, Status> {
+        Err(Status::unimplemented("nothing embeds here"))
+    }
+
+    async fn rerank(&self, _: Request<pb::RerankRequest>) -> Result<Response<pb::RerankReply>, Status> {
+        Err(Status::unimplemented("nothing scores here"))
+    }
+
     async fn follow(
         &self,
         _: Request<Streaming<pb::FollowCommand>>,

@@ -6,6 +6,7 @@ mod catalog;
 mod completions;
 mod copies;
 mod drafts;
+mod embeddings;
 mod faults;
 mod four_nodes;
 mod gitops;
@@ -101,6 +102,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
         ("a_model_without_a_chat_template_continues_texts", |c| Box::pin(completions::completions(c))),
         ("the_openai_sdk_passes_its_own_tests", |c| Box::pin(completions::openai_resources(c))),
+        ("minilm_embeds_through_the_openai_sdk", |c| Box::pin(embeddings::minilm(c))),
         ("every_family_calls_tools_and_is_answered", |c| Box::pin(tools::rounds(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),

@@ -229,8 +229,19 @@ fn pointer(sum: &str, size: usize) -> String {
 
 /// A commit id derived from the folder's contents, so that it changes with them.
 fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if entry.path().is_dir() {
+            // Folders of modules, as repositories of sentence-transformers have them.
+            let within = std::fs::read_dir(entry.path())?;
+            let within = within.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            names.extend(within.map(|file| format!("{name}/{file}")));
+        } else {
+            names.push(name);
+        }
+    }
     names.sort();
     let mut hash = Sha256::new();
     for name in &names {

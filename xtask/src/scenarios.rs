@@ -72,7 +72,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     suites::build_with(&prepared)?;
     let mut tests = test_binaries::command(&prepared, "e2e")?;
     tests.env("RUSSET_PYTHON", python.interpreter()).env_remove("RUSSET_PART").env_remove("RUSSET_SLICE");
-    tests.envs([real_weights::vocabularies()?]).envs(sdk_tests::openai()?);
+    tests.envs([real_weights::vocabularies()?, real_weights::minilm()?]).envs(sdk_tests::openai()?);
     let mut outcomes = Outcomes::default();
     let (tally, clean) = run_reading(&mut tests, &mut |line| outcomes.read(line))?;
     let page = page(&outcomes.all, &commit);

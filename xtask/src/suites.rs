@@ -55,6 +55,7 @@ pub fn test() -> Result<()> {
     let weights = [
         real_weights::smollm2()?,
         real_weights::gemma()?,
+        real_weights::minilm()?,
         real_weights::vocabularies()?,
         real_weights::json_schema_suite()?,
     ];

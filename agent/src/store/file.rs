@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use russet_model::config::CONFIG;
 use russet_model::gguf::files::{SUFFIX, parts};
 use russet_model::tokenizer_files::chat_templates::ADDITIONAL;
 
@@ -69,31 +70,38 @@ fn list_folder(uri: &str, roots: &FileRoots<'_>) -> Result<SourceListing, StoreE
         folder = above.to_owned();
     }
     let mut files = Vec::new();
-    let mut entries: Vec<_> =
-        std::fs::read_dir(&folder).map_err(StoreError::io(&folder))?.map(|entry| (entry, "")).collect();
-    // Most models have no further chat templates.
-    if let Ok(further) = std::fs::read_dir(folder.join(ADDITIONAL)) {
-        entries.extend(further.map(|entry| (entry, ADDITIONAL)));
-    }
-    for (entry, within) in entries {
-        let entry = entry.map_err(StoreError::io(&folder))?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let is_named = named.as_ref().is_none_or(|names| names.contains(&name));
-        let path = if within.is_empty() { name } else { format!("{within}/{name}") };
-        let Some(name) = super::stored_name(&path).filter(|_| is_named) else { continue };
-        // Caches of other tools contain links to blobs; the target of a link must be allowed as well.
-        let path = roots.allowed(&entry.path())?;
-        let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
-        if metadata.is_file() {
-            files.push(SourceFile {
-                name,
-                size: metadata.len(),
-                digest: None,
-                location: FileLocation::Disk(path),
-            });
+    let entries = |folder: &Path| -> Result<Vec<PathBuf>, StoreError> {
+        let entries = std::fs::read_dir(folder).map_err(StoreError::io(folder))?;
+        entries.map(|entry| Ok(entry.map_err(StoreError::io(folder))?.path())).collect()
+    };
+    for path in entries(&folder)? {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if named.is_none() && is_kept_folder(name) && path.is_dir() {
+            for inner in entries(&path)? {
+                let file = inner.file_name().and_then(|file| file.to_str());
+                let stored = file.and_then(|file| super::stored_name(&format!("{name}/{file}")));
+                files.extend(stored.map(|stored| source_file(stored, &inner, roots)).transpose()?.flatten());
+            }
         }
+        let is_named = named.as_ref().is_none_or(|names| names.iter().any(|known| known == name));
+        let stored = super::stored_name(name).filter(|_| is_named);
+        files.extend(stored.map(|stored| source_file(stored, &path, roots)).transpose()?.flatten());
     }
     Ok(SourceListing { commit: None, files, web: None })
+}
+
+/// Whether files of a folder in the model's folder are fetched.
+fn is_kept_folder(name: &str) -> bool {
+    name == ADDITIONAL || super::stored_name(&format!("{name}/{CONFIG}")).is_some()
+}
+
+/// A file under the name that it gets; `None` for what is no file.
+fn source_file(name: String, path: &Path, roots: &FileRoots<'_>) -> Result<Option<SourceFile>, StoreError> {
+    // Caches of other tools contain links to blobs; the target of a link must be allowed as well.
+    let path = roots.allowed(path)?;
+    let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
+    let (size, location) = (metadata.len(), FileLocation::Disk(path));
+    Ok(metadata.is_file().then_some(SourceFile { name, size, digest: None, location }))
 }
 
 /// The folder that a URI names: as it is written, and where there is none, with `%20` and the like as RFC 8089 has them.
@@ -240,6 +248,35 @@ mod tests {
 
         link(&outside.join("secret.json"), inside.join("link.json")).unwrap();
         assert_eq!(reason(&uri(&inside), &roots), Some(Reason::SourceNotAllowed));
+    }
+
+    #[test]
+    fn folders_of_modules_are_listed_by_flat_names() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        for (folder, file) in [
+            ("1_Pooling", "config.json"),
+            ("2_Dense", "model.safetensors"),
+            ("2_Dense", "pytorch_model.bin"),
+            ("onnx", "config.json"),
+            ("additional_chat_templates", "rag.jinja"),
+            ("additional_chat_templates", "rag.py"),
+        ] {
+            std::fs::create_dir_all(base.join(folder)).unwrap();
+            std::fs::write(base.join(folder).join(file), "x").unwrap();
+        }
+        std::fs::write(base.join("config.json"), "{}").unwrap();
+        let roots = FileRoots { roots: std::slice::from_ref(&base), closed: &[] };
+        let listing = list_folder(&format!("file://{}", base.display()), &roots).unwrap();
+        let mut names: Vec<&str> = listing.files.iter().map(|file| file.name.as_str()).collect();
+        names.sort_unstable();
+        let expected = [
+            "1_Pooling.config.json",
+            "2_Dense.model.safetensors",
+            "additional_chat_templates.rag.jinja",
+            "config.json",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

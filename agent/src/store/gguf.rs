@@ -120,8 +120,8 @@ fn shape(
         Err(why) => return unsupported(why),
     };
     let mut shape = ModelShape::read_with(&config, &weights.headers, |quantization| {
-        let weights = gguf.weights(gguf.value_type(), Some(quantization))?;
-        russet_model::read_as(&config, &weights.headers, Some(quantization))
+        let weights = gguf.weights(gguf.value_type(), quantization)?;
+        russet_model::read_as(&config, &weights.headers, quantization)
     })?;
     shape.notes.push(gguf.note());
     tokenizer.config = config;

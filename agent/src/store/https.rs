@@ -10,6 +10,7 @@ use russet_model::config::CONFIG;
 use russet_model::error::FileError;
 use russet_model::gguf::files::{SUFFIX, parts};
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, index_files};
+use russet_model::sentence_transformers::{MAX_MODULE_BYTES, MODULES, module_files, nested_path};
 
 use super::verify::Digest;
 use super::web::WebClient;
@@ -26,6 +27,7 @@ pub(super) const MAX_CHECKSUM_BYTES: u64 = 1 << 20;
 /// Files of the Hugging Face layout beside configuration, index and weights.
 const OPTIONAL: &[&str] = &[
     "model.safetensors",
+    "sentence_bert_config.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -89,6 +91,11 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
             // An index that is none is passed over here as it is where the weights are chosen.
             names.extend(index_files(index.as_bytes()).unwrap_or_default());
         }
+        if let Some(modules) = get_optional(web, &url(MODULES)?, MODULES, MAX_MODULE_BYTES).await? {
+            names.push(MODULES.to_owned());
+            let files = module_files(modules.as_bytes()).unwrap_or_default();
+            names.extend(files.iter().filter_map(|name| nested_path(name)));
+        }
         names
     } else {
         sums.keys().cloned().collect()
@@ -96,9 +103,9 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
     super::check_file_count(folder.as_str(), names.len())?;
     let listed = !sums.is_empty();
     let files = futures::stream::iter(names)
-        .filter(|name| std::future::ready(super::is_allowed_file(name)))
-        .map(|name| {
-            let (digest, url) = (sums.get(&name).cloned(), url(&name));
+        .filter_map(|path| std::future::ready(super::stored_name(&path).map(|name| (name, path))))
+        .map(|(name, path)| {
+            let (digest, url) = (sums.get(&path).cloned(), url(&path));
             async move {
                 let url = url?;
                 match web.probe(&url).await {
@@ -205,6 +212,30 @@ mod tests {
         let names = listed(&files).await.unwrap();
         assert_eq!(names[..3], ["config.json 2 false", "m-1.safetensors 1 false", "m-2.safetensors 2 false"]);
         assert_eq!((names.len(), names[4].as_str()), (5, "tokenizer.json 3 false"));
+    }
+
+    #[tokio::test]
+    async fn modules_are_found_by_their_list_and_by_sums() {
+        let modules = r#"[{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"},
+            {"path": "2_Dense", "type": "a.Dense"}]"#;
+        let files = [
+            (CONFIG, "{}".to_owned()),
+            (MODULES, modules.to_owned()),
+            ("1_Pooling/config.json", "1".into()),
+            ("2_Dense/config.json", "22".into()),
+            ("2_Dense/model.safetensors", "333".into()),
+        ];
+        let names = listed(&files).await.unwrap();
+        let expected = [
+            "1_Pooling.config.json 1 false",
+            "2_Dense.config.json 2 false",
+            "2_Dense.model.safetensors 3 false",
+        ];
+        assert_eq!(names[..3], expected);
+        let sum = "ab".repeat(32);
+        let sums = format!("{sum}  config.json\n{sum}  1_Pooling/config.json\n{sum}  onnx/config.json\n");
+        let all = [(CHECKSUM_FILE, sums), (CONFIG, "{}".into()), ("1_Pooling/config.json", "1".into())];
+        assert_eq!(listed(&all).await.unwrap(), ["1_Pooling.config.json 1 true", "config.json 2 true"]);
     }
 
     #[tokio::test]

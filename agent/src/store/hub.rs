@@ -61,15 +61,15 @@ fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<
         let commit = check_commit(&url, &found.sha, spec)?;
 
         let files = futures::stream::iter(found.siblings)
-            .filter(|sibling| {
-                let name = &sibling.rfilename;
-                std::future::ready(super::stored_name(name).is_some() && !is_other(name))
+            .filter_map(|sibling| {
+                let name = super::stored_name(&sibling.rfilename).filter(|name| !is_other(name));
+                std::future::ready(name.map(|name| (name, sibling)))
             })
-            .map(|sibling| {
-                let path = sibling.rfilename.clone();
-                let segments: Vec<&str> = ["resolve", &commit].into_iter().chain(path.split('/')).collect();
-                let url = join_url(&context.hf_endpoint, &[], &repository, &segments);
-                describe_file(&web, sibling, url)
+            .map(|(name, sibling)| {
+                let mut path = vec!["resolve", &commit];
+                path.extend(sibling.rfilename.split('/'));
+                let url = join_url(&context.hf_endpoint, &[], &repository, &path);
+                describe_file(&web, name, sibling, url)
             })
             .buffer_unordered(4)
             .try_collect()
@@ -80,9 +80,13 @@ fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<
 }
 
 /// A file with size and digest: from the listing if present, else from the response headers of the file.
-async fn describe_file(web: &WebClient, sibling: Sibling, url: Url) -> Result<SourceFile, StoreError> {
-    let Sibling { rfilename, size, blob_id, lfs } = sibling;
-    let name = super::stored_name(&rfilename).unwrap_or(rfilename);
+async fn describe_file(
+    web: &WebClient,
+    name: String,
+    sibling: Sibling,
+    url: Url,
+) -> Result<SourceFile, StoreError> {
+    let Sibling { rfilename: _, size, blob_id, lfs } = sibling;
     let lfs_size = lfs.as_ref().and_then(|lfs| lfs.size);
     let digest = match lfs {
         Some(Lfs { sha256, .. }) => sha256.and_then(|sha| Digest::from_etag(&sha)),

@@ -10,6 +10,9 @@ use russet_model::error::FileError;
 use russet_model::gguf::files::{SUFFIX, gguf_files};
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
 use russet_model::safetensors::Headers;
+use russet_model::sentence_transformers::{
+    MAX_MODULE_BYTES, MODULES, ModuleFiles, module_files, nested_path,
+};
 use russet_model::shape::ModelShape;
 use russet_model::tokenizer_files::chat_templates::{ADDITIONAL, ChatTemplate, DEFAULT};
 use russet_model::tokenizer_files::{JUDGED, MAX_TEMPLATE_BYTES, TokenizerFiles};
@@ -114,20 +117,26 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
     let weights = weight_files(index.as_deref(), &names)?;
     drop(index);
     let is_weights = |name: &str| name.ends_with(".safetensors") || name.ends_with(SUFFIX);
-    source.files.retain(|file| !is_weights(&file.name) || weights.names.contains(&file.name));
+    let is_module = |name: &str| nested_path(name).is_some();
+    source.files.retain(|file| {
+        !is_weights(&file.name) || is_module(&file.name) || weights.names.contains(&file.name)
+    });
 
     let mut headers = Headers::default();
     for name in &weights.names {
         headers = source.add_header(name, headers).await?;
     }
     let tokenizer = source.tokenizer_files(&config).await?;
+    let modules = source.module_files().await?;
     let shape = blocking(move || {
-        let mut shape = ModelShape::read(&config, &headers)?;
+        let mut shape = ModelShape::read_pooled(&config, &headers, &modules)?;
         shape.notes.extend(weights.note);
         if shape.unsupported.is_none() {
             shape.unsupported = tokenizer.check_tokenizer().err().map(|why| why.to_string());
         }
-        describe_chat(&tokenizer, &mut shape)?;
+        if shape.task.is_generate() {
+            describe_chat(&tokenizer, &mut shape)?;
+        }
         Ok(shape)
     });
     Ok((source, shape.await?))
@@ -218,6 +227,25 @@ impl SourceListing {
             }
         }
         Ok(TokenizerFiles { names, config: config.to_vec(), judged })
+    }
+
+    /// The small files of sentence-transformers; none where the model has no list of modules.
+    async fn module_files(&self) -> Result<ModuleFiles, StoreError> {
+        let has = |name: &str| self.files.iter().any(|file| file.name == name);
+        let mut files = ModuleFiles::new();
+        if !has(MODULES) {
+            return Ok(files);
+        }
+        let modules = self.read_small(MODULES, MAX_MODULE_BYTES).await?;
+        // A list that cannot be used is the model's fault, and is told with it.
+        for name in module_files(&modules).unwrap_or_default() {
+            if has(&name) && name.ends_with(".json") {
+                let config = self.read_small(&name, MAX_MODULE_BYTES).await?;
+                files.insert(name, config);
+            }
+        }
+        files.insert(MODULES.to_owned(), modules);
+        Ok(files)
     }
 
     /// Reads a small file, such as the configuration.

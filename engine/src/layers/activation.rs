@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use mlx_rs::{
     Array,
     error::Exception,
-    ops::{maximum, minimum, sigmoid, tanh},
+    ops::{erf, maximum, minimum, sigmoid, tanh},
     transforms::compile::{compile, disable_compile},
 };
 use russet_model::description::Activation;
@@ -31,6 +31,7 @@ impl GatedActivation {
                 Box::new(compile(clipped, true))
             }
             Activation::SquaredRelu => Box::new(compile(squared_relu, true)),
+            Activation::Gelu => Box::new(compile(gelu, true)),
         };
         Self(RefCell::new(compiled))
     }
@@ -68,6 +69,12 @@ fn clipped_swiglu(gate: &Array, up: &Array, alpha: f32, limit: f32) -> Result<Ar
     up.add(number(1.0)?)?.multiply(share)
 }
 
+fn gelu((_, up): (&Array, &Array)) -> Result<Array, Exception> {
+    let number = |value: f32| scalar(value, up);
+    let share = number(1.0)?.add(erf(up.multiply(number(std::f32::consts::FRAC_1_SQRT_2)?)?)?)?;
+    number(0.5)?.multiply(up)?.multiply(share)
+}
+
 fn squared_relu((_, up): (&Array, &Array)) -> Result<Array, Exception> {
     maximum(up, scalar(0.0, up)?)?.square()
 }
@@ -98,7 +105,7 @@ mod tests {
     #[test]
     fn one_kernel_gates_whatever_its_shape() {
         type Expected = fn(f32, f32) -> f32;
-        let cases: [(Activation, Expected); 4] = [
+        let cases: [(Activation, Expected); 5] = [
             (Activation::Silu, |gate, up| gate / (1.0 + (-gate).exp()) * up),
             (Activation::GeluTanh, |gate, up| {
                 0.5 * gate * (1.0 + (GELU_SCALE * (gate + 0.044_715 * gate.powi(3))).tanh()) * up
@@ -108,6 +115,14 @@ mod tests {
                 (up + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
             }),
             (Activation::SquaredRelu, |_, up| up.max(0.0).powi(2)),
+            // Abramowitz and Stegun's approximation of the error function, 7.1.26, whose error is below 2e-7.
+            (Activation::Gelu, |_, up| {
+                let x = up * std::f32::consts::FRAC_1_SQRT_2;
+                let t = 1.0 / (1.0 + 0.327_591_1 * x);
+                let series = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+                let sum = series.iter().fold(0.0, |sum: f32, factor| (sum + factor) * t);
+                0.5 * up * (2.0 - sum * (-x * x).exp())
+            }),
         ];
         for (activation, expected) in cases {
             let gated = GatedActivation::new(activation);

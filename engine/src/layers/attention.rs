@@ -18,7 +18,7 @@ use super::{
     packed_batch::{PackedBatch, SequenceSlice},
     query_scale::{query_scales, sequence_scales},
     rope::Rope,
-    sdpa::{ScoreBudget, Scores, chunked_sdpa},
+    sdpa::{ScoreBudget, Scores, chunked_sdpa, text_sdpa, texts_per_chunk},
     tensor_parallel::TpGroup,
 };
 use crate::{
@@ -45,6 +45,7 @@ pub struct Attention {
     full_norm: bool,
     output: Linear,
     rope: Option<Rc<Rope>>,
+    causal: bool,
     window: Option<i32>,
     sinks: Option<Array>,
     output_gate: bool,
@@ -107,6 +108,7 @@ impl Attention {
             full_norm: matches!(description.qk_norm, Some(QkNorm::Full { .. })),
             output,
             rope,
+            causal: description.causal,
             window: description.window.map(|window| window as i32),
             sinks,
             output_gate: description.output_gate,
@@ -125,7 +127,7 @@ impl Attention {
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
         let (projected, gate) = self.project(x, stage)?;
-        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: offsets } = batch;
+        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: offsets, texts } = batch;
         let projected = match offsets {
             Some(offsets) => QkvProjection {
                 queries: self.scaled_by(&self.rotate_each(&projected.queries, offsets)?, offsets)?,
@@ -136,6 +138,10 @@ impl Attention {
             },
             None => projected,
         };
+        if !texts.is_empty() {
+            let attended = self.attend_texts(&projected, texts)?;
+            return self.output.forward_summed(&gated(attended, gate.as_ref())?, stage);
+        }
         // Positions that are not rotated yet belong to a single row.
         let rotates = offsets.is_none();
         let mut pieces = Vec::new();
@@ -152,11 +158,38 @@ impl Attention {
             from += *length;
         }
         let joined = concatenate(&pieces, 1)?;
-        let gated = match gate {
-            None => joined,
-            Some(gate) => joined.multiply(sigmoid(gate)?)?,
+        self.output.forward_summed(&gated(joined, gate.as_ref())?, stage)
+    }
+
+    /// Texts of these lengths, already rotated, each of which attends to itself: those of equal length together.
+    fn attend_texts(
+        &self,
+        QkvProjection { queries, key_values }: &QkvProjection,
+        lengths: &[i32],
+    ) -> Result<Array, Exception> {
+        let Some((keys, values)) = key_values else {
+            return Err(Exception::custom("a layer that makes no keys has no text to attend to"));
         };
-        self.output.forward_summed(&gated, stage)
+        let mut pieces = Vec::new();
+        let mut budget = ScoreBudget::default();
+        let mut from = 0;
+        for run in lengths.chunk_by(|one, other| one == other) {
+            let &[length, ..] = run else { continue };
+            let most = texts_per_chunk(queries, length);
+            for texts in run.chunks(most) {
+                let count = texts.len() as i32;
+                let by_head = |all: &Array| {
+                    let own = all.try_index((.., from..from + count * length, .., ..))?;
+                    own.reshape(&[count, length, all.dim(2), all.dim(3)])?.transpose_axes(&[0, 2, 1, 3])
+                };
+                let [queries, keys, values] = [by_head(queries)?, by_head(keys)?, by_head(values)?];
+                let attended = text_sdpa(&queries, &keys, &values, self.scores(), &mut budget)?;
+                let flat = &[1, count * length, self.heads * self.value_dim];
+                pieces.push(attended.transpose_axes(&[0, 2, 1, 3])?.reshape(flat)?);
+                from += count * length;
+            }
+        }
+        concatenate(&pieces, 1)
     }
 
     /// Queries, and keys and values where it makes them, `[1, positions, heads, width]` each, and the gate of the output
@@ -211,7 +244,7 @@ impl Attention {
     }
 
     fn scores(&self) -> Scores<'_> {
-        Scores { scale: self.scale, window: self.window, sinks: self.sinks.as_ref() }
+        Scores { scale: self.scale, causal: self.causal, window: self.window, sinks: self.sinks.as_ref() }
     }
 
     /// Decode rows, one position each, already rotated: each attends to its own sequence.
@@ -280,6 +313,14 @@ impl Attention {
         let Some(scale) = self.query_scale else { return Ok(queries.clone()) };
         let scale = query_scales(scale, positions, queries)?;
         queries.multiply(scale.reshape(&[1, -1, 1, 1])?)
+    }
+}
+
+/// What was attended, times its gate where there is one.
+fn gated(attended: Array, gate: Option<&Array>) -> Result<Array, Exception> {
+    match gate {
+        None => Ok(attended),
+        Some(gate) => attended.multiply(sigmoid(gate)?),
     }
 }
 

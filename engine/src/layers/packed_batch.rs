@@ -28,6 +28,8 @@ pub struct PackedBatch<'a> {
     pub prefill_rows: Vec<SequenceSlice<'a>>,
     /// Position of each row in its sequence, `[positions]`; `None` for a single row.
     pub positions: Option<Array>,
+    /// Lengths of texts of which nothing is kept, in order: there are no other rows then.
+    pub texts: Vec<i32>,
 }
 
 impl<'a> PackedBatch<'a> {
@@ -44,7 +46,14 @@ impl<'a> PackedBatch<'a> {
             let positions: Vec<i32> = rows().flat_map(|row| row.offset..row.offset + row.length).collect();
             Array::from_slice(&positions, &[positions.len() as i32])
         });
-        Self { decode_rows, prefill_rows, positions }
+        Self { decode_rows, prefill_rows, positions, texts: Vec::new() }
+    }
+
+    /// Texts of these lengths, which are seen whole and of which nothing is kept.
+    pub fn of_texts(lengths: Vec<i32>) -> Self {
+        let positions: Vec<i32> = lengths.iter().flat_map(|&length| 0..length).collect();
+        let positions = Array::from_slice(&positions, &[positions.len() as i32]);
+        Self { decode_rows: Vec::new(), prefill_rows: Vec::new(), positions: Some(positions), texts: lengths }
     }
 
     /// Every sequence and which positions of the batch are its own.

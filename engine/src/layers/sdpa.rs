@@ -1,6 +1,8 @@
 //! Scaled dot-product attention over a KV cache in any format, chunked over the queries. Not here:
 //! projections and positions.
 
+use std::ops::Range;
+
 use mlx_rs::{
     Array,
     error::Exception,
@@ -22,6 +24,8 @@ const MAX_SCORE_BYTES: usize = cost::SCORE_BUDGET_BYTES as usize;
 pub(super) struct Scores<'a> {
     /// What scores are multiplied by.
     pub scale: f32,
+    /// Whether a position sees none behind it. Those of a cache never do.
+    pub causal: bool,
     /// Tokens that a position sees, itself included; `None` is all.
     pub window: Option<i32>,
     /// A score of each head that takes its share of attention and gives nothing.
@@ -56,6 +60,58 @@ pub(super) fn chunked_sdpa(
         pieces.push(piece);
     }
     concatenate(&pieces, 2)
+}
+
+/// Most texts of this length whose scores [`MAX_SCORE_BYTES`] allows together, one at least. `queries` are
+/// `[1, positions, heads, width]`.
+pub(super) fn texts_per_chunk(queries: &Array, length: i32) -> usize {
+    let (heads, length) = (queries.dim(2).max(1) as usize, length.max(1) as usize);
+    (MAX_SCORE_BYTES / (heads * length * length * queries.item_size()).max(1)).max(1)
+}
+
+/// Attention of texts of one length, `[texts, heads, length, width]`, each to all of itself that it sees, in chunks that
+/// [`MAX_SCORE_BYTES`] allows.
+pub(super) fn text_sdpa(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    how: Scores<'_>,
+    budget: &mut ScoreBudget,
+) -> Result<Array, Exception> {
+    let (texts, heads, length) = (queries.dim(0), queries.dim(1), queries.dim(2));
+    let row = texts as usize * heads as usize * length as usize * queries.item_size();
+    let rows = rows_per_chunk(row, length);
+    let mut pieces = Vec::new();
+    for from in (0..length).step_by(rows.max(1) as usize) {
+        let to = length.min(from + rows);
+        let queries =
+            if rows < length { queries.try_index((.., .., from..to, ..))? } else { queries.clone() };
+        let mask = seen(from..to, length, how)?;
+        let mask = mask.as_ref().map(ScaledDotProductAttentionMask::Array);
+        let piece = scaled_dot_product_attention(queries, keys, values, how.scale, mask, how.sinks)?;
+        match rows < length {
+            true => piece.eval()?,
+            false => budget.reserve(row * length as usize, &piece)?,
+        }
+        pieces.push(piece);
+    }
+    concatenate(&pieces, 2)
+}
+
+/// Which of `length` positions those of `rows` see, `[rows, length]`; `None` where that is all.
+fn seen(rows: Range<i32>, length: i32, how: Scores<'_>) -> Result<Option<Array>, Exception> {
+    let window = how.window.filter(|&window| window < length);
+    if !how.causal && window.is_none() {
+        return Ok(None);
+    }
+    let own = arange::<_, i32>(rows.start, rows.end, None)?.reshape(&[-1, 1])?;
+    let behind = own.subtract(arange::<_, i32>(0, length, None)?)?;
+    let zero = Array::from_int(0);
+    Ok(Some(match (how.causal, window) {
+        (true, None) => behind.ge(zero)?,
+        (true, Some(window)) => logical_and(behind.ge(zero)?, behind.lt(Array::from_int(window))?)?,
+        (false, window) => behind.abs()?.lt(Array::from_int(window.unwrap_or(length)))?,
+    }))
 }
 
 /// Causal attention of all of `queries`.
@@ -182,7 +238,7 @@ mod tests {
     }
 
     fn by(scale: f32) -> Scores<'static> {
-        Scores { scale, window: None, sinks: None }
+        Scores { scale, causal: true, window: None, sinks: None }
     }
 
     fn held(kind: KvCacheType, keys: &Array, values: &Array) -> KvView {

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     cache::{CacheSnapshot, LayerCache, Rewound, format::KvFormat},
     decoder::Decoder,
-    executor::{Addresses, CacheSupport, SampleSpec, SequenceStep},
+    executor::{Addresses, CacheSupport, PooledModel, PooledText, SampleSpec, SequenceStep},
     jaccl::Devices,
     layers::{
         packed_batch::{PackedBatch, SequenceSlice},
@@ -60,6 +60,7 @@ pub(super) struct ModelRunner {
     /// Whether the first tensor rank chooses experts for all.
     router_broadcast: RouterBroadcast,
     cache_support: CacheSupport,
+    pooled_model: Option<PooledModel>,
     /// `None` until joined.
     groups: Option<MlxGroups>,
     sequences: HashMap<u32, RunnerSequence>,
@@ -189,7 +190,7 @@ impl ModelRunner {
             progress(loaded_bytes, total_bytes);
         };
         let mut weights = Weights::new(&checkpoint, config.dtype, TpShard::for_part(&part), &mut count);
-        let model = Decoder::load(description, &part, &mut weights)?;
+        let model = Decoder::load(description, &part, &mut weights, &config.model_dir)?;
         let _ = memory::clear_cache();
         let (bytes_read, elapsed) = (checkpoint.bytes_read(), started.elapsed());
         tracing::info!(bytes = total_bytes, bytes_read, ?elapsed, "the weights are read");
@@ -202,6 +203,7 @@ impl ModelRunner {
             hidden,
             format,
             cache_support: CacheSupport::of(description),
+            pooled_model: PooledModel::of(description),
             groups: None,
             router_broadcast: config.router_broadcast,
             sequences: HashMap::new(),
@@ -213,6 +215,33 @@ impl ModelRunner {
     /// What the caches of the model's layers can do.
     pub(super) fn cache_support(&self) -> CacheSupport {
         self.cache_support
+    }
+
+    /// What the model gives, where it does not generate.
+    pub(super) fn pooled_model(&self) -> Option<PooledModel> {
+        self.pooled_model
+    }
+
+    /// A vector of each text, the shortest of which come first.
+    pub(super) fn pool(&self, texts: &[PooledText]) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        for text in texts {
+            self.check_tokens(&text.tokens)?;
+        }
+        let all = |part: fn(&PooledText) -> &Vec<u32>| {
+            let all: Vec<u32> = texts.iter().flat_map(|text| part(text).iter().copied()).collect();
+            (all.len() as i32, all)
+        };
+        let (count, tokens) = all(|text| &text.tokens);
+        let (types, token_types) = all(|text| &text.token_types);
+        let lengths: Vec<i32> = texts.iter().map(|text| text.tokens.len() as i32).collect();
+        let tokens = Array::from_slice(&tokens, &[1, count]);
+        let token_types = Array::from_slice(&token_types, &[types]);
+        let pooled = self.model.pool(&tokens, &token_types, &lengths)?;
+        let numbers = pooled.to_vec_exact::<f32>();
+        let numbers = numbers.map_err(|error| self.mlx_error(&Exception::custom(error.to_string())))?;
+        let _ = memory::clear_cache();
+        let width = numbers.len() / texts.len().max(1);
+        Ok(numbers.chunks_exact(width.max(1)).map(<[f32]>::to_vec).collect())
     }
 
     /// Size of the vocabulary.

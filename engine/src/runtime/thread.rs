@@ -28,8 +28,8 @@ use super::{
 use crate::{
     batch_monitor::BatchMonitor,
     executor::{
-        Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, Sampled, SampledToken,
-        SequenceStep,
+        Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, PooledModel, PooledText, Sampled,
+        SampledToken, SequenceStep,
     },
     prefix_cache::disk::{BlockFile, DiskCache},
     prefix_cache::{CacheCommand, block_hash::BlockHash},
@@ -59,6 +59,7 @@ pub(super) enum ThreadCommand {
     Join(Addresses, ReplySender<()>),
     LeaveGroup(ReplySender<()>),
     Run(Vec<SequenceStep>, RunReply),
+    Pool(Vec<PooledText>, ReplySender<Vec<Vec<f32>>>),
     Draft(Vec<DraftRequest>, ReplySender<Vec<Vec<u32>>>),
     ApplyCacheCommand(CacheCommand),
     /// Blocks to load into a slot of a group, with their disk records; replies with the number of blocks
@@ -97,6 +98,7 @@ pub(super) struct ThreadShared {
     /// Set once the weights are loaded.
     pub(super) disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
     pub(super) cache_support: Arc<OnceLock<CacheSupport>>,
+    pub(super) pooled_model: Arc<OnceLock<Option<PooledModel>>>,
     pub(super) batches: BatchMonitor,
     pub(super) profiler: StepProfiler,
     /// Whether a batch starts before the tokens of the previous one are read.
@@ -163,6 +165,11 @@ impl MlxThread {
                     self.group_lost |= run.as_ref().is_err_and(RuntimeError::is_group_failure);
                     in_flight.push_back(InFlightRun { run, reply, batches: self.shared.batches.clone() });
                 }
+                // Of a text whose client has left nothing is computed.
+                ThreadCommand::Pool(texts, reply) if !reply.is_closed() => {
+                    drop(reply.send(self.pool(&texts).map_err(ExecutorError::from)));
+                }
+                ThreadCommand::Pool(..) => {}
                 ThreadCommand::Draft(drafts, reply) => {
                     drop(reply.send(self.draft(&drafts).map_err(ExecutorError::from)));
                 }
@@ -184,8 +191,15 @@ impl MlxThread {
             self.leave_group();
             return Ok(());
         }
-        let ThreadShared { config, load_counter: bytes, disk_cache, cache_support, profiler: meter, .. } =
-            &self.shared;
+        let ThreadShared {
+            config,
+            load_counter: bytes,
+            disk_cache,
+            cache_support,
+            pooled_model,
+            profiler: meter,
+            ..
+        } = &self.shared;
         init(config);
         let open = |part: &RankPart| {
             let opened = open_disk_cache(config, part)?;
@@ -193,6 +207,7 @@ impl MlxThread {
         };
         let rank = ModelRunner::load(config, meter.clone(), open, |loaded, total| bytes.set(loaded, total))?;
         let _ = cache_support.set(rank.cache_support());
+        let _ = pooled_model.set(rank.pooled_model());
         if config.rank == 0 {
             self.draft_runner = DraftRunner::load(config, rank.vocabulary())?;
         }
@@ -227,6 +242,12 @@ impl MlxThread {
         }
         self.shared.check_current(self.groups_left)?;
         rank.begin(steps, in_detail)
+    }
+
+    fn pool(&mut self, texts: &[PooledText]) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let too_early = self.not_ready("pool");
+        let runner = &self.runner;
+        self.shared.batches.run_other_work(|| runner.as_ref().ok_or(too_early)?.pool(texts))
     }
 
     fn draft(&mut self, drafts: &[DraftRequest]) -> Result<Vec<Vec<u32>>, RuntimeError> {

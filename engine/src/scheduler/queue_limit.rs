@@ -107,7 +107,7 @@ impl Drop for QueueTicket {
 }
 
 /// A failure for want of room.
-pub(super) fn overloaded(message: String) -> GenerationFailure {
+pub(crate) fn overloaded(message: String) -> GenerationFailure {
     GenerationFailure { kind: FailureKind::Overloaded, message }
 }
 

@@ -81,6 +81,6 @@ fn kind_label(kind: FailureKind) -> &'static str {
     }
 }
 
-pub(super) fn unavailable(message: String) -> GenerationFailure {
+pub(crate) fn unavailable(message: String) -> GenerationFailure {
     GenerationFailure { kind: FailureKind::Unavailable, message }
 }

@@ -23,14 +23,14 @@ type TokenizerTask = Box<dyn FnOnce() + Send>;
 
 /// Job queues of the pool; the threads end with its last clone.
 #[derive(Clone)]
-pub(super) struct TokenizerPool {
+pub(crate) struct TokenizerPool {
     short: mpsc::Sender<TokenizerTask>,
     long: mpsc::Sender<TokenizerTask>,
     queued_bytes: Arc<AtomicUsize>,
 }
 
 /// Room for a prompt in the pool; returned when dropped.
-pub(super) struct PromptReservation {
+pub(crate) struct PromptReservation {
     bytes: usize,
     queued_bytes: Arc<AtomicUsize>,
 }
@@ -43,7 +43,7 @@ impl Drop for PromptReservation {
 
 impl TokenizerPool {
     /// Starts the threads.
-    pub(super) fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         Ok(Self {
             short: start_threads("tokens", SHORT_THREADS)?,
             long: start_threads("long-tokens", LONG_THREADS)?,
@@ -52,14 +52,14 @@ impl TokenizerPool {
     }
 
     /// Reserves room for a prompt of these bytes; the error is what waits already.
-    pub(super) fn reserve(&self, bytes: usize) -> Result<PromptReservation, usize> {
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<PromptReservation, usize> {
         let add = |queued: usize| queued.checked_add(bytes).filter(|&all| all <= MAX_QUEUED_BYTES);
         self.queued_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, add)?;
         Ok(PromptReservation { bytes, queued_bytes: self.queued_bytes.clone() })
     }
 
     /// Runs `work` on the next free thread for prompts of this size, and then returns the room.
-    pub(super) fn spawn(&self, room: PromptReservation, work: impl FnOnce() + Send + 'static) {
+    pub(crate) fn spawn(&self, room: PromptReservation, work: impl FnOnce() + Send + 'static) {
         let queue = if room.bytes <= SHORT_BYTES { &self.short } else { &self.long };
         // The threads live as long as these senders.
         let _ = queue.send(Box::new(move || {

@@ -16,6 +16,7 @@ use russet_model::{
     load_quantization::LoadQuantization,
     partition::RankPart,
     safetensors::{Entry, Headers},
+    sentence_transformers::ModuleFiles,
     tensors::{Packing, PackingMode, Recipe, ShardAxis, Stored, Tensor, beside, packed_entry},
 };
 
@@ -26,7 +27,10 @@ use super::{
     source_file::SourceFile,
     weight_file::{PackedFiles, WeightFile},
 };
-use crate::partition::{TpShard, rank_holds};
+use crate::{
+    model_modules,
+    partition::{TpShard, rank_holds},
+};
 
 /// A model folder: its configuration and the headers of its weight files, read and checked.
 #[derive(Debug)]
@@ -75,7 +79,7 @@ impl Checkpoint {
     ) -> Result<Self, WeightsError> {
         match gguf::open(dir, dtype, quantization)? {
             Some(GgufCheckpoint { config, headers, files }) => {
-                Self::new(dir, &config, headers, files, quantization)
+                Self::new(dir, &config, headers, files, quantization, &ModuleFiles::new())
             }
             None => Self::open_safetensors(dir, quantization),
         }
@@ -103,7 +107,8 @@ impl Checkpoint {
             headers.add(&name, &header, size).map_err(wrong)?;
             files.push(OpenFile { path, file: WeightFile::Plain(SourceFile::new(file)) });
         }
-        Self::new(dir, &config, headers, files, quantization)
+        let modules = module_files(dir)?;
+        Self::new(dir, &config, headers, files, quantization, &modules)
     }
 
     fn new(
@@ -112,12 +117,14 @@ impl Checkpoint {
         headers: Headers,
         files: Vec<OpenFile>,
         quantization: Option<LoadQuantization>,
+        modules: &ModuleFiles,
     ) -> Result<Self, WeightsError> {
-        let mut model =
-            russet_model::read_as(config, &headers, quantization).map_err(|error| match error {
+        let mut model = russet_model::read_pooled(config, &headers, quantization, modules).map_err(
+            |error| match error {
                 Error::File(source) => WeightsError::File { folder: dir.to_owned(), source },
                 Error::Unsupported(why) => why.into(),
-            })?;
+            },
+        )?;
         let (headers, files) = match model.converted.take() {
             None => (headers, files),
             Some(converted) => (converted.headers, PackedFiles::open(files, converted.layout)),
@@ -251,6 +258,11 @@ fn fields(stored: &Stored) -> &'static [Field] {
         Some(_) => &[Field::Scales, Field::Weight],
         None => &[Field::Weight],
     }
+}
+
+/// The files that say how a model embeds.
+fn module_files(dir: &Path) -> Result<ModuleFiles, WeightsError> {
+    model_modules::read(dir).map_err(|(path, source)| WeightsError::Io { path, source })
 }
 
 /// A whole small file; `None` when there is none.

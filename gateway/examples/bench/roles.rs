@@ -63,6 +63,14 @@ impl Engine for InstantEngine {
         Err(Status::unimplemented("not called by gateways"))
     }
 
+    async fn embed(&self, _: Request<pb::EmbedRequest>) -> Result<Response<pb::EmbedReply>, Status> {
+        Err(Status::unimplemented("not measured"))
+    }
+
+    async fn rerank(&self, _: Request<pb::RerankRequest>) -> Result<Response<pb::RerankReply>, Status> {
+        Err(Status::unimplemented("not measured"))
+    }
+
     async fn follow(
         &self,
         _: Request<Streaming<pb::FollowCommand>>,

@@ -1,9 +1,13 @@
-//! OpenAI's chat completions, completions and model list. Unsupported features are rejected by name, so that no client
-//! believes it got them; fields that do not change the response are ignored and listed in a header.
+//! OpenAI's chat completions, completions, embeddings and model list, and reranking beside them. Unsupported features are
+//! rejected by name, so that no client believes it got them; fields that do not change the response are ignored and listed
+//! in a header.
 
 mod completion_response;
+mod embeddings;
 mod error;
+mod pooling_request;
 mod request;
+mod rerank;
 mod response;
 
 use std::sync::Arc;
@@ -19,17 +23,22 @@ use serde_json::{Value, json};
 use crate::duration::short_text;
 use crate::error::GatewayError;
 use crate::keys::{Caller, Quota};
-use crate::serving::{ApiState, Dialect, ModelSummary, generation};
+use crate::serving::{ApiState, Dialect, ModelSummary, generation, pooling};
 use error::error_response;
 
 /// This dialect.
 pub(super) static DIALECT: Dialect = Dialect {
     name: "openai",
-    prefixes: &["/v1/"],
+    // Rerankers of Jina, Cohere and vLLM have no paths of their own dialect.
+    prefixes: &["/v1/", "/rerank", "/v2/rerank"],
     routes: || {
         Router::new()
             .route("/v1/chat/completions", generation(&DIALECT, request::parse))
             .route("/v1/completions", generation(&DIALECT, request::completion::parse))
+            .route("/v1/embeddings", pooling(&DIALECT, embeddings::parse))
+            .route("/v1/rerank", pooling(&DIALECT, rerank::parse))
+            .route("/v2/rerank", pooling(&DIALECT, rerank::parse))
+            .route("/rerank", pooling(&DIALECT, rerank::parse))
             .route("/v1/models", get(models))
             // Names may contain slashes: `namespace/name`, `meta-llama/Llama-3`.
             .route("/v1/models/{*id}", get(model))

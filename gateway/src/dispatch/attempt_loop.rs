@@ -21,6 +21,7 @@ use super::attempts::{Attempts, ends_engines, interrupted, overloaded, resume_mi
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
+use super::pooling_call::{PoolingReply, PoolingRequest};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
 use super::suspects::{Isolation, PromptDigest, Suspicion};
 use crate::body_budget::BodyPermit;
@@ -47,6 +48,8 @@ pub(crate) struct PendingRequest {
     /// The endpoint lost last; it is backed off before it is tried again.
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
+    /// What is asked for in place of generated text.
+    pooling: Option<PoolingRequest>,
 }
 
 impl PendingRequest {
@@ -73,7 +76,13 @@ impl PendingRequest {
             resume_point: None,
             last_lost: None,
             body_permit,
+            pooling: None,
         }
+    }
+
+    /// The same, which asks for vectors or scores.
+    pub(crate) fn with_pooling(self, pooling: PoolingRequest) -> Self {
+        Self { pooling: Some(pooling), ..self }
     }
 
     /// The model name as the client sent it.
@@ -100,6 +109,14 @@ impl PendingRequest {
 /// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
 pub(super) type OpenedStream = (GenerationEvent, EngineStream);
 
+/// What an engine answered with.
+enum Opened {
+    /// The first event of generated text.
+    Stream(Box<OpenedStream>),
+    /// Vectors or scores, all of them.
+    Pooled(PoolingReply),
+}
+
 impl Dispatcher {
     /// Tries endpoints until one sends text; holds the request while none is ready.
     pub(super) async fn run_attempts(
@@ -107,7 +124,22 @@ impl Dispatcher {
         request: &mut PendingRequest,
         tracker: &mut RequestTracker,
     ) -> Result<OpenedStream, GatewayError> {
-        AttemptLoop::new(self, request, tracker).run().await
+        match AttemptLoop::new(self, request, tracker).run().await? {
+            Opened::Stream(opened) => Ok(*opened),
+            Opened::Pooled(_) => Err(other_answer()),
+        }
+    }
+
+    /// Tries endpoints until one answers a request for vectors or scores; holds it while none is ready.
+    pub(super) async fn run_pooling(
+        &self,
+        request: &mut PendingRequest,
+        tracker: &mut RequestTracker,
+    ) -> Result<PoolingReply, GatewayError> {
+        match AttemptLoop::new(self, request, tracker).run().await? {
+            Opened::Pooled(reply) => Ok(reply),
+            Opened::Stream(_) => Err(other_answer()),
+        }
     }
 
     /// What earlier tries of this request have shown; an error if it is not to be sent to another engine.
@@ -190,7 +222,7 @@ impl<'a> AttemptLoop<'a> {
         }
     }
 
-    async fn run(mut self) -> Result<OpenedStream, GatewayError> {
+    async fn run(mut self) -> Result<Opened, GatewayError> {
         loop {
             self.set_remaining_time()?;
             let now = Instant::now();
@@ -247,11 +279,11 @@ impl<'a> AttemptLoop<'a> {
         &mut self,
         deployment: &Deployment,
         endpoint: &Endpoint,
-    ) -> Result<Option<OpenedStream>, GatewayError> {
+    ) -> Result<Option<Opened>, GatewayError> {
         self.held = None;
         let limits = &self.dispatcher.limits;
         let mut isolation = self.isolate(endpoint).await?;
-        match self.open_stream(deployment, endpoint, &mut isolation).await {
+        match self.open(deployment, endpoint, &mut isolation).await {
             Ok(opened) => {
                 if self.request.attempts.is_suspect() {
                     self.dispatcher.suspects.forget(&self.request.prompt);
@@ -298,6 +330,26 @@ impl<'a> AttemptLoop<'a> {
             self.dispatcher.suspects.remember(self.request.prompt, suspicion, Instant::now());
         }
         recorded
+    }
+
+    /// Asks the endpoint for what the request wants.
+    async fn open(
+        &mut self,
+        deployment: &Deployment,
+        endpoint: &Endpoint,
+        isolation: &mut Option<Isolation>,
+    ) -> Result<Opened, AttemptError> {
+        let PendingRequest { request, deadline, pooling, .. } = &*self.request;
+        let Some(pooling) = pooling else {
+            let opened = self.open_stream(deployment, endpoint, isolation).await?;
+            return Ok(Opened::Stream(Box::new(opened)));
+        };
+        let milliseconds = request.deadline_milliseconds;
+        let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);
+        let reply = within(isolation, call).await?;
+        self.tracker.dispatched();
+        self.tracker.token();
+        Ok(Opened::Pooled(reply))
     }
 
     /// Opens a stream to the endpoint and reads it up to the first event that the client sees.
@@ -397,6 +449,11 @@ impl<'a> AttemptLoop<'a> {
             () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
         }
     }
+}
+
+/// The error for an answer to what was not asked: a fault of this gateway.
+fn other_answer() -> GatewayError {
+    GatewayError::new(ErrorKind::Internal, "the gateway mixed up two kinds of requests; report this as a bug")
 }
 
 /// Awaits `work`, which may take longer than the request is isolated.

@@ -181,27 +181,8 @@ impl EngineStream {
         }
     }
 
-    fn failed(&self, GenerationFailure { kind, message }: GenerationFailure) -> AttemptError {
-        match kind {
-            FailureKind::InvalidRequest => {
-                AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message))
-            }
-            FailureKind::ContextLengthExceeded => AttemptError::Rejected(GatewayError {
-                param: Some("messages".into()),
-                ..GatewayError::new(ErrorKind::ContextLengthExceeded, message)
-            }),
-            FailureKind::Overloaded => AttemptError::Busy(message),
-            FailureKind::Unavailable => self.lost(message),
-            FailureKind::DeadlineExceeded => {
-                // The engine only knows the time that remained when it received the request.
-                let total = self.deadline.map(|Deadline { duration, .. }| {
-                    format!(" (the timeout of the request is {duration:?})")
-                });
-                let message = message + &total.unwrap_or_default();
-                AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
-            }
-            FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
-        }
+    fn failed(&self, failure: GenerationFailure) -> AttemptError {
+        failure_error(failure, "messages", self.deadline, self.work())
     }
 
     /// Closes the stream after the last event of the response.
@@ -222,8 +203,36 @@ impl EngineStream {
     }
 }
 
+/// The error of a failure that an engine reports, which was doing this `work`; `prompt` is the field with the texts.
+pub(super) fn failure_error(
+    GenerationFailure { kind, message }: GenerationFailure,
+    prompt: &str,
+    deadline: Option<Deadline>,
+    work: LostWork,
+) -> AttemptError {
+    match kind {
+        FailureKind::InvalidRequest => {
+            AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message))
+        }
+        FailureKind::ContextLengthExceeded => AttemptError::Rejected(GatewayError {
+            param: Some(prompt.into()),
+            ..GatewayError::new(ErrorKind::ContextLengthExceeded, message)
+        }),
+        FailureKind::Overloaded => AttemptError::Busy(message),
+        FailureKind::Unavailable => AttemptError::Lost { work, message },
+        FailureKind::DeadlineExceeded => {
+            // The engine only knows the time that remained when it received the request.
+            let total = deadline
+                .map(|Deadline { duration, .. }| format!(" (the timeout of the request is {duration:?})"));
+            let message = message + &total.unwrap_or_default();
+            AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
+        }
+        FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
+    }
+}
+
 /// Waits until no deployment of the table lists this endpoint.
-async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
+pub(super) async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
     let listed =
         |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
     if table.wait_for(|table| !listed(table)).await.is_err() {
@@ -261,7 +270,7 @@ async fn drain(mut events: Streaming<GenerateEvent>) {
 }
 
 /// Whether an open connection broke: the engine was there when it got the request.
-fn broke_connection(status: &tonic::Status) -> bool {
+pub(super) fn broke_connection(status: &tonic::Status) -> bool {
     let mut cause = std::error::Error::source(status);
     let is_local = cause.is_some();
     while let Some(error) = cause {

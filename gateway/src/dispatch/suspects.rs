@@ -2,6 +2,7 @@
 //! request that ends engines from one that was only there, and what was learnt is remembered for a while, because
 //! clients send failed requests again. Not here: when a loss counts, see `attempts`.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,25 @@ const MAX_QUEUED_ISOLATION: Duration = Duration::from_secs(1);
 pub(crate) struct PromptDigest([u8; 32]);
 
 impl PromptDigest {
+    /// The digest of texts that are embedded or scored.
+    pub(crate) fn of_texts<'a>(
+        caller: &Caller,
+        model: &'a str,
+        texts: impl Iterator<Item = Cow<'a, str>>,
+    ) -> Self {
+        let mut hash = Sha256::new();
+        let caller = match caller {
+            Caller::Anonymous => String::new(),
+            Caller::Key(key) => key.full_name(),
+        };
+        // The length before each text keeps two texts from being read as one.
+        for text in [Cow::from(caller), model.into()].into_iter().chain(texts) {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        }
+        Self(hash.finalize().into())
+    }
+
     /// The digest of this request's conversation.
     pub(crate) fn new(caller: &Caller, model: &str, request: &GenerationRequest) -> Self {
         let mut hash = Sha256::new();

@@ -202,6 +202,28 @@ impl Drop for RunningSlot {
 
 type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
+impl ScriptedService {
+    /// Follows the steps of a chat with this text; returns the failure among them.
+    async fn script(&self, content: String) -> Result<Option<pb::Failed>, Status> {
+        let message = pb::Message { role: "user".into(), content, ..pb::Message::default() };
+        let request = pb::GenerateRequest { messages: vec![message], ..pb::GenerateRequest::default() };
+        let steps = (self.steps)(&request);
+        self.received.lock().unwrap().push(request);
+        self.running.send_modify(|running| *running += 1);
+        let _slot = RunningSlot(self.running.clone());
+        for step in steps {
+            match step {
+                ScriptStep::Say(GenerationEvent::Failed(failure)) => return Ok(Some(failure.into())),
+                ScriptStep::Say(_) => {}
+                ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
+                ScriptStep::Until(token) => token.cancelled().await,
+                ScriptStep::Break(code, message) => return Err(Status::new(code, message)),
+            }
+        }
+        Ok(None)
+    }
+}
+
 #[tonic::async_trait]
 impl Service for ScriptedService {
     type GenerateStream = EventStream<pb::GenerateEvent>;
@@ -227,6 +249,35 @@ impl Service for ScriptedService {
         _: Request<pb::PrefixesRequest>,
     ) -> Result<Response<Self::PrefixesStream>, Status> {
         Err(Status::unimplemented("not called by gateways"))
+    }
+
+    /// A vector of the length of each text, behind the steps of a chat with the first text.
+    async fn embed(&self, request: Request<pb::EmbedRequest>) -> Result<Response<pb::EmbedReply>, Status> {
+        let request = request.into_inner();
+        let length = |input: &pb::EmbedInput| match &input.input {
+            Some(pb::embed_input::Input::Text(text)) => text.len(),
+            Some(pb::embed_input::Input::TokenIds(pb::TokenIds { ids })) => ids.len(),
+            None => 0,
+        };
+        let lengths: Vec<u32> = request.inputs.iter().map(|input| length(input) as u32).collect();
+        let dimensions = request.dimensions.unwrap_or(3);
+        let vector = |length: &u32| vec![*length as f32; dimensions as usize];
+        let first = request.inputs.first().and_then(|input| match &input.input {
+            Some(pb::embed_input::Input::Text(text)) => Some(text.clone()),
+            _ => None,
+        });
+        let failed = self.script(first.unwrap_or_default()).await?;
+        let values = lengths.iter().flat_map(vector).flat_map(f32::to_le_bytes).collect();
+        Ok(Response::new(pb::EmbedReply { failed, dimensions, values, prompt_tokens: lengths }))
+    }
+
+    /// The length of each document as its score, behind the steps of a chat with the query.
+    async fn rerank(&self, request: Request<pb::RerankRequest>) -> Result<Response<pb::RerankReply>, Status> {
+        let pb::RerankRequest { query, documents, .. } = request.into_inner();
+        let lengths: Vec<u32> = documents.iter().map(|document| document.len() as u32).collect();
+        let scores = lengths.iter().map(|length| *length as f32 / 100.0).collect();
+        let failed = self.script(query).await?;
+        Ok(Response::new(pb::RerankReply { failed, scores, prompt_tokens: lengths }))
     }
 
     async fn generate(

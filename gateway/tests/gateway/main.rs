@@ -13,6 +13,7 @@ mod keys;
 mod limits;
 mod network;
 mod poison;
+mod pooling;
 mod responses;
 mod resume;
 mod sdk;

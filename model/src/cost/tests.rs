@@ -19,6 +19,7 @@ fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
         per_layer_inputs: 0,
         vocabulary: 128_256,
         value_bytes: 2,
+        whole: false,
     };
     let work = |context: u64, head, tensor_size| {
         let tokens = context * 4;
@@ -162,6 +163,7 @@ fn hostile_loads_saturate() {
         per_layer_inputs: most,
         vocabulary: most,
         value_bytes: most,
+        whole: false,
     };
     let load = Load {
         context: most,

@@ -13,7 +13,9 @@ pub struct Attention {
     pub key_dim: u32,
     /// Width of a value.
     pub value_dim: u32,
-    /// Tokens it looks back, itself included; `None` is all.
+    /// Whether a position sees none of those behind it.
+    pub causal: bool,
+    /// Tokens it looks back, itself included, and as far ahead where it sees those; `None` is all.
     pub window: Option<u32>,
     /// Whether each head has a learned sink: a score that takes its share of attention and gives nothing.
     pub sinks: bool,
@@ -77,6 +79,7 @@ impl Attention {
             kv_heads,
             key_dim: head_dim,
             value_dim: head_dim,
+            causal: true,
             window: None,
             sinks: false,
             scale: f64::from(head_dim).powf(-0.5) as f32,

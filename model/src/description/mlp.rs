@@ -43,6 +43,8 @@ pub enum Activation {
     },
     /// The square of `max(x, 0)`, without a gate.
     SquaredRelu,
+    /// The Gaussian error unit as it is, without a gate.
+    Gelu,
 }
 
 /// Experts.
@@ -180,7 +182,7 @@ impl Activation {
     pub fn has_gate(self) -> bool {
         match self {
             Self::Silu | Self::GeluTanh | Self::ClippedSwiGlu { .. } => true,
-            Self::SquaredRelu => false,
+            Self::SquaredRelu | Self::Gelu => false,
         }
     }
 }

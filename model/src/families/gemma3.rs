@@ -7,7 +7,9 @@ use super::{
 };
 use crate::{
     config::{Config, MAX_LAYERS, RopeFields},
-    description::{Activation, Attention, Dense, Description, Layer, Mixer, Mlp, NormOffset, Norms, QkNorm},
+    description::{
+        Activation, Attention, Dense, Description, Layer, Mixer, Mlp, NormOffset, Norms, Pooling, QkNorm,
+    },
     error::Error,
 };
 
@@ -43,7 +45,6 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let capped = document.float("attn_logit_softcapping")?.is_some();
     refuse(config, "attn_logit_softcapping", capped)?;
     let sees_ahead = document.flag("use_bidirectional_attention")?;
-    refuse(config, "use_bidirectional_attention", sees_ahead)?;
     let head_dim = config.head_dim.unwrap_or(256);
     let pattern = match document.optional("sliding_window_pattern", MAX_LAYERS)? {
         Some(pattern) => pattern,
@@ -68,6 +69,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     refuse(config, "attention_bias", config.attention_bias)?;
     let mut attention =
         Attention::new(config.num_attention_heads, config.num_key_value_heads, head_dim, None);
+    attention.causal = !sees_ahead;
     attention.qk_norm = Some(QkNorm::Head { epsilon: config.rms_norm_eps });
     let width = document.float("query_pre_attn_scalar")?.unwrap_or(256.0);
     attention.scale = f64::from(width).powf(-0.5) as f32;
@@ -86,6 +88,15 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     description.logit_cap = logit_cap(config)?;
     description.embedding_scale = Some(in_bfloat16((config.hidden_size as f32).sqrt()));
     give_windows(config, &mut description, &windowed)?;
+    if sees_ahead {
+        // As Transformers scales what it computes in 32 bits, in which such a model is published.
+        description.embedding_scale = Some((config.hidden_size as f32).sqrt());
+        // The window is all that a position sees, of which half lies behind it and half ahead.
+        for attention in description.attentions_mut() {
+            attention.window = attention.window.map(|window| window / 2 + 1);
+        }
+        description.pooling = Some(Pooling::mean());
+    }
     Ok(description)
 }
 

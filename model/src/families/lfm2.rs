@@ -95,7 +95,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         Layer { norms: names, ..Layer::new(mixer, mlp, epsilon) }
     });
     let mut description = described(config, has_head, layers.collect());
-    (description.norm, description.norm_epsilon) = ("embedding_norm", epsilon);
+    (description.norm, description.norm_epsilon) = (Some("embedding_norm"), epsilon);
     let tied = document.choice("tie_embedding")?.or(config.tie_word_embeddings);
     description.tied = tied.unwrap_or(true);
     Ok(description)

@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{
     config::{Config, Document, MAX_HEADS, MAX_SIZE},
-    description::{Activation, Attention, Dense, Description, Experts, Layer, Mamba2, Mixer, Mlp, Norms},
+    description::{
+        Activation, Attention, Dense, Description, Experts, Layer, Mamba2, Mixer, Mlp, NormKind, Norms,
+    },
     error::{Error, FileError, Unsupported},
 };
 
@@ -98,6 +100,8 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
         };
         let norm = Some("norm");
         let norms = Norms {
+            kind: NormKind::Rms,
+            of_sums: false,
             epsilon,
             before_mixer: norm.filter(|_| mixer.is_some()),
             after_mixer: None,

@@ -35,7 +35,7 @@ fn what_the_engine_lacks_is_refused_with_place_and_remedy() {
     for (config, said) in [
         (
             with(llama(2), json!({"model_type": "qwen3_moee"})),
-            "is not supported; supported are deepseek_v3, gemma3, gemma3_text,",
+            "is not supported; supported are bert, deepseek_v3, gemma3, gemma3_text,",
         ),
         (
             with(llama(2), json!({"quantization": {"group_size": 32, "bits": 4, "mode": "fp2"}})),

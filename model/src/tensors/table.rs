@@ -3,8 +3,8 @@
 use super::{Layout, Recipe, Role, Rows, ShardAxis, Tensor};
 use crate::{
     description::{
-        Attention, DeltaNet, Dense, Description, ExpertNorms, Experts, Latent, Layer, Mamba2, Mixer, Mlp,
-        NormOffset, PerLayerInputs, QkNorm, Scoring, ShortConv,
+        Attention, DeltaNet, Dense, Description, Encoder, ExpertNorms, Experts, Latent, Layer, Mamba2, Mixer,
+        Mlp, NormKind, NormOffset, PerLayerInputs, QkNorm, Scoring, ShortConv,
     },
     load_quantization::{LoadQuantization, MatrixQuantization},
     safetensors::Headers,
@@ -34,6 +34,9 @@ pub fn table(
         tensors: Vec::new(),
     };
     module.push("embed_tokens.weight", &[vocabulary, hidden], None, true);
+    if let Some(encoder) = &description.encoder {
+        module.encoder_embeddings(encoder, hidden);
+    }
     if let Some(inputs) = description.per_layer_inputs {
         module.role = Role::PerLayerInputs;
         module.per_layer_inputs(inputs, hidden, description.layers.len() as u64);
@@ -47,7 +50,14 @@ pub fn table(
         }
     }
     (module.path, module.role) = ("model".to_owned(), Role::Head);
-    module.norm(description.norm, hidden);
+    if let Some(norm) = description.norm {
+        module.norm(norm, hidden);
+    }
+    if description.encoder.is_some_and(|encoder| encoder.classifier.is_some()) {
+        module.path = "score".to_owned();
+        module.replicated("dense", hidden, hidden, true);
+        module.replicated("out_proj", 1, hidden, true);
+    }
     if !description.tied {
         module.path = "lm_head".to_owned();
         module.push("weight", &[vocabulary, hidden], None, true);
@@ -131,6 +141,22 @@ impl Module<'_> {
         }
     }
 
+    /// A norm of this kind, with the bias that it has.
+    fn layer_norm(&mut self, field: &str, width: u64, kind: NormKind) {
+        self.norm(field, width);
+        if kind == NormKind::Layer {
+            self.vector(&format!("{field}.bias"), width);
+        }
+    }
+
+    /// What an encoder adds to the embedding of its tokens.
+    fn encoder_embeddings(&mut self, encoder: &Encoder, hidden: u64) {
+        let [positions, token_types] = [encoder.positions, encoder.token_types].map(u64::from);
+        self.push("embed_positions.weight", &[positions, hidden], None, false);
+        self.push("embed_token_types.weight", &[token_types, hidden], None, false);
+        self.layer_norm("embed_norm", hidden, NormKind::Layer);
+    }
+
     /// A projection that every rank computes whole.
     fn replicated(&mut self, field: &str, outputs: u64, inputs: u64, bias: bool) {
         self.replicated_as(field, outputs, inputs, bias, MatrixQuantization::AsAsked);
@@ -172,7 +198,7 @@ impl Module<'_> {
     fn layer(&mut self, layer: &Layer, hidden: u64) {
         let norms = &layer.norms;
         for name in [norms.before_mixer, norms.after_mixer].into_iter().flatten() {
-            self.norm(name, hidden);
+            self.layer_norm(name, hidden, norms.kind);
         }
         let path = self.path.clone();
         if let Some(mixer) = &layer.mixer {
@@ -187,7 +213,7 @@ impl Module<'_> {
             self.path.clone_from(&path);
         }
         for name in [norms.before_mlp, norms.after_mlp].into_iter().flatten() {
-            self.norm(name, hidden);
+            self.layer_norm(name, hidden, norms.kind);
         }
         if let Some(mlp) = &layer.mlp {
             self.path = mlp.path(&path);

@@ -36,10 +36,20 @@ pub(super) fn read(
         ));
         return None;
     }
+    if !shape.task.is_generate() {
+        refuse(format!("Model {model} embeds or scores texts and generates none; leave the draft model out"));
+        return None;
+    }
     let Some(known) = view.models.get(&(namespace.to_owned(), draft.to_owned())) else {
         notes.push(Note::ModelUnknown { model: draft.to_owned() });
         return None;
     };
+    if !known.task.is_generate() {
+        refuse(format!(
+            "Model {draft} embeds or scores texts and generates none; use a smaller model of the same family, or none"
+        ));
+        return None;
+    }
     let (ours, theirs) = (shape.vocabulary, known.vocabulary);
     // Headers read by an older release may lack it.
     if ours > 0 && theirs > 0 && ours.abs_diff(theirs) >= MAX_VOCABULARY_PADDING {

@@ -21,6 +21,9 @@ pub fn split(asked: &RequestedSplit, shape: &ModelShape, notes: &mut Vec<Note>) 
     let Sharding { mode, ranks, tensor_size, layers_per_rank, backend, kv: _, min_bits_per_second: _ } =
         &asked.sharding;
     let before = notes.len();
+    if !shape.task.is_generate() {
+        return one_rank(asked, notes);
+    }
     if let Some(ranks) = *ranks
         && (ranks == 0 || ranks > MAX_RANKS)
     {
@@ -211,6 +214,25 @@ pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)>
         .collect();
     allowed.sort_by_key(|&(stages, size)| (stages * size, size));
     allowed
+}
+
+/// The split of a model that embeds or scores: one rank computes a text at once.
+fn one_rank(asked: &RequestedSplit, notes: &mut Vec<Note>) -> Split {
+    let Sharding { mode, ranks, tensor_size, layers_per_rank, .. } = &asked.sharding;
+    let stages = layers_per_rank.as_ref().map(|layers| layers.len() as u32);
+    let several = |count: &Option<u32>| count.filter(|&count| count != 1);
+    let requested = [(RANKS, ranks), (SIZE, tensor_size), (LAYERS, &stages)]
+        .into_iter()
+        .find_map(|(field, count)| Some((field, several(count)?.to_string())));
+    let split = match mode {
+        ShardingMode::Auto | ShardingMode::Single => None,
+        mode => Some((MODE, format!("{mode:?}"))),
+    };
+    if let Some((field, value)) = requested.or(split) {
+        let why = "the model embeds or scores texts, which one rank computes whole; leave it out, or use mode Single";
+        notes.push(invalid(asked.field(field), format!("it is {value}, but {why}")));
+    }
+    Split::Single
 }
 
 /// Which layers one rank holds together, for a sentence about the others; empty where none are.

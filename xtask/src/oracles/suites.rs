@@ -200,7 +200,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         _ => None,
     };
     let (prepared, python) = setup::with_python()?;
-    let vocabularies = real_weights::vocabularies()?;
+    let files = [real_weights::vocabularies()?, real_weights::minilm()?];
     let openai_tests = sdk_tests::openai()?;
     let programs = programs(&suites)?;
     suites::build_with(&prepared)?;
@@ -214,7 +214,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
             // With this variable these suites fail if a program is missing; otherwise their tests print
             // `skipped`.
             tests.args(suite.arguments).env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
-            tests.envs(&programs).envs([vocabularies.clone()]).envs(openai_tests.clone());
+            tests.envs(&programs).envs(files.clone()).envs(openai_tests.clone());
             if let Slice::Of(number) = run {
                 tests.env("RUSSET_SLICE", number.to_string());
             }

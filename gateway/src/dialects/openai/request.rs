@@ -20,7 +20,9 @@ use super::response::ChatWriter;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::serving::{ParsedRequest, RequestContext};
-use values::boolean;
+pub(super) use fields::is_nothing;
+pub(super) use parameters::{fields, listed, model};
+pub(super) use values::{boolean, integer};
 
 type JsonObject = Map<String, Value>;
 

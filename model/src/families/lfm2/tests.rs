@@ -72,7 +72,7 @@ fn layers_are_convolutions_but_those_that_are_named() {
     assert_eq!(attention.rope.as_ref().unwrap().base, 1e6);
     assert_eq!(
         (description.norm, description.norm_epsilon, description.tied),
-        ("embedding_norm", 1e-5, true)
+        (Some("embedding_norm"), 1e-5, true)
     );
     assert_eq!(description.rewind(), Rewind::ToSnapshots);
 }

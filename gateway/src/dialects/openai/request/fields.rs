@@ -285,7 +285,7 @@ pub(super) fn completion_group_of(name: &str) -> Option<&'static FieldGroup> {
 }
 
 /// An empty text too, which clients send for none; in a message it is a text.
-pub(super) fn is_nothing(value: &Value) -> bool {
+pub(in super::super) fn is_nothing(value: &Value) -> bool {
     is_empty(value) || value == "" || value == false
 }
 

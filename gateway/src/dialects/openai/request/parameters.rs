@@ -26,7 +26,7 @@ const MAX_SALT_BYTES: usize = 512;
 const MAX_IGNORED_FIELDS: usize = 16;
 
 /// The fields of a body, without those that are null: OpenAI's SDKs send it for unset ones.
-pub(super) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError> {
+pub(in crate::dialects::openai) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError> {
     let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
         return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
     };
@@ -35,7 +35,7 @@ pub(super) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError
 }
 
 /// The name of the model.
-pub(super) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
+pub(in crate::dialects::openai) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
     match fields.get("model") {
         Some(Value::String(model)) if !model.is_empty() => Ok(model.clone()),
         Some(_) => Err(GatewayError::field("model", "`model` must be the name of a model")),
@@ -210,7 +210,7 @@ pub(super) fn ignored(fields: &JsonObject, group_of: GroupOf, mut ignored: BTree
 }
 
 /// The names that a header can list.
-fn listed(names: BTreeSet<String>) -> Vec<String> {
+pub(in crate::dialects::openai) fn listed(names: BTreeSet<String>) -> Vec<String> {
     let is_printable = |name: &String| {
         name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
     };

@@ -13,7 +13,10 @@ pub(super) fn is_empty(value: &Value) -> bool {
     }
 }
 
-pub(super) fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
+pub(in crate::dialects::openai) fn boolean(
+    fields: &JsonObject,
+    name: &str,
+) -> Result<Option<bool>, GatewayError> {
     match fields.get(name) {
         None => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
@@ -45,7 +48,7 @@ pub(super) fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| float().map(|float| float as i64))
 }
 
-pub(super) fn integer(
+pub(in crate::dialects::openai) fn integer(
     fields: &JsonObject,
     name: &str,
     min: i64,

@@ -1,0 +1,74 @@
+//! Serves requests for vectors and scores: read like those for text, and answered as a whole.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::{MethodRouter, post};
+use russet_wire::request::GenerationRequest;
+
+use super::api_state::ApiState;
+use super::dialect::{Dialect, RequestContext};
+use super::{ReceivedRequest, list_ignored, within_quota};
+use crate::dispatch::{PendingRequest, PoolingReply, PoolingRequest, PromptDigest};
+use crate::error::GatewayError;
+use crate::json_body::JsonBody;
+use crate::keys::Caller;
+use crate::request_defaults::LeftOut;
+use crate::request_id::RequestId;
+
+/// A parsed request.
+pub(crate) struct ParsedPooling {
+    /// The model name as the client sent it.
+    pub(crate) model: String,
+    /// The request for the engine.
+    pub(crate) request: PoolingRequest,
+    /// Ignored fields, which a header lists.
+    pub(crate) ignored: Vec<String>,
+    /// Formats the response.
+    pub(crate) respond: Box<dyn FnOnce(PoolingReply) -> Result<Response, GatewayError> + Send>,
+}
+
+/// Parses a decoded body.
+pub(crate) type ParsePooling =
+    fn(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<ParsedPooling, GatewayError>;
+
+/// The handler of a path that answers with vectors or scores.
+pub(crate) fn pooling(dialect: &'static Dialect, parse: ParsePooling) -> MethodRouter<Arc<ApiState>> {
+    post(
+        move |State(api): State<Arc<ApiState>>,
+              Extension(id): Extension<RequestId>,
+              Extension(caller): Extension<Caller>,
+              request: Request| async move {
+            let work = |request| pool(&api, dialect, id, caller.clone(), request, parse);
+            within_quota(&api, dialect, &caller, request, work).await
+        },
+    )
+}
+
+async fn pool(
+    api: &Arc<ApiState>,
+    dialect: &Dialect,
+    id: RequestId,
+    caller: Caller,
+    request: Request,
+    parse: ParsePooling,
+) -> Result<Response, GatewayError> {
+    let ReceivedRequest { unread, deadline, permit } =
+        ReceivedRequest::read(api, &id, &caller, request).await?;
+    let read = move |body: JsonBody<'_>, context: &RequestContext<'_>, caller: &Caller| {
+        let parsed = parse(body, context)?;
+        let prompt = PromptDigest::of_texts(caller, &parsed.model, parsed.request.texts());
+        Ok((parsed, prompt))
+    };
+    let (ParsedPooling { model, request, ignored, respond }, prompt) = unread.read(read).await?;
+    tracing::debug!(request_id = id.shown, engine_id = id.unique, dialect = dialect.name, model, "pool");
+    let generation = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
+    let pending =
+        PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller);
+    let reply = api.dispatcher.pool(pending.with_pooling(request)).await?;
+    let mut response = respond(reply)?;
+    list_ignored(&mut response, &ignored);
+    Ok(response)
+}
