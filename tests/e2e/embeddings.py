@@ -32,7 +32,7 @@ def main(base_url, model):
     # As sentence-transformers' documentation has them: 0.7554 and less than a fifth.
     near, far = dot(vectors[0], vectors[1]), dot(vectors[0], vectors[2])
     assert abs(near - 0.7554) < 1e-3 and far < 0.2, (near, far)
-    assert response.usage.prompt_tokens == response.usage.total_tokens == 25, response.usage
+    assert response.usage.prompt_tokens == response.usage.total_tokens == 28, response.usage
     floats = client.embeddings.create(model=model, input=texts[0], encoding_format="float").data[0].embedding
     assert max(abs(a - b) for a, b in zip(floats, vectors[0])) < 1e-6
     short = client.embeddings.create(model=model, input=texts[0], dimensions=64).data[0].embedding
