@@ -117,7 +117,7 @@ mod tests {
         let answer = r#"[
             {"id": "mlx-community/Qwen3-8B-4bit", "downloads": 12, "likes": 3, "tags": ["mlx", "qwen3"], "private": false},
             {"id": "a/b\u001b[2J", "tags": ["llama", "gguf"]},
-            {"id": "c/d", "tags": ["bert"]}]"#;
+            {"id": "c/d", "tags": ["clip"]}]"#;
         let found: Vec<HubModel> = serde_json::from_str(answer).unwrap();
         assert_eq!(
             table(&found),
