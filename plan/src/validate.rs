@@ -462,7 +462,9 @@ mod tests {
                 Auto,
                 None,
                 None,
-                Err("architecture \"mamba\", which this engine does not know; it knows bert, deepseek_v3, gemma3"),
+                Err(
+                    "architecture \"mamba\", which this engine does not know; it knows bert, deepseek_v3, gemma3",
+                ),
             ),
             ("torn", Auto, None, None, Err("config.json names 4 layers, the files hold 3")),
             ("ghost", Auto, None, None, Err("Model \"ghost\" does not exist")),
