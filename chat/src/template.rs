@@ -130,7 +130,25 @@ impl Template {
         caught(|| Self::parse(source, special))
     }
 
+    /// Whether `source` parses. What it reads and shows is not tried.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn check(source: &str) -> Result<(), TemplateError> {
+        caught(|| Self::environment(source).map(drop))
+    }
+
     fn parse(source: &str, special: SpecialTokens) -> Result<Self, TemplateError> {
+        let environment = Self::environment(source)?;
+        let special = special.into_iter().map(|(name, token)| (name, Value::from(token))).collect();
+        let mut template = Self { environment, special, call_form: CallForm::default(), shows_tools: true };
+        template.call_form = CallForm::of(&mut template);
+        template.shows_tools = form::shows_tools(&template);
+        Ok(template)
+    }
+
+    /// The sandbox with the parsed template.
+    fn environment(source: &str) -> Result<Environment<'static>, TemplateError> {
         let syntax = |error: Error| TemplateError::Syntax(error.to_string());
         let mut environment = Environment::new();
         // The whitespace settings for which the authors of these templates test.
@@ -146,11 +164,7 @@ impl Template {
         });
         let source = memory::unfolded(&strip_generation_tags(source), blocks);
         environment.add_template_owned(TEMPLATE_NAME, source).map_err(syntax)?;
-        let special = special.into_iter().map(|(name, token)| (name, Value::from(token))).collect();
-        let mut template = Self { environment, special, call_form: CallForm::default(), shows_tools: true };
-        template.call_form = CallForm::of(&mut template);
-        template.shows_tools = form::shows_tools(&template);
-        Ok(template)
+        Ok(environment)
     }
 
     /// Whether it tells the model of a request's tools.

@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::group::follower::Follower;
 use crate::lifecycle::Lifecycle;
-use crate::pooling::{PooledTexts, PoolingIntake};
+use crate::pooling::{PooledTexts, PoolingIntake, invalid};
 use crate::prefix_cache::block_hash::{BLOCK_TOKENS, BlockHash};
 use crate::prefix_cache::events::BlockEvent;
 use crate::scheduler::Intake;
@@ -115,16 +115,12 @@ impl EngineService {
     fn pooling_intake(&self) -> Result<Result<PoolingIntake, GenerationFailure>, Status> {
         Ok(match self.intake()? {
             Ok(LeaderIntake::Pool(intake)) => Ok(intake),
-            Ok(LeaderIntake::Generate(_)) => Err(not_of_this_model(
-                "the model generates text and neither embeds nor scores any; send the request to /v1/chat/completions, or name a model that embeds or reranks",
+            Ok(LeaderIntake::Generate(_)) => Err(invalid(
+                "the model generates text and neither embeds nor scores any; send the request to /v1/chat/completions, or name a model that embeds or reranks".to_owned(),
             )),
             Err(failure) => Err(failure),
         })
     }
-}
-
-fn not_of_this_model(message: &str) -> GenerationFailure {
-    GenerationFailure { kind: FailureKind::InvalidRequest, message: message.to_owned() }
 }
 
 #[tonic::async_trait]
@@ -150,8 +146,8 @@ impl Engine for EngineService {
             Box::pin(futures::stream::iter([Ok(failure.into())]))
         };
         let events: Self::GenerateStream = match self.intake()? {
-            Ok(LeaderIntake::Pool(_)) => failed(not_of_this_model(
-                "the model embeds or scores texts and generates none; send the request to /v1/embeddings or /v1/rerank, or name a model that generates",
+            Ok(LeaderIntake::Pool(_)) => failed(invalid(
+                "the model embeds or scores texts and generates none; send the request to /v1/embeddings or /v1/rerank, or name a model that generates".to_owned(),
             )),
             Ok(LeaderIntake::Generate(intake)) => {
                 let events = intake.prepare(request.into_inner().into()).await;

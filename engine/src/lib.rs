@@ -34,6 +34,7 @@ pub mod reform;
 pub mod rings;
 pub mod scheduler;
 pub mod sequence;
+pub mod small_file;
 pub mod speculative;
 pub mod step_profiler;
 pub mod throughput;

@@ -1,13 +1,14 @@
 //! The modules of sentence-transformers in a model's folder: in files with flat names, as the model store keeps them, or
 //! in folders, as their repository has them.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use russet_model::sentence_transformers::{
     MAX_MODULE_BYTES, MODULES, ModuleFiles, module_files, nested_path,
 };
+
+use crate::small_file;
 
 /// The small files; none where the model has no list of modules. An error names the file.
 pub fn read(dir: &Path) -> Result<ModuleFiles, (PathBuf, io::Error)> {
@@ -34,17 +35,10 @@ pub fn module_path(dir: &Path, name: &str) -> PathBuf {
     }
 }
 
-/// A whole small file; `None` where there is none.
+/// A file of a module; `None` where there is none.
 fn read_small(path: &Path) -> Result<Option<Vec<u8>>, (PathBuf, io::Error)> {
     let failed = |error| (path.to_owned(), error);
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut bytes = Vec::new();
-    // One byte beyond the limit tells that it is too large.
-    file.take(MAX_MODULE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let Some(bytes) = small_file::read(path, MAX_MODULE_BYTES).map_err(failed)? else { return Ok(None) };
     if bytes.len() as u64 > MAX_MODULE_BYTES {
         let problem = format!("it has more than {MAX_MODULE_BYTES} bytes, the limit of such a file");
         return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, problem)));

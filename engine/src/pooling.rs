@@ -344,6 +344,7 @@ fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
     }
 }
 
-fn invalid(message: String) -> GenerationFailure {
+/// The failure of a request that this model cannot serve.
+pub(crate) fn invalid(message: String) -> GenerationFailure {
     GenerationFailure { kind: FailureKind::InvalidRequest, message }
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
     json, packings,
 };
 use fields::Fields;
@@ -198,7 +199,7 @@ impl Document {
         {
             let reason = format!(
                 "quantization method {:?} is not supported; supported are mxfp4, {}",
-                short_text(method),
+                excerpt(method),
                 packings::list()
             );
             return Err(Unsupported::field("quantization_config.quant_method", reason, remedy));
@@ -208,13 +209,13 @@ impl Document {
             return Ok(());
         };
         let mode = |fields: &Map<String, Value>| {
-            fields.get("mode").and_then(Value::as_str).filter(|mode| !MODES.contains(mode)).map(short_text)
+            fields.get("mode").and_then(Value::as_str).filter(|mode| !MODES.contains(mode)).map(excerpt)
         };
         let modules = fields.iter().filter_map(|(module, own)| Some((Some(module), own.as_object()?)));
         for (module, fields) in std::iter::once((None, fields)).chain(modules) {
             if let Some(mode) = mode(fields) {
-                let place = module
-                    .map_or(format!("{field}.mode"), |module| format!("{field} {:?}", short_text(module)));
+                let place =
+                    module.map_or(format!("{field}.mode"), |module| format!("{field} {:?}", excerpt(module)));
                 return Err(Unsupported::field(
                     &place,
                     format!("quantization mode {mode:?} is not supported"),
@@ -276,7 +277,7 @@ impl Document {
     pub(crate) fn texts(&self, field: &'static str) -> Result<Vec<String>, FileError> {
         let Some(value) = self.value(field) else { return Ok(Vec::new()) };
         let list = value.as_array().filter(|list| list.len() <= MAX_LAYERS as usize);
-        let texts = list.and_then(|list| list.iter().map(|kind| kind.as_str().map(short_text)).collect());
+        let texts = list.and_then(|list| list.iter().map(|kind| kind.as_str().map(excerpt)).collect());
         texts.ok_or_else(|| self.unusable(field))
     }
 
@@ -338,12 +339,8 @@ fn short(value: &Value) -> String {
         Value::Array(list) if list.len() > MAX_LAYERS as usize => format!("a list of more than {MAX_LAYERS}"),
         Value::Array(list) => format!("a list of {}", list.len()),
         Value::Object(fields) => format!("an object of {}", fields.len()),
-        other => short_text(&other.to_string()),
+        other => excerpt(&other.to_string()),
     }
-}
-
-fn short_text(text: &str) -> String {
-    text.chars().take(60).collect()
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ use std::ops::Range;
 
 use crate::{
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
     load_quantization::LoadQuantization,
     safetensors::Headers,
     shape::{ModelShape, READER},
@@ -83,7 +84,7 @@ impl<'a> Gguf<'a> {
         };
         let Some(architecture) = ARCHITECTURES.iter().find(|own| own.name == found) else {
             let known = ARCHITECTURES.iter().map(|own| own.name).collect::<Vec<_>>().join(", ");
-            let found = metadata::shorten(found);
+            let found = excerpt(found);
             return Err(refuse(
                 "general.architecture",
                 format!("{found:?} is not supported as GGUF; supported are {known}"),
@@ -98,7 +99,7 @@ impl<'a> Gguf<'a> {
         let tensors = files.iter().flat_map(|(_, header)| &header.tensors);
         let head_bytes = tensors.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.bytes));
         let architecture = files.first().and_then(|(_, header)| header.metadata.text("general.architecture"));
-        let architecture = metadata::shorten(architecture.unwrap_or_default());
+        let architecture = excerpt(architecture.unwrap_or_default());
         ModelShape { architecture, head_bytes, reader: READER, ..ModelShape::default() }
     }
 

@@ -13,6 +13,7 @@ pub mod cost;
 pub mod description;
 pub mod divisibility;
 pub mod error;
+mod excerpt;
 pub mod families;
 pub mod float16;
 pub mod generation_config;

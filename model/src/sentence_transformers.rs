@@ -10,6 +10,7 @@ use crate::{
     config::MAX_SIZE,
     description::{DenseModule, Pooling, PoolingMode},
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
     json,
     object::Object,
 };
@@ -82,7 +83,7 @@ pub fn pooling(files: &ModuleFiles) -> Result<Option<Pooling>, Error> {
             }
             ("Normalize", Some(pooling)) => pooling.normalize = true,
             (kind, _) => {
-                let kind: String = kind.chars().take(60).collect();
+                let kind = excerpt(kind);
                 let reason = format!("a module {kind:?} at this place is not supported");
                 return Err(unsupported(MODULES, reason, REMEDY));
             }
@@ -127,7 +128,7 @@ impl Module {
     /// Name of its configuration in a model's folder.
     fn config(&self) -> Result<String, Error> {
         flat_name(&format!("{}/config.json", self.path)).ok_or_else(|| {
-            let path: String = self.path.chars().take(60).collect();
+            let path = excerpt(&self.path);
             let reason = format!("the folder {path:?} of a module is not named like `1_Pooling`");
             unsupported(MODULES, reason, "take the files as their repository has them")
         })
@@ -218,7 +219,7 @@ impl DenseConfig {
             None | Some("Tanh") => true,
             Some("Identity") => false,
             Some(other) => {
-                let other: String = other.chars().take(60).collect();
+                let other = excerpt(other);
                 let reason =
                     format!("activation {other:?} is not supported; supported are Tanh and Identity");
                 return Err(unsupported(path, reason, "use a model with one of these"));

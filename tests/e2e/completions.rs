@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use russet_tests::cluster::{TestCluster, is_ready_as_edited, repository};
+use russet_tests::cluster::{TestCluster, repository};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::mistakes::apply;
-use super::path::{delete_object, quickstart};
+use super::path::{delete_object, quickstart, serves};
 
 /// A model without a chat template continues texts; what a deployment sets is told and acts at once.
 pub async fn completions(cluster: &mut TestCluster) -> Result<()> {
@@ -36,7 +36,8 @@ pub async fn completions(cluster: &mut TestCluster) -> Result<()> {
         )
     };
     apply(cluster, &objects("{}")).await?;
-    let deployment = ready(cluster, "base").await?;
+    serves(cluster, "base").await?;
+    let deployment = cluster.get("modeldeployments base").await?;
     ensure!(
         deployment["status"]["generationConfig"] == json!({"temperature": 0.01, "topK": 1}),
         "the status has {}",
@@ -86,25 +87,14 @@ pub async fn completions(cluster: &mut TestCluster) -> Result<()> {
     cluster
         .until("the status has the spec's temperature", async |cluster| {
             let deployment = cluster.get("modeldeployments base").await?;
-            Ok(deployment["status"]["generationConfig"] == json!({"temperature": 0, "topK": 1, "topP": 0.5})
-                || deployment["status"]["generationConfig"]
-                    == json!({"temperature": 0.0, "topK": 1, "topP": 0.5}))
+            let expected = json!({"temperature": 0.0, "topK": 1, "topP": 0.5});
+            Ok(deployment["status"]["generationConfig"] == expected)
         })
         .await?;
     let same = cluster.get("shardgroups").await?["items"][0]["metadata"]["uid"].clone();
     ensure!(same == group, "the replica was replaced");
     delete_object(cluster, "modeldeployments/base").await?;
     delete_object(cluster, "models/base").await
-}
-
-async fn ready(cluster: &mut TestCluster, name: &str) -> Result<Value> {
-    let object = format!("modeldeployments {name}");
-    cluster
-        .until(&format!("{name} is Ready"), async |cluster| {
-            Ok(cluster.get(&object).await.is_ok_and(|deployment| is_ready_as_edited(&deployment)))
-        })
-        .await?;
-    cluster.get(&object).await
 }
 
 /// Suites of the SDK, and what of them this release does not serve: fields that it refuses by name, which the tests with

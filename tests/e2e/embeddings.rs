@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use russet_tests::cluster::{TestCluster, is_ready_as_edited, repository};
+use russet_tests::cluster::{TestCluster, repository};
 use tokio::process::Command;
 
 use super::completions;
 use super::mistakes::apply;
-use super::path::{delete_object, quickstart};
+use super::path::{delete_object, quickstart, serves};
 
 const OBJECTS: &str = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: minilm}\n\
     spec: {source: {uri: 'hf://sentence-transformers/all-MiniLM-L6-v2'}}\n---\n\
@@ -27,12 +27,7 @@ pub async fn minilm(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     cluster.hub.add("sentence-transformers/all-MiniLM-L6-v2", Path::new(&folder));
     apply(cluster, OBJECTS).await?;
-    cluster
-        .until("minilm is Ready", async |cluster| {
-            let deployment = cluster.get("modeldeployments minilm").await;
-            Ok(deployment.is_ok_and(|deployment| is_ready_as_edited(&deployment)))
-        })
-        .await?;
+    serves(cluster, "minilm").await?;
     let model = cluster.get("models minilm").await?;
     let shape = &model["status"]["shape"];
     ensure!(shape["task"] == "Embed" && model["status"]["kvBytesPerToken"] == 0, "{shape:#}");

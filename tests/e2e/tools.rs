@@ -5,11 +5,11 @@ use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
 use russet_tests::chat;
-use russet_tests::cluster::{TestCluster, is_ready_as_edited, repository};
+use russet_tests::cluster::{TestCluster, repository};
 use tokio::process::Command;
 
 use super::mistakes::apply;
-use super::path::delete_object;
+use super::path::{delete_object, serves};
 
 /// A run of CI has one of so many parts of the families; all of them have them all.
 const PARTS: usize = 3;
@@ -33,12 +33,7 @@ pub async fn rounds(cluster: &mut TestCluster) -> Result<()> {
     for family in shared(families)? {
         cluster.hub.add(&format!("scripted/{family}"), &folder.path().join(family));
         apply(cluster, &objects(family)).await?;
-        let name = format!("modeldeployments {family}");
-        cluster
-            .until(&format!("{family} is Ready"), async |cluster| {
-                Ok(cluster.get(&name).await.is_ok_and(|deployment| is_ready_as_edited(&deployment)))
-            })
-            .await?;
+        serves(cluster, family).await?;
         let talk = Command::new(&python)
             .arg(&script)
             .args(["talk", &cluster.base_url(), family])

@@ -16,6 +16,8 @@ use anyhow::{Context, Result, bail};
 use crate::mlx::{MLX_VERSION, cache_dir};
 use crate::step::{fingerprint, run};
 
+/// The release of the OpenAI SDK that tests use, and whose own tests run against the gateway.
+pub const OPENAI_VERSION: &str = "3.52.0";
 /// The oldest Python the pinned packages have wheels for.
 const OLDEST: (u32, u32) = (3, 10);
 /// Tried in this order; the first that is new enough and can create environments is used.
@@ -33,7 +35,7 @@ fn pins() -> String {
          numpy>=2,<3\n\
          safetensors==0.8.0\n\
          gguf==0.19.0\n\
-         openai==3.52.0\n"
+         openai=={OPENAI_VERSION}\n"
     )
 }
 

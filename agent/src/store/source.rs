@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_chat::template::{SpecialTokens, Template};
+use russet_chat::template::Template;
 use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
 use russet_model::error::FileError;
 use russet_model::gguf::files::{SUFFIX, gguf_files};
@@ -157,7 +157,7 @@ pub(super) fn describe_chat(tokenizer: &TokenizerFiles, shape: &mut ModelShape) 
         shape.notes.push(NO_TEMPLATE.to_owned());
     }
     let refused = templates.values().find_map(|ChatTemplate { file, source }| {
-        let why = Template::new(source, SpecialTokens::new()).err()?;
+        let why = Template::check(source).err()?;
         Some(format!("{file}: {why}"))
     });
     shape.chat_unsupported = refused;

@@ -20,8 +20,8 @@ use super::{PromptLimits, TokenizerError};
 pub(super) struct LiteralText {
     /// Their spellings; `None` where there are none.
     spellings: Option<AhoCorasick>,
-    /// The token of each spelling.
-    tokens: Vec<(String, u32)>,
+    /// The special tokens, as they are spelled.
+    tokens: Vec<String>,
     /// What makes the mark and the names, drawn at the start.
     secret: u64,
     /// Made when the first conversation needs it: that takes some hundred milliseconds.
@@ -31,6 +31,8 @@ pub(super) struct LiteralText {
 /// A tokenizer whose special tokens have other names.
 struct Renamed {
     encoder: Encoder,
+    /// The name of each spelling.
+    names: Vec<String>,
     /// Its ids that are not those of the model.
     ids: HashMap<u32, u32>,
 }
@@ -39,12 +41,10 @@ impl LiteralText {
     /// Looks at the tokens of a tokenizer.
     pub fn of(tokenizer: &Tokenizer) -> Self {
         let added = tokenizer.get_added_tokens_decoder();
-        let special = added.into_iter().filter(|(_, token)| token.special && !token.content.is_empty());
-        let mut tokens: Vec<(String, u32)> = special.map(|(id, token)| (token.content, id)).collect();
-        tokens.sort_by_key(|(_, id)| *id);
-        let spellings = tokens.iter().map(|(text, _)| text);
+        let special = added.into_values().filter(|token| token.special && !token.content.is_empty());
+        let tokens: Vec<String> = special.map(|token| token.content).collect();
         // As the tokenizer finds them. Building it fails for lists of gigabytes alone.
-        let spellings = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(spellings).ok();
+        let spellings = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&tokens).ok();
         let spellings = spellings.filter(|_| !tokens.is_empty());
         Self { spellings, tokens, secret: rand::random(), renamed: OnceLock::new() }
     }
@@ -110,9 +110,8 @@ impl LiteralText {
     ) -> Result<Vec<u32>, TokenizerError> {
         let renamed = self.renamed.get_or_init(|| self.renamed(tokenizer));
         let renamed = renamed.as_ref().map_err(|reason| TokenizerError::Encode(reason.clone()))?;
-        let names: Vec<String> = (0..self.tokens.len()).map(|spelling| self.name(spelling)).collect();
         let named = match &self.spellings {
-            Some(spellings) => spellings.replace_all(text, &names),
+            Some(spellings) => spellings.replace_all(text, &renamed.names),
             None => text.to_owned(),
         };
         let mut tokens = renamed.encoder.encode(&named.replace(&self.mark(), ""), limits)?;
@@ -127,7 +126,7 @@ impl LiteralText {
     fn renamed(&self, tokenizer: &Tokenizer) -> Result<Renamed, String> {
         let mut json = serde_json::to_value(tokenizer).map_err(|error| error.to_string())?;
         let names: HashMap<&str, String> =
-            self.tokens.iter().enumerate().map(|(at, (text, _))| (text.as_str(), self.name(at))).collect();
+            self.tokens.iter().enumerate().map(|(at, text)| (text.as_str(), self.name(at))).collect();
         for token in json["added_tokens"].as_array_mut().into_iter().flatten() {
             if token["special"] == true
                 && let Some(name) = token["content"].as_str().and_then(|text| names.get(text))
@@ -169,7 +168,8 @@ impl LiteralText {
                 ids.insert(given, id);
             }
         }
-        Ok(Renamed { encoder: Encoder::new(Arc::new(renamed)), ids })
+        let names = (0..self.tokens.len()).map(|spelling| self.name(spelling)).collect();
+        Ok(Renamed { encoder: Encoder::new(Arc::new(renamed)), names, ids })
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    io::{self, Read as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
 };
@@ -30,6 +29,7 @@ use super::{
 use crate::{
     model_modules,
     partition::{TpShard, rank_holds},
+    small_file,
 };
 
 /// A model folder: its configuration and the headers of its weight files, read and checked.
@@ -268,15 +268,7 @@ fn module_files(dir: &Path) -> Result<ModuleFiles, WeightsError> {
 /// A whole small file; `None` when there is none.
 fn read_small(dir: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, WeightsError> {
     let path = dir.join(name);
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(WeightsError::Io { path, source }),
-    };
-    let mut bytes = Vec::new();
-    // One byte beyond the limit tells that it is too large.
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(|source| WeightsError::Io { path, source })?;
-    Ok(Some(bytes))
+    small_file::read(&path, limit).map_err(|source| WeightsError::Io { path, source })
 }
 
 fn file_names(dir: &Path) -> Result<Vec<String>, WeightsError> {

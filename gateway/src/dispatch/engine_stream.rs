@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::{GenerateEvent, GenerateRequest};
 use russet_rpc::tls::CONNECT_TIMEOUT;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
@@ -12,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
+use tonic::transport::Channel;
 
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
@@ -68,51 +70,21 @@ impl EngineStream {
         request: &GenerationRequest,
         deadline: Option<Deadline>,
     ) -> Result<Self, AttemptError> {
-        let Dispatcher { table, backends, demand, limits, closing, metrics: _, suspects: _ } = dispatcher;
-        let event_timeout = limits.engine_timeout;
-        let (mut client, in_flight) = backends.acquire(endpoint).map_err(|error| {
-            tracing::error!("{}", russet_telemetry::errors::chain(&error));
-            AttemptError::Rejected(GatewayError::new(
-                ErrorKind::Internal,
-                "the gateway cannot use its client certificate; see its log",
-            ))
-        })?;
-        let active = demand.start(deployment);
-        let mut changes = table.clone();
-        let began = Instant::now();
-        let until = event_deadline(began, event_timeout, deadline);
-        let opened = tokio::select! {
-            opened = timeout_at(until, client.generate(GenerateRequest::from(request.clone()))) => opened,
-            // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
-            // now.
-            () = endpoint_removed(&mut changes, endpoint) => {
-                let Endpoint { address, node, .. } = endpoint;
-                let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
-                let connected = began.elapsed() > CONNECT_TIMEOUT;
-                let work = if connected { LostWork::Prompt } else { LostWork::None };
-                return Err(AttemptError::Lost { work, message });
-            }
-            () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-        };
-        let events = match opened {
-            Ok(Ok(response)) => response.into_inner(),
-            // The response begins once the prompt is prepared.
-            Ok(Err(status)) if broke_connection(&status) => {
-                return Err(attempt_error(endpoint, &status, LostWork::Prompt));
-            }
-            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, LostWork::None)),
-            Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, event_timeout, deadline))),
-        };
+        let (mut client, in_flight) = acquire(dispatcher, endpoint)?;
+        let active = dispatcher.demand.start(deployment);
+        let call = client.generate(GenerateRequest::from(request.clone()));
+        // The response begins once the prompt is prepared.
+        let events = answer(dispatcher, endpoint, deadline, call).await?;
         Ok(Self {
             endpoint: endpoint.clone(),
             emitted: Vec::new(),
             accepted: false,
             events,
             last_event_at: Instant::now(),
-            event_timeout,
+            event_timeout: dispatcher.limits.engine_timeout,
             deadline,
-            table: table.clone(),
-            closing: closing.clone(),
+            table: dispatcher.table.clone(),
+            closing: dispatcher.closing.clone(),
             active,
             _in_flight: in_flight,
         })
@@ -203,6 +175,49 @@ impl EngineStream {
     }
 }
 
+/// A client of an engine; it counts as in flight while the guard is there.
+pub(super) fn acquire(
+    dispatcher: &Dispatcher,
+    endpoint: &Endpoint,
+) -> Result<(EngineClient<Channel>, InFlightGuard), AttemptError> {
+    dispatcher.backends.acquire(endpoint).map_err(|error| {
+        tracing::error!("{}", russet_telemetry::errors::chain(&error));
+        let message = "the gateway cannot use its client certificate; see its log";
+        AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message))
+    })
+}
+
+/// An engine's answer to a call, within the deadline and as long as the engine is there.
+pub(super) async fn answer<T>(
+    dispatcher: &Dispatcher,
+    endpoint: &Endpoint,
+    deadline: Option<Deadline>,
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, AttemptError> {
+    let (began, patience) = (Instant::now(), dispatcher.limits.engine_timeout);
+    let mut changes = dispatcher.table.clone();
+    let answered = tokio::select! {
+        answered = timeout_at(event_deadline(began, patience, deadline), call) => answered,
+        // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by now.
+        () = endpoint_removed(&mut changes, endpoint) => {
+            let Endpoint { address, node, .. } = endpoint;
+            let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
+            let connected = began.elapsed() > CONNECT_TIMEOUT;
+            let work = if connected { LostWork::Prompt } else { LostWork::None };
+            return Err(AttemptError::Lost { work, message });
+        }
+        () = dispatcher.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+    };
+    match answered {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => {
+            let work = if broke_connection(&status) { LostWork::Prompt } else { LostWork::None };
+            Err(attempt_error(endpoint, &status, work))
+        }
+        Err(_) => Err(AttemptError::Rejected(silence_error(endpoint, patience, deadline))),
+    }
+}
+
 /// The error of a failure that an engine reports, which was doing this `work`; `prompt` is the field with the texts.
 pub(super) fn failure_error(
     GenerationFailure { kind, message }: GenerationFailure,
@@ -232,7 +247,7 @@ pub(super) fn failure_error(
 }
 
 /// Waits until no deployment of the table lists this endpoint.
-pub(super) async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
+async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
     let listed =
         |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
     if table.wait_for(|table| !listed(table)).await.is_err() {
@@ -270,7 +285,7 @@ async fn drain(mut events: Streaming<GenerateEvent>) {
 }
 
 /// Whether an open connection broke: the engine was there when it got the request.
-pub(super) fn broke_connection(status: &tonic::Status) -> bool {
+fn broke_connection(status: &tonic::Status) -> bool {
     let mut cause = std::error::Error::source(status);
     let is_local = cause.is_some();
     while let Some(error) = cause {

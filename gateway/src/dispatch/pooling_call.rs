@@ -3,17 +3,10 @@
 use std::borrow::Cow;
 
 use russet_rpc::engine as pb;
-use russet_rpc::tls::CONNECT_TIMEOUT;
-use tokio::time::{Instant, timeout_at};
-use tonic::Status;
 
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
-use super::engine_stream::{
-    AttemptError, LostWork, attempt_error, broke_connection, endpoint_removed, event_deadline, failure_error,
-    shutdown_error, silence_error,
-};
-use crate::error::{ErrorKind, GatewayError};
+use super::engine_stream::{AttemptError, LostWork, acquire, answer, failure_error};
 use crate::routes::{Deployment, Endpoint};
 
 /// Most bytes of an answer: an engine's limit of its vectors, with room for what is beside them.
@@ -84,46 +77,20 @@ impl PoolingRequest {
         deadline: Option<Deadline>,
         milliseconds: Option<u64>,
     ) -> Result<PoolingReply, AttemptError> {
-        let (client, _in_flight) = dispatcher.backends.acquire(endpoint).map_err(|error| {
-            tracing::error!("{}", russet_telemetry::errors::chain(&error));
-            let message = "the gateway cannot use its client certificate; see its log";
-            AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message))
-        })?;
+        let (client, _in_flight) = acquire(dispatcher, endpoint)?;
         let mut client = client.max_decoding_message_size(MAX_REPLY_BYTES);
         let active = dispatcher.demand.start(deployment);
-        let mut changes = dispatcher.table.clone();
-        let (began, patience) = (Instant::now(), dispatcher.limits.engine_timeout);
-        let call = async {
-            match self.clone() {
-                Self::Embed(mut request) => {
-                    request.deadline_milliseconds = milliseconds;
-                    client.embed(request).await.map(|reply| PoolingReply::Embed(reply.into_inner()))
-                }
-                Self::Rerank(mut request) => {
-                    request.deadline_milliseconds = milliseconds;
-                    client.rerank(request).await.map(|reply| PoolingReply::Rerank(reply.into_inner()))
-                }
+        let reply = match self.clone() {
+            Self::Embed(mut request) => {
+                request.deadline_milliseconds = milliseconds;
+                let call = client.embed(request);
+                PoolingReply::Embed(answer(dispatcher, endpoint, deadline, call).await?)
             }
-        };
-        let answered: Result<Result<PoolingReply, Status>, _> = tokio::select! {
-            answered = timeout_at(event_deadline(began, patience, deadline), call) => answered,
-            // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by now.
-            () = endpoint_removed(&mut changes, endpoint) => {
-                let Endpoint { address, node, .. } = endpoint;
-                let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
-                let connected = began.elapsed() > CONNECT_TIMEOUT;
-                let work = if connected { LostWork::Prompt } else { LostWork::None };
-                return Err(AttemptError::Lost { work, message });
+            Self::Rerank(mut request) => {
+                request.deadline_milliseconds = milliseconds;
+                let call = client.rerank(request);
+                PoolingReply::Rerank(answer(dispatcher, endpoint, deadline, call).await?)
             }
-            () = dispatcher.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-        };
-        let reply = match answered {
-            Ok(Ok(reply)) => reply,
-            Ok(Err(status)) => {
-                let work = if broke_connection(&status) { LostWork::Prompt } else { LostWork::None };
-                return Err(attempt_error(endpoint, &status, work));
-            }
-            Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, patience, deadline))),
         };
         active.first_token();
         let failed = match &reply {

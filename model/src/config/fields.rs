@@ -7,8 +7,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::{Document, MAX_LAYERS, short, short_text};
-use crate::error::Unsupported;
+use super::{Document, MAX_LAYERS, short};
+use crate::{error::Unsupported, excerpt::excerpt};
 
 /// Most fields of config.json; published ones have up to 60.
 const MAX_FIELDS: usize = 1000;
@@ -188,7 +188,7 @@ impl Document {
         };
         let unknown = self.fields.iter().find(|(name, value)| !is_known(name) && !asks_for_nothing(value));
         if let Some((name, value)) = unknown {
-            return Err(refusal(&short_text(name), value));
+            return Err(refusal(&excerpt(name), value));
         }
         for field in ["rope_scaling", "rope_parameters"] {
             let Some(own) = self.value(field).and_then(Value::as_object) else { continue };
@@ -197,7 +197,7 @@ impl Document {
                     !ROPE.contains(&name.as_str()) && !value.is_object() && !asks_for_nothing(value)
                 });
                 if let Some((name, value)) = unknown {
-                    return Err(refusal(&format!("{field}.{}", short_text(name)), value));
+                    return Err(refusal(&format!("{field}.{}", excerpt(name)), value));
                 }
             }
         }

@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{Document, MAX_LAYERS, float, short_text};
-use crate::error::{Error, FileError, Unsupported};
+use super::{Document, MAX_LAYERS, float};
+use crate::{
+    error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
+};
 
 /// `rope_scaling`, or `rope_parameters` of newer files.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -93,7 +96,7 @@ fn rope_fields(
     let mut kinds = BTreeSet::new();
     for name in ["type", "rope_type"] {
         if let Some(kind) = own.get(name).filter(|kind| !kind.is_null()) {
-            kinds.insert(short_text(kind.as_str().ok_or_else(|| document.unusable(field))?));
+            kinds.insert(excerpt(kind.as_str().ok_or_else(|| document.unusable(field))?));
         }
     }
     let long_factor = match own.get("long_factor").filter(|value| !value.is_null()) {

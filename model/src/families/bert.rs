@@ -14,6 +14,7 @@ use crate::{
         Pooling,
     },
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -56,7 +57,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     match document.text("position_embedding_type")? {
         None | Some("absolute") => {}
         Some(other) => {
-            let other: String = other.chars().take(60).collect();
+            let other = excerpt(other);
             let reason = format!("positions {other:?} are not supported; supported are absolute ones");
             let remedy = "use a model with absolute positions";
             return Err(Unsupported::field("position_embedding_type", reason, remedy).into());
@@ -65,7 +66,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     match document.text("hidden_act")? {
         None | Some("gelu") => {}
         Some(other) => {
-            let other: String = other.chars().take(60).collect();
+            let other = excerpt(other);
             let reason = format!("activation {other:?} is not supported in an encoder; supported is gelu");
             return Err(Unsupported::field("hidden_act", reason, "use a model with it").into());
         }
@@ -127,7 +128,7 @@ fn classifier(config: &Config) -> Result<Classifier, Error> {
         None | Some("Sigmoid") => Ok(Classifier { sigmoid: true }),
         Some("Identity") => Ok(Classifier { sigmoid: false }),
         Some(other) => {
-            let other: String = other.chars().take(60).collect();
+            let other = excerpt(other);
             let reason = format!("activation {other:?} is not supported; supported are Sigmoid and Identity");
             let field = "sbert_ce_default_activation_function";
             Err(Unsupported::field(field, reason, "use a cross-encoder with one of these").into())

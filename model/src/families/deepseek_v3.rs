@@ -9,6 +9,7 @@ use crate::{
     config::{Config, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     description::{Description, Experts, Latent, Layer, Mixer, Mlp, Router, Scoring, yarn_scale},
     error::{Error, Unsupported},
+    excerpt::excerpt,
     load_quantization::MatrixQuantization,
 };
 
@@ -104,7 +105,7 @@ pub(super) fn sigmoid_experts(config: &Config) -> Result<Experts, Error> {
     let document = &config.document;
     for (field, only) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         if let Some(other) = document.text(field)?.filter(|value| *value != only) {
-            let other: String = other.chars().take(60).collect();
+            let other = excerpt(other);
             let reason = format!("{field} {other:?} is not supported; supported is {only}");
             return Err(Unsupported::field(field, reason, "use a model of a later version").into());
         }

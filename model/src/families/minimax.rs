@@ -9,6 +9,7 @@ use crate::{
     config::{Config, MAX_HEADS},
     description::{Description, Experts, Layer, Mixer, Mlp, QkNorm, Router, Scoring},
     error::{Error, Unsupported},
+    excerpt::excerpt,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -40,7 +41,7 @@ pub(super) const FAMILY: Family = Family {
 fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let document = &config.document;
     if let Some(other) = document.text("scoring_func")?.filter(|value| *value != "sigmoid") {
-        let other: String = other.chars().take(60).collect();
+        let other = excerpt(other);
         let reason = format!("scoring_func {other:?} is not supported; supported is sigmoid");
         return Err(Unsupported::field("scoring_func", reason, "use a MiniMax M2").into());
     }

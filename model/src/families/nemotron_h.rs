@@ -14,6 +14,7 @@ use crate::{
         Activation, Attention, Dense, Description, Experts, Layer, Mamba2, Mixer, Mlp, NormKind, Norms,
     },
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -84,7 +85,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let document = &config.document;
     for (field, only) in [("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")] {
         if let Some(other) = document.text(field)?.filter(|value| *value != only) {
-            let other: String = other.chars().take(60).collect();
+            let other = excerpt(other);
             let reason = format!("activation {other:?} is not supported; supported is {only}");
             return Err(Unsupported::field(field, reason, "use a model with it").into());
         }

@@ -10,6 +10,7 @@ use crate::{
     config::{Config, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     description::{DeltaNet, Description, Layer, Mixer, Mlp, NormOffset, QkNorm, Router, Scoring},
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -48,7 +49,7 @@ fn describe(config: &Config, has_head: bool) -> Result<Description, Error> {
     let document = &config.document;
     if let Some(other) = document.text("output_gate_type")?.filter(|kind| !matches!(*kind, "swish" | "silu"))
     {
-        let other: String = other.chars().take(60).collect();
+        let other = excerpt(other);
         let reason = format!("gate {other:?} is not supported; supported is swish");
         return Err(Unsupported::field("output_gate_type", reason, "use a model with it").into());
     }

@@ -7,6 +7,7 @@ use crate::{
         RopeScaling, Router, SharedExpert,
     },
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
     load_quantization::MatrixQuantization,
 };
 
@@ -152,7 +153,7 @@ pub(super) fn activation_or(config: &Config, default: Activation) -> Result<Acti
             Some("silu" | "swish") => return Ok(Activation::Silu),
             Some("gelu_pytorch_tanh") => return Ok(Activation::GeluTanh),
             Some(other) => {
-                let other: String = other.chars().take(60).collect();
+                let other = excerpt(other);
                 let reason = format!(
                     "activation {other:?} is not supported; supported are silu and gelu_pytorch_tanh"
                 );

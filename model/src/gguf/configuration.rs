@@ -6,10 +6,10 @@ use super::{
     Gguf,
     architectures::{LONG_FACTORS, Rotated},
     fields::Fields,
-    metadata::{MetaValue, shorten},
+    metadata::MetaValue,
     rope_factors,
 };
-use crate::error::Error;
+use crate::{error::Error, excerpt::excerpt};
 
 /// The configuration of a model; `factors` are the bytes of its [`Gguf::rope_factors`].
 pub(super) fn of(gguf: &Gguf<'_>, factors: Option<&[u8]>) -> Result<Value, Error> {
@@ -102,7 +102,7 @@ fn scaling(
     }
     let legacy = fields.float("rope.scale_linear")?.filter(|factor| *factor != 1.0 && *factor != 0.0);
     let kind = match fields.get("rope.scaling.type") {
-        Some(MetaValue::Text(kind)) => shorten(kind),
+        Some(MetaValue::Text(kind)) => excerpt(kind),
         None => String::new(),
         Some(_) => return Err(fields.bad("rope.scaling.type", "is no text")),
     };

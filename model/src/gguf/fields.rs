@@ -8,12 +8,13 @@ use serde_json::{Map, Value};
 use super::{
     Gguf,
     architectures::Architecture,
-    metadata::{MetaList, MetaValue, shorten},
+    metadata::{MetaList, MetaValue},
     refuse,
 };
 use crate::{
     config::MAX_LAYERS,
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
 };
 
 /// Keys of an architecture that change nothing that is computed.
@@ -62,7 +63,7 @@ impl<'g, 'a> Fields<'g, 'a> {
             if !self.read.contains(key) && !HARMLESS.contains(&own) && !asks_for_nothing {
                 let reason =
                     "this release does not know it, and it may change what the model computes".to_owned();
-                return Err(refuse(&shorten(key), reason).into());
+                return Err(refuse(&excerpt(key), reason).into());
             }
         }
         Ok(Value::Object(self.map))

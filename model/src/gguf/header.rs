@@ -4,9 +4,9 @@
 use super::{
     MAX_HEADER_BYTES,
     block_type::ElementType,
-    metadata::{Cursor, Metadata, Stop, shorten},
+    metadata::{Cursor, Metadata, Stop},
 };
-use crate::{error::FileError, lfs, safetensors::MAX_TENSORS};
+use crate::{error::FileError, excerpt::excerpt, lfs, safetensors::MAX_TENSORS};
 
 const MAGIC: &[u8] = b"GGUF";
 /// What every tensor begins at a multiple of, where the metadata does not say it.
@@ -117,7 +117,7 @@ fn header<'a>(cursor: &mut Cursor<'a>) -> Result<GgufHeader<'a>, Stop> {
 /// An entry of the table, whose offset is still counted from the file's data.
 fn tensor(cursor: &mut Cursor<'_>) -> Result<GgufTensor, Stop> {
     let name = cursor.text(MAX_NAME_BYTES, "the name of a tensor")?.to_owned();
-    let bad = |problem: String| Err(Stop::Bad(format!("tensor {:?} {problem}", shorten(&name))));
+    let bad = |problem: String| Err(Stop::Bad(format!("tensor {:?} {problem}", excerpt(&name))));
     let count = cursor.u32("a number of dimensions")?;
     if !(1..=MAX_DIMENSIONS).contains(&count) {
         return bad(format!("has {count} dimensions, not 1 to {MAX_DIMENSIONS}"));
@@ -150,7 +150,7 @@ fn place(
     size: u64,
 ) -> Result<Vec<GgufTensor>, Stop> {
     for GgufTensor { name, begin, bytes, .. } in &mut tensors {
-        let bad = |problem: String| Err(Stop::Bad(format!("tensor {:?} {problem}", shorten(name))));
+        let bad = |problem: String| Err(Stop::Bad(format!("tensor {:?} {problem}", excerpt(name))));
         if !begin.is_multiple_of(alignment) {
             return bad(format!("begins at {begin}, no multiple of {alignment}"));
         }
@@ -168,7 +168,7 @@ fn place(
         if let [first, second] = pair
             && first.begin + first.bytes > second.begin
         {
-            let (first, second) = (shorten(&first.name), shorten(&second.name));
+            let (first, second) = (excerpt(&first.name), excerpt(&second.name));
             return Err(Stop::Bad(format!("tensors {first:?} and {second:?} overlap")));
         }
     }

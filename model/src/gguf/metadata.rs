@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::MAX_HEADER_BYTES;
+use crate::excerpt::excerpt;
 
 /// Most keys; published files have up to 60.
 const MAX_KEYS: u64 = 4096;
@@ -168,7 +169,7 @@ impl<'a> Metadata<'a> {
             let kind = cursor.u32("the type of a value")?;
             let value = value(cursor, key, kind)?;
             if values.insert(key, value).is_some() {
-                return Err(Stop::Bad(format!("its metadata has {:?} twice", shorten(key))));
+                return Err(Stop::Bad(format!("its metadata has {:?} twice", excerpt(key))));
             }
         }
         Ok(Self { values })
@@ -210,7 +211,7 @@ impl<'a> Metadata<'a> {
 }
 
 fn value<'a>(cursor: &mut Cursor<'a>, key: &str, kind: u32) -> Result<MetaValue<'a>, Stop> {
-    let key = shorten(key);
+    let key = excerpt(key);
     match kind {
         TEXT => cursor.text(MAX_HEADER_BYTES, &format!("the value of {key:?}")).map(MetaValue::Text),
         LIST => list(cursor, &key).map(MetaValue::List),
@@ -270,9 +271,4 @@ fn scalar<'a>(kind: u32, bytes: &[u8]) -> Option<MetaValue<'a>> {
         FLAG => MetaValue::Flag(unsigned != 0),
         _ => return None,
     })
-}
-
-/// A text for a message.
-pub(super) fn shorten(text: &str) -> String {
-    text.chars().take(60).collect()
 }

@@ -6,12 +6,13 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Gguf,
-    metadata::{MetaValue, Metadata, shorten},
+    metadata::{MetaValue, Metadata},
     pre_tokenizers::{self, PreTokenizer, pre_tokenizer},
     refuse, sentence_piece,
 };
 use crate::{
     error::{Error, FileError, Unsupported},
+    excerpt::excerpt,
     tokenizer_files::{MAX_TEMPLATE_BYTES, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TokenizerFiles},
 };
 
@@ -129,7 +130,7 @@ fn kind(metadata: &Metadata<'_>) -> Result<Kind, Unsupported> {
             let name = metadata.text(PRE).unwrap_or("default");
             let known = pre_tokenizer(name).ok_or_else(|| {
                 let list = pre_tokenizers::list();
-                refuse(PRE, format!("{:?} is not supported; supported are {list}", shorten(name)))
+                refuse(PRE, format!("{:?} is not supported; supported are {list}", excerpt(name)))
             });
             known.map(Kind::ByteLevel)
         }
@@ -137,7 +138,7 @@ fn kind(metadata: &Metadata<'_>) -> Result<Kind, Unsupported> {
         Some("gemma4") => Ok(Kind::Pieces),
         Some(other) => {
             let reason =
-                format!("{:?} is not supported; supported are gpt2, llama and gemma4", shorten(other));
+                format!("{:?} is not supported; supported are gpt2, llama and gemma4", excerpt(other));
             Err(refuse(MODEL, reason))
         }
         None => Err(refuse(MODEL, "it is missing".to_owned())),

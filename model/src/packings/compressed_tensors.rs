@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     error::{Error, Unsupported},
+    excerpt::excerpt,
     safetensors::{Dtype, shorten},
 };
 use serde_json::Value;
@@ -65,7 +66,7 @@ fn bits(settings: &QuantizationSettings<'_>) -> Result<u32, Unsupported> {
     let mut all = None;
     for (name, group) in groups.into_iter().flatten() {
         let Some(weights) = group.get("weights").and_then(Value::as_object) else { continue };
-        let name: String = name.chars().take(60).collect();
+        let name = excerpt(name);
         let weights =
             QuantizationSettings::new(&format!("{}.config_groups.{name}.weights", settings.path()), weights);
         weights.only("type", &["int"])?;

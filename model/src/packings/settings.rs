@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{config::whole, error::Unsupported};
+use crate::{config::whole, error::Unsupported, excerpt::excerpt};
 
 /// What to use instead of a packing that is not read.
 pub(super) const REMEDY: &str = "use the model in 16 bits, or quantised by mlx-lm";
@@ -57,5 +57,5 @@ impl<'a> QuantizationSettings<'a> {
 
 /// A value for a message.
 pub(super) fn short(value: &Value) -> String {
-    if value.is_null() { "absent".to_owned() } else { value.to_string().chars().take(60).collect() }
+    if value.is_null() { "absent".to_owned() } else { excerpt(&value.to_string()) }
 }

@@ -8,8 +8,7 @@ use russet_wire::event::{Delta, FinishReason, Logprobs, TokenLogprob, Usage};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::error::error_body;
-use super::response::{KEEP_ALIVE, MIN_LOGPROB, STREAM_END, STREAM_TYPE, UsageBody, sse_event};
+use super::response::{KEEP_ALIVE, MIN_LOGPROB, STREAM_END, STREAM_TYPE, UsageBody, error_event, sse_event};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -195,9 +194,7 @@ impl ResponseWriter for CompletionWriter {
     }
 
     fn error(&mut self, error: &GatewayError) -> Bytes {
-        let mut out = Vec::new();
-        sse_event(&mut out, &error_body(error));
-        out.into()
+        error_event(error)
     }
 }
 

@@ -8,7 +8,8 @@ use russet_rpc::engine as pb;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::pooling_request::{FieldTable, SetFields, integer, mismatched};
+use super::pooling_request::{FieldTable, SetFields, mismatched};
+use super::request::integer;
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;

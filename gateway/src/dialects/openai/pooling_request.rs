@@ -49,21 +49,6 @@ impl SetFields {
     }
 }
 
-/// A whole number from `min` to `max`.
-pub(super) fn integer(
-    fields: &Map<String, Value>,
-    name: &str,
-    min: i64,
-    max: i64,
-) -> Result<Option<i64>, GatewayError> {
-    request::integer(fields, name, min, max)
-}
-
-/// Yes or no.
-pub(super) fn boolean(fields: &Map<String, Value>, name: &str) -> Result<Option<bool>, GatewayError> {
-    request::boolean(fields, name)
-}
-
 /// The error of an engine whose answer contradicts itself.
 pub(super) fn mismatched(what: &str) -> GatewayError {
     let message = format!("the engine answered with {what}; run the same release on gateway and engines");

@@ -49,7 +49,7 @@ pub(super) fn parse(
         logprobs: sampling::logprobs(&fields)?,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
         context_overflow: context_overflow(fields.get("context_overflow"))?,
-        ..parameters::request(&fields, &body, context)?
+        ..parameters::request(&fields, &body, context, service_tier)?
     };
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = ChatWriter {

@@ -6,7 +6,8 @@ use axum::response::{IntoResponse as _, Response};
 use russet_rpc::engine as pb;
 use serde_json::{Value, json};
 
-use super::pooling_request::{FieldTable, SetFields, boolean, integer, mismatched};
+use super::pooling_request::{FieldTable, SetFields, mismatched};
+use super::request::{boolean, integer};
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;

@@ -234,10 +234,7 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn error(&mut self, error: &GatewayError) -> Bytes {
-        // SDKs raise on an `error` key.
-        let mut out = Vec::new();
-        sse_event(&mut out, &error_body(error));
-        out.into()
+        error_event(error)
     }
 }
 
@@ -307,6 +304,13 @@ fn finish_reason(reason: FinishReason, tool_calls: usize) -> &'static str {
         FinishReason::Stop if tool_calls > 0 => "tool_calls",
         reason => reason.as_str(),
     }
+}
+
+/// The event of an error in the middle of a stream: SDKs raise on an `error` key.
+pub(super) fn error_event(error: &GatewayError) -> Bytes {
+    let mut out = Vec::new();
+    sse_event(&mut out, &error_body(error));
+    out.into()
 }
 
 /// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.

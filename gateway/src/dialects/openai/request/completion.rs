@@ -5,7 +5,7 @@ use russet_wire::request::{GenerationRequest, RawPrompt};
 use serde_json::Value;
 
 use super::fields::{FieldGroup, completion_group_of};
-use super::values::{boolean, integer, whole};
+use super::values::{boolean, integer, token_ids};
 use super::{JsonObject, parameters, sampling};
 use crate::dialects::openai::completion_response::CompletionWriter;
 use crate::error::GatewayError;
@@ -38,8 +38,9 @@ pub(in crate::dialects::openai) fn parse(
         return Err(GatewayError::field("prompt", message));
     }
     let logprobs = sampling::completion_logprobs(&fields)?;
+    let service_tier = parameters::service_tier(fields.get("service_tier"))?;
     let echo = echo(&fields, &prompts, logprobs)?;
-    let base = GenerationRequest { logprobs, ..parameters::request(&fields, &body, context)? };
+    let base = GenerationRequest { logprobs, ..parameters::request(&fields, &body, context, service_tier)? };
     let max_tokens = base.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
     let writer = CompletionWriter::new(
         format!("cmpl-{}", context.id.unique),
@@ -71,9 +72,8 @@ fn prompts(value: Option<Value>) -> Result<Vec<RawPrompt>, GatewayError> {
         GatewayError::field("prompt", message)
     };
     let tokens = |ids: Vec<Value>| -> Result<RawPrompt, GatewayError> {
-        let ids = ids.iter().map(|id| whole(id).and_then(|id| u32::try_from(id).ok()));
-        let ids: Vec<u32> = ids.collect::<Option<_>>().ok_or_else(invalid)?;
-        if ids.is_empty() { Err(invalid()) } else { Ok(RawPrompt::Tokens(ids)) }
+        let ids = token_ids(&ids).filter(|ids| !ids.is_empty());
+        ids.map(RawPrompt::Tokens).ok_or_else(invalid)
     };
     match value {
         None => Err(GatewayError::field("prompt", "`prompt` is missing")),

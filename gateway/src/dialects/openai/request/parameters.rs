@@ -68,11 +68,12 @@ pub(super) fn choices(fields: &JsonObject) -> Result<usize, GatewayError> {
     Ok(integer(fields, "n", 1, MAX_CHOICES)?.unwrap_or(1) as usize)
 }
 
-/// A request without its prompt.
+/// A request without its prompt, of this service tier.
 pub(super) fn request(
     fields: &JsonObject,
     body: &JsonBody<'_>,
     context: &RequestContext<'_>,
+    service_tier: Option<&str>,
 ) -> Result<GenerationRequest, GatewayError> {
     let RequestContext { id, unix_seconds: _, limits } = context;
     Ok(GenerationRequest {
@@ -84,7 +85,7 @@ pub(super) fn request(
         stop_token_ids: sampling::stop_token_ids(fields.get("stop_token_ids"))?,
         ignore_eos: boolean(fields, "ignore_eos")?.unwrap_or(false),
         truncate_prompt_tokens: truncate_prompt_tokens(fields)?,
-        priority: priority(fields, service_tier(fields.get("service_tier"))?, limits)?,
+        priority: priority(fields, service_tier, limits)?,
         cache_salt: cache_salt(fields.get("cache_salt"))?,
         ..GenerationRequest::default()
     })

@@ -6,7 +6,7 @@ use russet_wire::request::{DrySampling, Sampling};
 use serde_json::Value;
 
 use super::JsonObject;
-use super::values::{boolean, integer, number, shown, whole};
+use super::values::{boolean, integer, number, shown, token_ids, whole};
 use crate::error::GatewayError;
 use crate::request_defaults::LeftOut;
 
@@ -178,10 +178,7 @@ pub(super) fn stop_token_ids(value: Option<&Value>) -> Result<Vec<u32>, GatewayE
     };
     match value {
         None => Ok(Vec::new()),
-        Some(Value::Array(ids)) if ids.len() <= MAX_TOKENS => {
-            let ids = ids.iter().map(|id| whole(id).and_then(|id| u32::try_from(id).ok()));
-            ids.collect::<Option<_>>().ok_or_else(invalid)
-        }
+        Some(Value::Array(ids)) if ids.len() <= MAX_TOKENS => token_ids(ids).ok_or_else(invalid),
         Some(_) => Err(invalid()),
     }
 }

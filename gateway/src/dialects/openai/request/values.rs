@@ -64,6 +64,11 @@ pub(in crate::dialects::openai) fn integer(
     }
 }
 
+/// Ids of tokens; `None` where one of them is none.
+pub(super) fn token_ids(ids: &[Value]) -> Option<Vec<u32>> {
+    ids.iter().map(|id| whole(id).and_then(|id| u32::try_from(id).ok())).collect()
+}
+
 /// A value in a message, shortened.
 pub(super) fn shown(value: &Value) -> String {
     const MAX_SHOWN_CHARS: usize = 40;
