@@ -79,6 +79,14 @@ pub struct ModelDeploymentSpec {
     /// is the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
+    /// Adapters of the model. Requests choose one by `model: <deployment>:<adapter>`; they and those of the model itself
+    /// run in the same batches. Every node of a replica holds their files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
+    pub adapters: Vec<Adapter>,
     /// How each replica is split; absent, and without `strategyRef`: the defaults of the fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<Sharding>,
@@ -122,6 +130,17 @@ pub struct ModelDeploymentSpec {
     pub spread: Option<Spread>,
 }
 
+/// An adapter of a deployment's model: weights that change some of its layers, by LoRA or DoRA.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Adapter {
+    /// What requests choose it by, after the name of the deployment and a colon.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"))]
+    pub name: String,
+    /// The Model with its files, of the same namespace: an adapter of mlx-lm or PEFT.
+    pub model_ref: LocalReference,
+}
+
 /// How the engines of a deployment compute, and what they are told where a request says nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -156,9 +175,11 @@ impl From<EngineOptions> for DeploymentEngine {
 impl ModelDeploymentSpec {
     /// Names of the Models it needs.
     pub fn models(&self) -> impl Iterator<Item = &str> {
-        [Some(&self.model_ref), self.draft_model_ref.as_ref()]
+        let adapters = self.adapters.iter().map(|adapter| &adapter.model_ref);
+        [&self.model_ref]
             .into_iter()
-            .flatten()
+            .chain(&self.draft_model_ref)
+            .chain(adapters)
             .map(|model| model.name.as_str())
     }
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineOptions, LocalReference, Sharding};
+use crate::{Adapter, EngineOptions, LocalReference, Sharding};
 
 /// How an edit is rolled out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -69,6 +69,10 @@ pub struct LastKnownGood {
     /// Its draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
+    /// Its adapters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub adapters: Vec<Adapter>,
     /// Its split.
     pub sharding: Sharding,
     /// Its engine options.

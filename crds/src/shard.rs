@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Backend, EngineOptions, LocalReference, Transport};
+use crate::{Adapter, Backend, EngineOptions, LocalReference, Transport};
 
 /// One rank on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -96,6 +96,10 @@ pub struct ShardSpec {
     /// The draft model, for rank 0 only; its ModelCopy on the node holds the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
+    /// Adapters of the model; their ModelCopies on the node hold the files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub adapters: Vec<Adapter>,
     /// Incarnation of the group; the agent stops engines of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,
@@ -111,11 +115,13 @@ impl ShardSpec {
         self.weight_bytes + self.kv_bytes + self.overhead_bytes
     }
 
-    /// Names of the Models whose files the rank reads: its own first, then the draft model.
+    /// Names of the Models whose files the rank reads: its own first, then the draft model and the adapters.
     pub fn models(&self) -> impl Iterator<Item = &str> {
-        [Some(&self.model_ref), self.draft_model_ref.as_ref()]
+        let adapters = self.adapters.iter().map(|adapter| &adapter.model_ref);
+        [&self.model_ref]
             .into_iter()
-            .flatten()
+            .chain(&self.draft_model_ref)
+            .chain(adapters)
             .map(|model| model.name.as_str())
     }
 }

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Backend, DRAFT_MODEL, EngineOptions, LocalReference, MeasuredThroughput};
+use crate::{ADAPTERS, Adapter, Backend, DRAFT_MODEL, EngineOptions, LocalReference, MeasuredThroughput};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -95,18 +95,27 @@ pub struct GroupPlan {
     /// The draft model, loaded by rank 0 beside its layers and counted in its bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
+    /// Adapters of the model, of which every rank loads its part; counted in its bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub adapters: Vec<Adapter>,
 }
 
 impl GroupPlan {
     /// Options that engines must support to run the plan, named as in `InferenceNode.status.engineOptions`.
     pub fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.engine.non_default().chain(self.draft_model_ref.as_ref().map(|_| DRAFT_MODEL))
+        let draft = self.draft_model_ref.as_ref().map(|_| DRAFT_MODEL);
+        let adapters = (!self.adapters.is_empty()).then_some(ADAPTERS);
+        self.engine.non_default().chain(draft).chain(adapters)
     }
 
     /// The Models whose files the ranks read, each with the node that must hold them; `model` is the group's
     /// own.
     pub fn files<'a>(&'a self, model: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let own = self.members.iter().map(move |member| (model, member.node_name.as_str()));
+        let models = self.adapters.iter().map(|adapter| adapter.model_ref.name.as_str());
+        let own = std::iter::once(model).chain(models).flat_map(|model| {
+            self.members.iter().map(move |member| (model, member.node_name.as_str()))
+        });
         let draft = self.draft_model_ref.iter().zip(self.members.first());
         own.chain(draft.map(|(draft, first)| (draft.name.as_str(), first.node_name.as_str())))
     }

@@ -156,6 +156,12 @@ pub enum FileError {
         /// What is there.
         found: String,
     },
+    /// An adapter's tensors do not belong together, or not to its configuration.
+    #[error("the adapter is not usable: {problem}; take its configuration and weights from one training run")]
+    BadAdapter {
+        /// What is wrong, with numbers.
+        problem: String,
+    },
     /// Configuration and weights disagree.
     #[error("{CONFIG} and the weights disagree: {problem}; take both from one export")]
     Disagree {

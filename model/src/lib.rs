@@ -8,6 +8,7 @@
 //! *.gguf ─▶ gguf ─▶ config.json, tokenizer.json and Headers, as if it were an MLX repository
 //! ```
 
+pub mod adapter;
 pub mod config;
 pub mod cost;
 pub mod description;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Model,
+    adapter::AdapterShape,
     config::{Document, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
     cost::{ExpertCounts, Widths},
     description::{Mixer, Mlp, Task},
@@ -112,6 +113,9 @@ pub struct ModelShape {
     /// Sampling parameters that its makers recommend; absent where they recommend none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation_config: Option<GenerationConfig>,
+    /// What is known of an adapter, which runs only on a model; absent of a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterShape>,
     /// What bounds the model though the engine runs it, such as a window.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]

@@ -361,10 +361,15 @@ pub fn packing(name: &str, weight: &Entry, scales: &Entry, shape: &[u64]) -> Res
     Ok(Packing { mode, group_size: group_size as u32, bits: bits as u32 })
 }
 
+/// The name of a tensor or a module without what stands before the text model's own names.
+pub(crate) fn without_prefix(name: &str) -> &str {
+    Layout::PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
+}
+
 /// The role of a tensor by its Hugging Face name; `None` for names no layout here uses, such as precomputed rotary
 /// frequencies, which are not loaded.
 pub fn tensor_role(name: &str) -> Option<Role> {
-    let name = Layout::PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+    let name = without_prefix(name);
     if let Some(rest) = name.strip_prefix("layers.").or_else(|| name.strip_prefix("encoder.layer.")) {
         let (index, field) = rest.split_once('.')?;
         if field.ends_with("rotary_emb.inv_freq") {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::engine_options::{DRAFT_MODEL, ENGINE_OPTIONS, EngineOptions};
+use crate::engine_options::{ADAPTERS, DRAFT_MODEL, ENGINE_OPTIONS, EngineOptions};
 
 /// Release of this engine, for errors.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -89,6 +89,8 @@ pub struct EngineConfig {
     /// Folder of a draft model for speculative decoding: a smaller model with the same tokenizer. Only rank 0
     /// loads it.
     pub draft_dir: Option<PathBuf>,
+    /// Adapters of the model, which requests choose by name. Every rank loads its part of each.
+    pub adapters: Vec<AdapterDir>,
     /// Overlap scheduling: a decode step starts before the tokens of the previous step are known.
     pub overlap_scheduling: OverlapScheduling,
     /// Whether the GPU keeps its memory resident, up to the driver's recommendation; macOS only.
@@ -137,6 +139,7 @@ impl Default for EngineConfig {
             prefix_dir: None,
             prefix_dir_bytes: 8 << 30,
             draft_dir: None,
+            adapters: Vec::new(),
             overlap_scheduling: OverlapScheduling::default(),
             wired_memory: true,
             dtype: Dtype::default(),
@@ -146,6 +149,16 @@ impl Default for EngineConfig {
             drain_seconds: 30,
         }
     }
+}
+
+/// An adapter, by the name that requests choose it by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterDir {
+    /// Its name.
+    pub name: String,
+    /// Its folder: adapter_config.json and safetensors.
+    pub dir: PathBuf,
 }
 
 /// How ranks exchange activations.
@@ -301,7 +314,7 @@ impl EngineConfig {
             .map_err(|error| faulty_field(&fields).unwrap_or_else(|| wrong(error)))?;
         // The kinds ignore options of newer releases; an engine must not.
         let options = fields.get("options").and_then(Value::as_object);
-        let known = |option: &str| ENGINE_OPTIONS.contains(&option) && option != DRAFT_MODEL;
+        let known = |option: &str| ENGINE_OPTIONS.contains(&option) && ![ADAPTERS, DRAFT_MODEL].contains(&option);
         if let Some((option, value)) = options.into_iter().flatten().find(|(option, _)| !known(option)) {
             let (field, value) = (format!("options.{option}"), value.to_string());
             return Err(EngineConfigError::UnknownField { field, value });
@@ -340,6 +353,7 @@ impl EngineConfig {
             ("controlSocket", self.control_socket.as_os_str().is_empty()),
             ("peers[].node", self.peers.iter().any(|peer| peer.node.is_empty())),
             ("cables[].node", self.cables.iter().any(|cable| cable.node.is_empty())),
+            ("adapters[].name", self.adapters.iter().any(|adapter| adapter.name.is_empty())),
         ];
         if let Some((field, _)) = required.into_iter().find(|(_, missing)| *missing) {
             return Err(EngineConfigError::Missing(field));

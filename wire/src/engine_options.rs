@@ -34,7 +34,10 @@ pub struct EngineOptions {
 /// Options that engines of this release support, by field. Agents report them; a deployment that asks for
 /// another option is not placed on their nodes.
 pub const ENGINE_OPTIONS: &[&str] =
-    &["fence", "kvCache", "quantization", "routerBroadcast", "speculation", DRAFT_MODEL];
+    &["fence", "kvCache", "quantization", "routerBroadcast", "speculation", ADAPTERS, DRAFT_MODEL];
+
+/// Reported by agents whose engines support adapters: a deployment's `spec.adapters`.
+pub const ADAPTERS: &str = "adapters";
 
 /// Reported by agents whose engines support a draft model: a deployment's `spec.draftModelRef`.
 pub const DRAFT_MODEL: &str = "draftModel";
@@ -211,7 +214,7 @@ mod tests {
         let schema = schemars::schema_for!(EngineOptions).to_value();
         let mut fields: BTreeSet<&str> =
             schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
-        fields.insert(DRAFT_MODEL);
+        fields.extend([ADAPTERS, DRAFT_MODEL]);
         assert_eq!(fields, ENGINE_OPTIONS.iter().copied().collect());
     }
 }

@@ -235,4 +235,7 @@ pub struct GenerationRequest {
     /// gateways of a release without salts.
     #[serde(default)]
     pub cache_salt: String,
+    /// Name of the adapter that answers; empty means the model itself.
+    #[serde(default)]
+    pub adapter: String,
 }
