@@ -115,6 +115,7 @@ mod tests {
             offset: 0,
             tokens: vec![1; tokens],
             draft_tokens: 0,
+            adapter: 0,
             sample: None,
         }])
     }

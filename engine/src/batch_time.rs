@@ -100,6 +100,7 @@ mod tests {
             offset,
             tokens: vec![1; tokens],
             draft_tokens: 0,
+            adapter: 0,
             sample: None,
         };
         assert_eq!(BatchSize::from_steps(&[step(100, 1)]), work(1, 101));

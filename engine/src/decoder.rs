@@ -16,6 +16,7 @@ use russet_model::{
 use thiserror::Error;
 
 use crate::{
+    adapters::ActiveAdapters,
     cache::{LayerCache, format::KvFormat},
     layers::{
         activation::scalar,
@@ -69,6 +70,7 @@ pub struct Decoder {
     /// Width of the hidden state and of each layer's input, where layers have inputs of their own.
     input_widths: Option<(i32, u32)>,
     layers: Vec<DecoderLayer>,
+    adapters: Rc<ActiveAdapters>,
     head: Option<Head>,
     /// The norm behind the last layer and what makes vectors or scores, in a model that does not generate.
     pooler: Option<(Option<Norm>, Pooler)>,
@@ -193,6 +195,7 @@ impl Decoder {
             per_layer: per_layer.transpose()?,
             input_widths: inputs.map(|inputs| (description.hidden_size as i32, inputs.width)),
             layers,
+            adapters: weights.active_adapters(),
             head,
             pooler,
         })
@@ -230,6 +233,7 @@ impl Decoder {
         batch: &mut PackedBatch<'_>,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
+        self.adapters.select(&batch.adapters());
         let Some((hidden_size, width)) = self.input_widths else {
             let mut layers = self.layers.iter();
             return layers.try_fold(hidden, |hidden, layer| layer.forward(&hidden, None, batch, stage));

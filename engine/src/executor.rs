@@ -42,6 +42,8 @@ pub struct SequenceStep {
     /// before each of them. Rejected draft tokens stay in the KV cache until it is truncated; every rank
     /// keeps what its layers need for that.
     pub draft_tokens: u32,
+    /// Number of the sequence's adapter, from 1 on in the order of the engine's configuration; 0 is the model itself.
+    pub adapter: u32,
     /// How rank 0 samples the next token; absent on prefill steps that do not end the prompt, and on every
     /// other rank.
     pub sample: Option<SampleSpec>,

@@ -53,6 +53,7 @@ impl Followers {
             offset: step.offset,
             tokens: step.tokens.clone(),
             draft_tokens: step.draft_tokens,
+            adapter: step.adapter,
         };
         self.send(Command::Batch(pb::Batch { steps: batch.iter().map(step).collect() }));
     }

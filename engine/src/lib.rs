@@ -13,6 +13,7 @@
 //! the process, and [`reform`] decides whether the process can join the next formation. [`batch_monitor`] and
 //! [`batch_time`] tell a rank that hangs from a busy one.
 
+pub mod adapters;
 pub mod batch_monitor;
 pub mod batch_time;
 pub mod config;

@@ -142,6 +142,7 @@ mod engine {
                 .filter(|_| config.prefix_cache)
                 .map(|folder| DiskCacheConfig { folder, max_bytes: config.prefix_dir_bytes }),
             draft_dir: config.draft_dir.clone(),
+            adapters: config.adapters.clone(),
         })
         .context("cannot start the MLX thread")?;
         let compute = Arc::new(compute);

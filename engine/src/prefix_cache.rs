@@ -26,7 +26,7 @@ pub mod fingerprint;
 
 use std::collections::BTreeMap;
 
-use block_hash::{BLOCK_TOKENS, BlockHash, block_hashes};
+use block_hash::{BLOCK_TOKENS, BlockHash, PrefixScope, block_hashes};
 use block_index::{BlockDelta, BlockIndex, MAX_DISK_BLOCKS};
 use checkpoints::{Checkpoints, SeenPrefixes};
 
@@ -250,10 +250,10 @@ impl PrefixCache {
         (self.index.memory_blocks(), self.index.disk_blocks())
     }
 
-    /// Admits a request: a slot with as much of the prompt as is cached for its salt; `None` while all slots are
+    /// Admits a request: a slot with as much of the prompt as is cached for its scope; `None` while all slots are
     /// busy. At least the last token is always prefilled, because its logits give the next token.
-    pub fn admit(&mut self, prompt: &[u32], salt: &str) -> Option<SlotAssignment> {
-        let root = self.root.salted(salt);
+    pub fn admit(&mut self, prompt: &[u32], scope: PrefixScope<'_>) -> Option<SlotAssignment> {
+        let root = self.root.scoped(scope);
         let assignment = self.assign(prompt, root)?;
         self.slots.entry(assignment.slot).or_default().root = Some(root);
         Some(assignment)

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
+use crate::adapters::ServedAdapters;
 use crate::config::{self, ConfigError};
 use crate::control_service::{self, ControlService};
 use crate::engine_service::{EngineService, GroupNodes, LeaderIntake, ServiceRole};
@@ -439,6 +440,7 @@ async fn run_rank(
                 prompt_lookup: config.options.speculation == Speculation::PromptLookup,
                 draft_model: config.draft_dir.is_some(),
             },
+            adapters: ServedAdapters::new(&config.adapters),
         },
         BlockHash::root(block_identity(&config).as_bytes()),
     );

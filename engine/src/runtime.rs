@@ -26,7 +26,7 @@ use std::{
 
 use russet_model::load_quantization::LoadQuantization;
 use russet_model::partition::{Partition, RankPart};
-use russet_wire::engine_config::OverlapScheduling;
+use russet_wire::engine_config::{AdapterDir, OverlapScheduling};
 use russet_wire::engine_options::{KvCacheType, RouterBroadcast};
 use tokio::sync::oneshot;
 
@@ -77,6 +77,8 @@ pub struct RuntimeConfig {
     pub disk_cache: Option<DiskCacheConfig>,
     /// Folder of a draft model; rank 0 alone loads it.
     pub draft_dir: Option<PathBuf>,
+    /// Adapters of the model.
+    pub adapters: Vec<AdapterDir>,
 }
 
 impl RuntimeConfig {
@@ -98,6 +100,7 @@ impl RuntimeConfig {
             wired: false,
             disk_cache: None,
             draft_dir: None,
+            adapters: Vec::new(),
         }
     }
 
@@ -437,6 +440,7 @@ mod tests {
             offset: 0,
             tokens: vec![1],
             draft_tokens: 0,
+            adapter: 0,
             sample: None,
         }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().to_string().contains("before it could"));

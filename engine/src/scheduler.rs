@@ -35,6 +35,7 @@ use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
+use crate::adapters::ServedAdapters;
 use crate::executor::{Executor, Sampled};
 use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
@@ -64,7 +65,7 @@ pub(crate) use tokenizer_pool::TokenizerPool;
 use wait_queue::WaitQueue;
 
 /// Scheduler configuration: capacity of the group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     /// Maximum tokens of one sequence.
     pub context_tokens: u32,
@@ -78,6 +79,8 @@ pub struct SchedulerConfig {
     pub prefix_cache: bool,
     /// Enabled proposers of draft tokens.
     pub proposers: Proposers,
+    /// Adapters that requests may name.
+    pub adapters: ServedAdapters,
 }
 
 /// The scheduler loop.
@@ -127,8 +130,15 @@ impl Scheduler {
         config: SchedulerConfig,
         root: BlockHash,
     ) -> io::Result<(Self, Intake)> {
-        let SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache, proposers } =
-            config;
+        let SchedulerConfig {
+            context_tokens,
+            max_sequences,
+            kv_tokens,
+            stages,
+            prefix_cache,
+            proposers,
+            adapters,
+        } = config;
         let support = compute.cache_support();
         let block_events = BlockEvents::default();
         let on_disk = followers.blocks_on_every_disk(compute.blocks_on_disk());
@@ -163,6 +173,7 @@ impl Scheduler {
             metrics: metrics.clone(),
             block_events,
             root,
+            adapters,
         };
         let scheduler = Self {
             ranks,
@@ -324,7 +335,7 @@ impl Scheduler {
                 self.preempt(index);
             }
             let Some(assignment) =
-                self.caches.admit(request.sequence.history(), request.sequence.cache_salt())
+                self.caches.admit(request.sequence.history(), request.sequence.prefix_scope())
             else {
                 self.waiting.push(request.queue_position, request);
                 break;

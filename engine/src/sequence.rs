@@ -11,8 +11,10 @@ use std::sync::Arc;
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Sampling};
 
+use crate::adapters::ServedAdapter;
 use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SampledToken, SequenceStep};
 use crate::logit_edits::LogitEditor;
+use crate::prefix_cache::block_hash::PrefixScope;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::scheduler::batching::Readiness;
 use crate::speculative::{AcceptanceThreshold, MAX_DRAFT_TOKENS, Proposers, Speculator};
@@ -152,6 +154,7 @@ pub struct Sequence {
     repeated: u32,
     prompt_tokens: u32,
     cache_salt: String,
+    adapter: ServedAdapter,
     sampling: Arc<Sampling>,
     seed: u64,
     top_logprobs: Option<u32>,
@@ -172,6 +175,7 @@ impl Sequence {
             slot: 0,
             prompt_tokens: prompt.len() as u32,
             cache_salt: request.cache_salt.clone(),
+            adapter: ServedAdapter::default(),
             tokens: read,
             cached: 0,
             checkpoints: Checkpoints::default(),
@@ -212,9 +216,14 @@ impl Sequence {
         &self.tokens[..self.prompt_tokens as usize]
     }
 
-    /// It shares cached prefixes with requests of this salt alone.
-    pub fn cache_salt(&self) -> &str {
-        &self.cache_salt
+    /// The same, answered by an adapter.
+    pub fn with_adapter(self, adapter: ServedAdapter) -> Self {
+        Self { adapter, ..self }
+    }
+
+    /// With whom it shares cached prefixes: with requests of the same adapter and salt alone.
+    pub fn prefix_scope(&self) -> PrefixScope<'_> {
+        PrefixScope { adapter: &self.adapter.identity, salt: &self.cache_salt }
     }
 
     /// Admitted, for the first time or after preemption, to a slot that holds `cached` of its tokens, but not
@@ -401,7 +410,14 @@ impl Sequence {
             let mask = self.output.mask(&tokens[tokens.len() - drafted as usize..]);
             SampleSpec { mask, ..self.sample_spec(index) }
         });
-        let step = SequenceStep { slot: self.slot, offset, tokens, draft_tokens: drafted, sample: choice };
+        let step = SequenceStep {
+            slot: self.slot,
+            offset,
+            tokens,
+            draft_tokens: drafted,
+            adapter: self.adapter.number,
+            sample: choice,
+        };
         self.cached += step.length();
         step
     }

@@ -23,6 +23,7 @@ use thiserror::Error;
 
 pub use checkpoint::Checkpoint;
 pub use loader::Weights;
+pub(crate) use shard_read::shares;
 pub use weight::{Weight, exception};
 
 /// Why weights cannot be loaded. Each error names the file or tensor, the numbers and the remedy.
@@ -64,6 +65,14 @@ pub enum WeightsError {
         /// Members of the stage.
         of: usize,
     },
+    /// An adapter is damaged, of another model, or of a kind that the engine does not compute.
+    #[error("adapter {adapter}: {reason}")]
+    Adapter {
+        /// Its name.
+        adapter: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// MLX failed.
     #[error("cannot make an array of tensor {tensor}: {reason}")]
     Mlx {
@@ -83,7 +92,11 @@ impl WeightsError {
     /// Whether the same files are refused again whenever they are read.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
-            Self::File { .. } | Self::Unsupported(_) | Self::NoTensor(_) | Self::NotDivisible { .. } => true,
+            Self::File { .. }
+            | Self::Unsupported(_)
+            | Self::NoTensor(_)
+            | Self::NotDivisible { .. }
+            | Self::Adapter { .. } => true,
             Self::Io { .. } | Self::Mlx { .. } => false,
         }
     }

@@ -16,6 +16,9 @@ Variants with "original" are in the layout of Hugging Face's exports, which mlx-
 with "packing" have the weights of their layers packed as others pack them (packings.py). Variants with "convert" stay as
 they are for the engine, which packs them while it reads them; mlx-lm answers from what its `convert` makes of them.
 
+Variants with "adapter" have an adapter in FOLDER/adapter/, random LoRA or DoRA of some of its layers and modules, which
+mlx-lm loads for its answers; "peft" writes it as PEFT does, which mlx-lm does not read.
+
 With MEMBERS a variant that is there already is answered again by mlx-lm sharded over as many processes of MLX's ring on
 loopback (`model.shard`), into FOLDER/tensor-<members>/: sums of slices round in another order than whole products, so
 that is what a stage of several ranks has to equal. A family that mlx-lm does not shard has to equal itself whole.
@@ -109,10 +112,47 @@ def make(spec, folder):
         as_original(folder, config)
     if spec.get("packing"):
         pack_folder(folder, config, **spec["packing"])
+    if spec.get("adapter"):
+        make_adapter(folder, **spec["adapter"])
     if spec.get("index") is False:
         (folder / "model.safetensors.index.json").unlink()
     if spec.get("shards"):
         split(folder, spec["shards"])
+
+
+def make_adapter(folder, kind, layers, rank, scale, keys=None, peft=False):
+    """An adapter with every weight at random: as it is made, one of its two matrices is nothing."""
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    model, _ = load_model(read_by_mlx_lm(folder))
+    parameters = {"rank": rank, "scale": scale, "dropout": 0.0} | ({"keys": keys} if keys else {})
+    linear_to_lora_layers(model, layers, parameters, use_dora=kind == "dora")
+    weights = {}
+    for name, value in tree_flatten(model.parameters()):
+        end = name.rsplit(".", 1)[-1]
+        if end in ("lora_a", "lora_b"):
+            weights[name] = 0.1 * mx.random.normal(value.shape)
+        elif end == "m" and name.removesuffix("m") + "lora_a" in dict(tree_flatten(model.parameters())):
+            weights[name] = value * (1.0 + 0.2 * mx.random.normal(value.shape))
+    own = folder / "adapter"
+    own.mkdir(exist_ok=True)
+    config = {"fine_tune_type": kind, "num_layers": layers, "lora_parameters": parameters}
+    (folder / "adapter-mlx").mkdir(exist_ok=True)
+    for place in (own, folder / "adapter-mlx"):
+        (place / "adapter_config.json").write_text(json.dumps(config))
+        mx.save_safetensors(str(place / "adapters.safetensors"), weights)
+    if not peft:
+        return
+    (own / "adapters.safetensors").unlink()
+    named = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
+    made = {}
+    for name, value in weights.items():
+        module, end = name.rsplit(".", 1)
+        value = value if end == "m" else mx.contiguous(value.T)
+        made[f"base_model.model.{module}.{named[end]}"] = value
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": scale * rank, "bias": "none", "use_dora": kind == "dora"}
+    (own / "adapter_config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(own / "adapter_model.safetensors"), made, {"format": "pt"})
 
 
 def convert(model, config, folder, how):
@@ -243,6 +283,11 @@ def widened(model):
 def answer(folder, spec):
     model, _ = load_model(read_by_mlx_lm(folder))
     model = with_windows(model, spec["config"])
+    if spec.get("adapter"):
+        from mlx_lm.tuner.utils import load_adapters
+
+        model = load_adapters(model, str(folder / "adapter-mlx"))
+        model.eval()
     if spec.get("widen"):
         model = widened(model)
     write(folder, spec, generate(model, spec))
@@ -281,6 +326,7 @@ def write(folder, spec, answers):
                 dtype="float32" if spec.get("widen") else spec.get("dtype", "float32"),
                 kv_bits=spec.get("kv", {}).get("bits"),
                 load_bits=spec.get("convert", {}).get("bits"),
+                adapter="adapter" in spec,
                 prompts=prompts,
                 tokens=tokens,
                 gaps=gaps,
@@ -309,7 +355,9 @@ def is_sharded(spec, members):
     group = (spec.get("quantise") or spec.get("convert") or {}).get("group_size", 1)
     widths = [text.get(name) or 0 for name in ("intermediate_size", "moe_intermediate_size")]
     return (
-        hasattr(_get_classes(config)[0], "shard")
+        # Not what an adapter is around.
+        "adapter" not in spec
+        and hasattr(_get_classes(config)[0], "shard")
         and (text.get("num_key_value_heads") or members) >= members
         and all(width % (group * members) == 0 for width in widths)
     )

@@ -83,7 +83,7 @@ mod tests {
 
     fn endpoint(address: &str) -> Endpoint {
         let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
-        Endpoint { address: address.into(), node, group, model, epoch: 1 }
+        Endpoint { address: address.into(), node, group, model, adapters: Default::default(), epoch: 1 }
     }
 
     fn backends(dir: &std::path::Path) -> Backends {
@@ -115,6 +115,7 @@ mod tests {
         backends.prune(&RoutingTable {
             synced: true,
             deployments: vec![Deployment {
+                adapters: Default::default(),
                 namespace: "default".into(),
                 name: "m".into(),
                 created: 0,

@@ -212,6 +212,7 @@ mod tests {
             created: 0,
             context_tokens: 1,
             model: "small".into(),
+            adapters: BTreeMap::new(),
             defaults: RequestDefaults::default(),
             state: DeploymentState::Ready,
             endpoints: vec![],

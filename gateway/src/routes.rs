@@ -7,7 +7,7 @@ mod objects;
 mod scope;
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::request_defaults::RequestDefaults;
@@ -38,6 +38,8 @@ pub struct Deployment {
     pub context_tokens: u32,
     /// Name of its desired Model.
     pub model: String,
+    /// Its desired adapters: the Model of each, by name.
+    pub adapters: BTreeMap<String, String>,
     /// What it sets where requests say nothing.
     pub defaults: RequestDefaults,
     /// Whether waiting for it makes sense.
@@ -68,6 +70,8 @@ pub struct Endpoint {
     pub group: String,
     /// Name of the Model it runs, whose source is immutable.
     pub model: String,
+    /// The adapters it has: the Model of each, by name.
+    pub adapters: BTreeMap<String, String>,
     /// Incarnation of the group.
     pub epoch: i64,
 }
@@ -115,6 +119,13 @@ impl Deployment {
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
+
+    /// Endpoints that answer by this adapter, as it is desired; all of them where it is empty.
+    pub fn endpoints_with(&self, adapter: &str) -> impl Iterator<Item = &Endpoint> {
+        let desired = self.adapters.get(adapter);
+        let has = move |endpoint: &&Endpoint| desired.is_none() || endpoint.adapters.get(adapter) == desired;
+        self.endpoints.iter().filter(has)
+    }
 }
 
 impl ModelAlias {
@@ -146,10 +157,43 @@ impl RoutingTable {
     /// has the name; else to the only namespace whose ModelRoutes have it. In one namespace a name of a ModelRoute wins
     /// over a deployment's own name, and both win over a pattern; of patterns the most specific wins.
     pub fn resolve(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
+        self.resolve_adapter(model, scope).0
+    }
+
+    /// The same with the adapter that answers; it is empty where the model itself does.
+    ///
+    /// `name:adapter` is an adapter of what `name` resolves to, unless a ModelRoute has all of it as a name. Of several
+    /// targets those count that have the adapter.
+    pub fn resolve_adapter(&self, model: &str, scope: &ModelScope) -> (Resolved<'_>, &str) {
         if !scope.allows(model) {
-            return Resolved::Forbidden;
+            return (Resolved::Forbidden, "");
         }
-        match self.owner(model, scope) {
+        match self.adapted(model, scope) {
+            Some((found, adapter, _)) => (Resolved::Deployments(found), adapter),
+            None => (self.owned(self.owner(model, scope)), ""),
+        }
+    }
+
+    /// The deployments with the adapter that `name:adapter` asks for, and the name before it.
+    fn adapted<'a, 'm>(
+        &'a self,
+        model: &'m str,
+        scope: &ModelScope,
+    ) -> Option<(Vec<&'a Deployment>, &'a str, &'m str)> {
+        let (name, adapter) = model.rsplit_once(':')?;
+        if let NameOwner::Route(alias) = self.owner(model, scope)
+            && alias.is_exact()
+        {
+            return None;
+        }
+        let Resolved::Deployments(mut found) = self.owned(self.owner(name, scope)) else { return None };
+        found.retain(|deployment| deployment.adapters.contains_key(adapter));
+        let (adapter, _) = found.first()?.adapters.get_key_value(adapter)?;
+        Some((found, adapter, name))
+    }
+
+    fn owned<'a>(&'a self, owner: NameOwner<'a>) -> Resolved<'a> {
+        match owner {
             NameOwner::Route(alias) => self.targets(alias),
             NameOwner::Other(resolved) => resolved,
         }
@@ -157,7 +201,8 @@ impl RoutingTable {
 
     /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        match self.owner(model, scope) {
+        let name = self.adapted(model, scope).map_or(model, |(_, _, name)| name);
+        match self.owner(name, scope) {
             NameOwner::Route(alias) => Some(alias),
             NameOwner::Other(_) => None,
         }
@@ -227,32 +272,48 @@ impl RoutingTable {
     }
 
     /// All model names that a caller may request, each with its deployments: for each deployment the shortest
-    /// name that resolves to it, and the names of ModelRoutes that are not patterns.
+    /// name that resolves to it, and the names of ModelRoutes that are not patterns; behind each those of its adapters.
     pub fn models(&self, scope: &ModelScope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
         for deployment in self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace)) {
-            let resolves_here = |id: &String| match self.resolve(id, scope) {
-                Resolved::Deployments(found) => found == [deployment],
-                _ => false,
-            };
-            let ids = [deployment.name.clone(), deployment.full_name()];
-            if let Some(id) = ids.into_iter().find(resolves_here) {
-                models.push((id, vec![deployment]));
+            let adapters = deployment.adapters.keys().map(String::as_str);
+            for adapter in std::iter::once("").chain(adapters) {
+                let resolves_here = |id: &String| match self.resolve_adapter(id, scope) {
+                    (Resolved::Deployments(found), by) => found == [deployment] && by == adapter,
+                    _ => false,
+                };
+                let ids =
+                    [deployment.name.clone(), deployment.full_name()].map(|id| with_adapter(id, adapter));
+                if let Some(id) = ids.into_iter().find(resolves_here) {
+                    models.push((id, vec![deployment]));
+                }
             }
         }
         for alias in self.aliases.iter().filter(|alias| alias.is_exact()) {
             let leads_here =
                 |id: &String| self.matching_alias(id, scope).is_some_and(|found| std::ptr::eq(found, alias));
             let ids = [alias.pattern.clone(), format!("{}/{}", alias.namespace, alias.pattern)];
-            if let Some(id) = ids.into_iter().find(leads_here)
-                && let Resolved::Deployments(found) = self.resolve(&id, scope)
-                && !models.iter().any(|(other, _)| *other == id)
-            {
-                models.push((id, found));
+            let Some(id) = ids.into_iter().find(leads_here) else { continue };
+            let Resolved::Deployments(targets) = self.targets(alias) else { continue };
+            let adapters: BTreeSet<&str> =
+                targets.iter().flat_map(|target| target.adapters.keys().map(String::as_str)).collect();
+            for adapter in std::iter::once("").chain(adapters) {
+                let id = with_adapter(id.clone(), adapter);
+                if let (Resolved::Deployments(found), by) = self.resolve_adapter(&id, scope)
+                    && by == adapter
+                    && !models.iter().any(|(other, _)| *other == id)
+                {
+                    models.push((id, found));
+                }
             }
         }
         models
     }
+}
+
+/// The name of an adapter of a model; the model's own where there is none.
+fn with_adapter(model: String, adapter: &str) -> String {
+    if adapter.is_empty() { model } else { format!("{model}:{adapter}") }
 }
 
 /// The namespace of objects that name none.
@@ -292,6 +353,7 @@ mod tests {
             created: 0,
             context_tokens: 8,
             model: "small".into(),
+            adapters: BTreeMap::new(),
             defaults: RequestDefaults::default(),
             state: DeploymentState::Ready,
             endpoints: vec![],
@@ -355,6 +417,52 @@ mod tests {
             ("", vec!["unknown"]),
         ] {
             assert_eq!(found(model), expected, "{model}");
+        }
+    }
+
+    #[test]
+    fn an_adapter_is_named_behind_its_model() {
+        let mut table = table();
+        let adapters =
+            |names: &[&str]| names.iter().map(|name| ((*name).into(), format!("m-{name}"))).collect();
+        table.deployments[2].adapters = adapters(&["clerk", "pirate"]);
+        table.deployments[4].adapters = adapters(&["pirate"]);
+        table.aliases.push(alias("large:clerk", "own", &["twin"]));
+        let found = |model: &str, scope: &ModelScope| match table.resolve_adapter(model, scope) {
+            (Resolved::Deployments(found), adapter) => format!("{} {adapter}", found[0].full_name()),
+            (Resolved::Forbidden, _) => "forbidden".to_owned(),
+            (other, _) => format!("{other:?}"),
+        };
+        for (model, expected) in [
+            ("large:pirate", "default/large pirate"),
+            ("default/large:pirate", "default/large pirate"),
+            ("lab/twin:pirate", "lab/twin pirate"),
+            // A ModelRoute has the whole of it as a name.
+            ("large:clerk", "default/twin "),
+            ("default/large:clerk", "default/large clerk"),
+            // Of the targets of a ModelRoute the one that has it.
+            ("gpt-4o:pirate", "default/large pirate"),
+            ("meta-llama/Llama-3-8B:pirate", "default/large pirate"),
+            // A pattern takes what is no adapter, as it takes anything.
+            ("meta-llama/Llama-3-8B:x", "default/large "),
+            ("large:x", "Unknown"),
+            ("twin:pirate", "Unknown"),
+            ("large:", "Unknown"),
+            (":pirate", "Unknown"),
+        ] {
+            assert_eq!(found(model, &ModelScope::ALL), expected, "{model}");
+        }
+        let only = |pattern: &str| ModelScope::new("default", &[pattern.to_owned()]);
+        assert_eq!(found("large:pirate", &only("large:*")), "default/large pirate");
+        assert_eq!(found("large:pirate", &only("large")), "forbidden");
+        let names = |scope: &ModelScope| -> Vec<String> {
+            table.models(scope).into_iter().map(|(id, _)| id).filter(|id| id.contains(':')).collect()
+        };
+        assert_eq!(names(&only("large:*")), ["large:pirate", "large:clerk"]);
+        assert!(names(&ModelScope::ALL).contains(&"lab/twin:pirate".to_owned()));
+        assert!(names(&ModelScope::ALL).contains(&"gpt-4o:pirate".to_owned()));
+        for (id, found) in table.models(&ModelScope::ALL) {
+            assert_eq!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(found), "{id}");
         }
     }
 

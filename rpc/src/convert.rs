@@ -38,6 +38,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             raw_prompt,
             truncate_prompt_tokens,
             context_overflow,
+            adapter,
         } = request;
         Self {
             id,
@@ -62,6 +63,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             raw_prompt: raw_prompt.map(pb::RawPrompt::from),
             truncate_prompt_tokens,
             shift_context: context_overflow == ContextOverflow::Shift,
+            adapter,
         }
     }
 }
@@ -91,6 +93,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             raw_prompt,
             truncate_prompt_tokens,
             shift_context,
+            adapter,
         } = request;
         let sampling = sampling.map(Sampling::from).unwrap_or_default();
         Self {
@@ -116,6 +119,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             raw_prompt: raw_prompt.and_then(prompt::raw_prompt),
             truncate_prompt_tokens,
             context_overflow: if shift_context { ContextOverflow::Shift } else { ContextOverflow::Refuse },
+            adapter,
         }
     }
 }
@@ -319,6 +323,7 @@ mod tests {
             priority: -3,
             deadline_milliseconds: Some(250),
             cache_salt: "team".into(),
+            adapter: "pirate".into(),
             tools: vec![Tool {
                 name: "f".into(),
                 description: Some(String::new()),

@@ -314,7 +314,8 @@ impl EngineConfig {
             .map_err(|error| faulty_field(&fields).unwrap_or_else(|| wrong(error)))?;
         // The kinds ignore options of newer releases; an engine must not.
         let options = fields.get("options").and_then(Value::as_object);
-        let known = |option: &str| ENGINE_OPTIONS.contains(&option) && ![ADAPTERS, DRAFT_MODEL].contains(&option);
+        let known =
+            |option: &str| ENGINE_OPTIONS.contains(&option) && ![ADAPTERS, DRAFT_MODEL].contains(&option);
         if let Some((option, value)) = options.into_iter().flatten().find(|(option, _)| !known(option)) {
             let (field, value) = (format!("options.{option}"), value.to_string());
             return Err(EngineConfigError::UnknownField { field, value });
@@ -471,6 +472,7 @@ mod tests {
             prefix_dir: Some("/p".into()),
             prefix_dir_bytes: 9,
             draft_dir: Some("/d".into()),
+            adapters: vec![AdapterDir { name: "a".into(), dir: "/a".into() }],
             overlap_scheduling: OverlapScheduling::Off,
             wired_memory: false,
             dtype: Dtype::F32,

@@ -151,7 +151,7 @@ impl Attention {
             let caches = singles.iter_mut().map(|row| &mut row.caches[layer]);
             pieces.push(self.attend_decode_rows(&projected.slice(0, from)?, caches, &mut scores)?);
         }
-        for SequenceSlice { length, offset, caches } in longer {
+        for SequenceSlice { length, offset, adapter: _, caches } in longer {
             let own = projected.slice(from, *length)?;
             let rotate_at = rotates.then_some(*offset);
             pieces.push(self.attend_sequence(&own, rotate_at, &mut caches[layer], &mut scores)?);

@@ -16,7 +16,10 @@ use super::{
     router::{Router, Routing},
     tensor_parallel::TpGroup,
 };
-use crate::weights::{Weight, Weights, WeightsError};
+use crate::{
+    adapters::Adapted,
+    weights::{Weight, Weights, WeightsError},
+};
 
 /// From so many choices on they are sorted, so that each expert is read once.
 const SORTED_FROM: usize = 64;
@@ -64,6 +67,7 @@ struct SharedExpert {
 struct ExpertLinear {
     weight: Weight,
     bias: Option<Array>,
+    adapted: Adapted,
 }
 
 impl ExpertLinear {
@@ -71,12 +75,15 @@ impl ExpertLinear {
         let weight = weights.weight(path)?;
         let bias = format!("{path}.bias");
         let bias = if weights.has(&bias) { Some(weights.tensor(&bias)?) } else { None };
-        Ok(Self { weight, bias })
+        let adapted = weights.adapted(path, &weight)?;
+        Ok(Self { weight, bias, adapted })
     }
 
-    /// `x`, `[…, 1, 1, inputs]`, through the expert that each of `indices` names.
-    fn forward(&self, x: &Array, indices: &Array, is_sorted: bool) -> Result<Array, Exception> {
-        let product = self.weight.gather(x, indices, is_sorted)?;
+    /// `x`, `[…, 1, 1, inputs]`, through the expert that each of `indices` names; where these are sorted, `positions` are
+    /// those of the rows.
+    fn forward(&self, x: &Array, indices: &Array, positions: Option<&Array>) -> Result<Array, Exception> {
+        let product = self.weight.gather(x, indices, positions.is_some())?;
+        let product = self.adapted.apply_to_experts(x, indices, positions, product)?;
         match &self.bias {
             None => Ok(product),
             Some(bias) => product.add(take_axis(bias, indices, 0)?.expand_dims(-2)?),
@@ -180,20 +187,21 @@ impl MixtureOfExperts {
         let (positions, width) = (x.dim(1), x.dim(2));
         if experts.size() < SORTED_FROM {
             let x = x.reshape(&[1, positions, 1, 1, width])?;
-            return self.pass(&x, experts, false)?.squeeze_axes(&[-2]);
+            return self.pass(&x, experts, None)?.squeeze_axes(&[-2]);
         }
         let experts = experts.reshape(&[-1])?;
         let order = argsort(&experts)?;
         let back = argsort(&order)?;
         let used = Array::from_int(self.used).as_dtype(order.dtype())?;
-        let rows = x.reshape(&[positions, 1, width])?.take_axis(order.floor_divide(used)?, 0)?;
-        let each = self.pass(&rows, &experts.take_axis(&order, 0)?, true)?;
+        let places = order.floor_divide(used)?;
+        let rows = x.reshape(&[positions, 1, width])?.take_axis(&places, 0)?;
+        let each = self.pass(&rows, &experts.take_axis(&order, 0)?, Some(&places))?;
         each.take_axis(back, 0)?.reshape(&[1, positions, self.used, width])
     }
 
-    fn pass(&self, x: &Array, experts: &Array, is_sorted: bool) -> Result<Array, Exception> {
-        let up = self.up.forward(x, experts, is_sorted)?;
-        let gate = self.gate.as_ref().map(|gate| gate.forward(x, experts, is_sorted)).transpose()?;
-        self.down.forward(&self.gated.apply(gate.as_ref(), &up)?, experts, is_sorted)
+    fn pass(&self, x: &Array, experts: &Array, positions: Option<&Array>) -> Result<Array, Exception> {
+        let up = self.up.forward(x, experts, positions)?;
+        let gate = self.gate.as_ref().map(|gate| gate.forward(x, experts, positions)).transpose()?;
+        self.down.forward(&self.gated.apply(gate.as_ref(), &up)?, experts, positions)
     }
 }

@@ -15,6 +15,8 @@ pub struct SequenceSlice<'a> {
     pub length: i32,
     /// Earlier positions, which are in the KV cache.
     pub offset: i32,
+    /// Number of its adapter; 0 for none.
+    pub adapter: u32,
     /// One cache per layer of this rank.
     pub caches: &'a mut [LayerCache],
 }
@@ -54,6 +56,12 @@ impl<'a> PackedBatch<'a> {
         let positions: Vec<i32> = lengths.iter().flat_map(|&length| 0..length).collect();
         let positions = Array::from_slice(&positions, &[positions.len() as i32]);
         Self { decode_rows: Vec::new(), prefill_rows: Vec::new(), positions: Some(positions), texts: lengths }
+    }
+
+    /// Positions of each sequence, and the number of its adapter.
+    pub fn adapters(&self) -> Vec<(i32, u32)> {
+        let rows = self.decode_rows.iter().chain(&self.prefill_rows);
+        rows.map(|row| (row.length, row.adapter)).collect()
     }
 
     /// Every sequence and which positions of the batch are its own.

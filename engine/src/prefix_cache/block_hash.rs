@@ -10,6 +10,15 @@ use sha2::{Digest as _, Sha256};
 /// conversation has no more than some thousands of blocks.
 pub const BLOCK_TOKENS: u32 = 64;
 
+/// Requests that share cached prefixes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixScope<'a> {
+    /// Identity of their adapter's files; empty where the model itself answers.
+    pub adapter: &'a str,
+    /// Their salt.
+    pub salt: &'a str,
+}
+
 /// Identifies a block and the prefix before it: the first half of a SHA-256.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockHash(pub [u8; 16]);
@@ -20,10 +29,14 @@ impl BlockHash {
         Self::digest(&[b"russet prefix 1", identity])
     }
 
-    /// The root hash of requests with this salt, below that of their model. Without a salt it is the model's own, so
-    /// that blocks which were stored before there were salts stay valid.
-    pub fn salted(self, salt: &str) -> Self {
-        if salt.is_empty() { self } else { Self::digest(&[b"russet salt 1", &self.0, salt.as_bytes()]) }
+    /// The root hash of requests in this scope, below that of their model. Without adapter and salt it is the model's
+    /// own, so that blocks which were stored before there were any stay valid.
+    pub fn scoped(self, PrefixScope { adapter, salt }: PrefixScope<'_>) -> Self {
+        let below = |root: Self, kind: &[u8], name: &str| match name {
+            "" => root,
+            name => Self::digest(&[kind, &root.0, name.as_bytes()]),
+        };
+        below(below(self, b"russet adapter 1", adapter), b"russet salt 1", salt)
     }
 
     /// `None` unless `bytes` has the length of a hash.
@@ -94,8 +107,12 @@ mod tests {
         assert!(one[2..].iter().all(|key| !two.contains(key)), "what follows a difference differs");
         assert_eq!(block_hashes(root, &first[..200]), one[..3]);
         assert_ne!(block_hashes(BlockHash::root(b"other"), &first)[0], one[0]);
-        assert_eq!(root.salted(""), root);
-        let salts = [root, root.salted("a"), root.salted("b"), BlockHash::root(b"other").salted("a")];
+        let scoped = |root: BlockHash, adapter, salt| root.scoped(PrefixScope { adapter, salt });
+        assert_eq!(scoped(root, "", ""), root);
+        let other = BlockHash::root(b"other");
+        let names = [("", "a"), ("", "b"), ("a", ""), ("b", ""), ("a", "a"), ("a", "b")];
+        let salts = names.map(|(adapter, salt)| scoped(root, adapter, salt));
+        let salts = [&[root, scoped(other, "", "a"), scoped(other, "a", "")][..], &salts].concat();
         for (index, salt) in salts.iter().enumerate() {
             let hashes = block_hashes(*salt, &first);
             let others = salts[..index].iter().flat_map(|other| block_hashes(*other, &first));

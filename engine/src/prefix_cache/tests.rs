@@ -125,6 +125,11 @@ fn cache(slots: u32, tokens: u64, disk: bool) -> PrefixCache {
     PrefixCache::new(BlockHash::root(b"m"), capacity(slots, tokens, disk), &[])
 }
 
+/// The scope of a salt, without an adapter.
+fn salted(salt: &str) -> PrefixScope<'_> {
+    PrefixScope { adapter: "", salt }
+}
+
 /// Runs a request without a salt to its end; returns how many of its tokens were cached.
 fn serve(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
     serve_salted(cache, rank, prompt, answer, "")
@@ -138,7 +143,8 @@ fn serve_salted(
     answer: &[u32],
     salt: &str,
 ) -> u32 {
-    let SlotAssignment { slot, cached, fetch_from_disk: fetch, .. } = cache.admit(prompt, salt).unwrap();
+    let SlotAssignment { slot, cached, fetch_from_disk: fetch, .. } =
+        cache.admit(prompt, salted(salt)).unwrap();
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     assert_eq!(rank.fetch_if(slot, &fetch), fetch.len() as u32);
     assert_eq!(rank.slots.get(&slot).map_or(&[][..], |(tokens, _)| tokens), &prompt[..cached as usize]);
@@ -209,7 +215,7 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
     // One file is damaged: the slot is empty, and that block and the later ones, useless without it, are
     // forgotten.
     let mut third = PrefixCache::new(BlockHash::root(b"m"), limits, &on_disk);
-    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300), "").unwrap();
+    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300), salted("")).unwrap();
     third.finish_fetch(slot, &fetch, 2);
     assert_eq!(
         third.take_commands(),
@@ -219,7 +225,7 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
         ]
     );
     third.discard(slot);
-    assert_eq!(third.admit(&text(1, 300), "").unwrap().cached, 128);
+    assert_eq!(third.admit(&text(1, 300), salted("")).unwrap().cached, 128);
 }
 
 #[test]
@@ -240,7 +246,7 @@ fn another_salt_finds_no_cached_prefix() {
             if !disk {
                 continue;
             }
-            let on_disk = block_hashes(root.salted(first), &prompt);
+            let on_disk = block_hashes(root.scoped(salted(first)), &prompt);
             assert!(on_disk.iter().all(|hash| rank.on_disk.contains_key(hash)), "{story}");
             let limits = capacity(slots, tokens, disk);
             let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
@@ -255,13 +261,13 @@ fn another_salt_finds_no_cached_prefix() {
 fn slot_whose_blocks_were_lost_keeps_its_salt() {
     let limits = capacity(2, 4096, true);
     let (root, prompt) = (BlockHash::root(b"m"), text(1, 300));
-    let mut cache = PrefixCache::new(root, limits, &block_hashes(root.salted("a"), &prompt));
-    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = cache.admit(&prompt, "a").unwrap();
+    let mut cache = PrefixCache::new(root, limits, &block_hashes(root.scoped(salted("a")), &prompt));
+    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = cache.admit(&prompt, salted("a")).unwrap();
     cache.finish_fetch(slot, &fetch, 0);
     cache.grow(slot, 300);
     cache.release(slot, prompt.clone());
-    assert_eq!(cache.admit(&prompt, "").unwrap().cached, 0);
-    assert_eq!(cache.admit(&prompt, "a").unwrap().cached, 299);
+    assert_eq!(cache.admit(&prompt, salted("")).unwrap().cached, 0);
+    assert_eq!(cache.admit(&prompt, salted("a")).unwrap().cached, 299);
 }
 
 #[test]
@@ -269,7 +275,7 @@ fn disabled_prefix_cache_stores_nothing() {
     let limits = CacheCapacity { enabled: false, ..capacity(1, 4096, true) };
     let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
     for _ in 0..2 {
-        let entry = cache.admit(&text(1, 300), "").unwrap();
+        let entry = cache.admit(&text(1, 300), salted("")).unwrap();
         assert_eq!((entry.cached, entry.fetch_from_disk), (0, vec![]));
         cache.grow(0, 300);
         cache.store_prompt(0, &text(1, 300));
@@ -312,7 +318,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                     prompt.truncate(context as usize);
                 }
                 if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch, checkpoints }) =
-                    cache.admit(&prompt, ["", "", "", "a"][random.random_range(0..4)])
+                    cache.admit(&prompt, salted(["", "", "", "a"][random.random_range(0..4)]))
                 {
                     reused += u32::from(cached > 0);
                     let mut cached = cached as usize;
@@ -398,7 +404,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
 /// Runs a request on layers that go back by at most `most` tokens to its end, one step ahead of it; returns how many of
 /// its tokens were cached.
 fn serve_with_snapshots(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
-    let SlotAssignment { slot, cached, mut checkpoints, .. } = cache.admit(prompt, "").unwrap();
+    let SlotAssignment { slot, cached, mut checkpoints, .. } = cache.admit(prompt, salted("")).unwrap();
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     let tokens = [prompt, answer].concat();
     let mut have = cached as usize;
@@ -452,7 +458,7 @@ fn conversation_goes_on_behind_a_step_that_was_taken_back() {
     let capacity = CacheCapacity { blocks: false, max_rewind: Some(0), ..capacity(2, 8192, false) };
     let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);
     let prompt = text(1, 300);
-    let SlotAssignment { slot, .. } = cache.admit(&prompt, "").unwrap();
+    let SlotAssignment { slot, .. } = cache.admit(&prompt, salted("")).unwrap();
     cache.grow(slot, 300);
     // A step with more draft tokens than the answer has left.
     cache.grow(slot, 309);
@@ -461,7 +467,7 @@ fn conversation_goes_on_behind_a_step_that_was_taken_back() {
     cache.grow(slot, 303);
     let answered = [prompt, text(2, 3)].concat();
     cache.release(slot, answered.clone());
-    assert_eq!(cache.admit(&[answered, text(3, 9)].concat(), "").unwrap().cached, 303);
+    assert_eq!(cache.admit(&[answered, text(3, 9)].concat(), salted("")).unwrap().cached, 303);
 }
 
 #[test]

@@ -61,6 +61,7 @@ impl DraftRunner {
             kv_cache: KvCacheType::AsComputed,
             disk_cache: None,
             draft_dir: None,
+            adapters: Vec::new(),
             ..config.clone()
         };
         let rank = ModelRunner::load(&alone, StepProfiler::default(), |_| None, |_, _| {})?;
@@ -126,7 +127,8 @@ impl DraftRunner {
         let (before, first) = tokens.split_at(tokens.len().saturating_sub(1));
         prefill.extend(before);
         for tokens in prefill.chunks(PREFILL_CHUNK_TOKENS) {
-            let step = SequenceStep { slot, offset, tokens: tokens.to_vec(), draft_tokens: 0, sample: None };
+            let tokens = tokens.to_vec();
+            let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, adapter: 0, sample: None };
             offset += step.length();
             self.runner.begin(&[step], false)?.end()?;
         }
@@ -150,6 +152,7 @@ fn draft_step(
         offset: text - 1 + position,
         tokens: if position == 0 { tokens.last().copied().into_iter().collect() } else { Vec::new() },
         draft_tokens: 0,
+        adapter: 0,
         sample: Some(SampleSpec { index: choice.index + position, ..choice.clone() }),
     })
 }

@@ -27,6 +27,7 @@ use super::{
     groups::MlxGroups, rank_part,
 };
 use crate::{
+    adapters::AdapterFiles,
     cache::{CacheSnapshot, LayerCache, Rewound, format::KvFormat},
     decoder::Decoder,
     executor::{Addresses, CacheSupport, PooledModel, PooledText, SampleSpec, SequenceStep},
@@ -189,8 +190,11 @@ impl ModelRunner {
             loaded_bytes += bytes;
             progress(loaded_bytes, total_bytes);
         };
-        let mut weights = Weights::new(&checkpoint, config.dtype, TpShard::for_part(&part), &mut count);
+        let adapters = AdapterFiles::open(&config.adapters, tensors)?;
+        let weights = Weights::new(&checkpoint, config.dtype, TpShard::for_part(&part), &mut count);
+        let mut weights = weights.with_adapters(&adapters);
         let model = Decoder::load(description, &part, &mut weights, &config.model_dir)?;
+        adapters.check_read(&part, tensors)?;
         let _ = memory::clear_cache();
         let (bytes_read, elapsed) = (checkpoint.bytes_read(), started.elapsed());
         tracing::info!(bytes = total_bytes, bytes_read, ?elapsed, "the weights are read");
@@ -434,6 +438,7 @@ impl ModelRunner {
         let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| SequenceSlice {
             length: step.length() as i32,
             offset: sequence.length as i32,
+            adapter: step.adapter,
             caches: &mut sequence.cache,
         });
         let mut rows = PackedBatch::new(rows.collect());

@@ -21,6 +21,7 @@ use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, unavailable};
 use super::tokenizer_pool::TokenizerPool;
 use super::wait_queue::QueuePosition;
+use crate::adapters::ServedAdapters;
 use crate::executor::DraftRewind;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
@@ -50,6 +51,7 @@ pub struct Intake {
     pub(super) metrics: EngineMetrics,
     pub(super) block_events: BlockEvents,
     pub(super) root: BlockHash,
+    pub(super) adapters: ServedAdapters,
 }
 
 impl Intake {
@@ -135,6 +137,7 @@ impl Intake {
         request: &GenerationRequest,
         sink: &ResponseSink,
     ) -> Result<(Sequence, Option<FinishReason>), GenerationFailure> {
+        let adapter = self.adapters.find(&request.adapter)?;
         let timeout = request.deadline_milliseconds.map(Duration::from_millis);
         let limits = PromptLimits {
             context_tokens: u32::try_from(self.kv_tokens).unwrap_or(u32::MAX).min(self.context_tokens),
@@ -185,7 +188,7 @@ impl Intake {
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
         let finished = checked.and_then(|()| output.resume(&request.emitted));
         let finished = finished.map_err(|error| error.failure())?;
-        let mut sequence = Sequence::new(request, prompt, seed, output);
+        let mut sequence = Sequence::new(request, prompt, seed, output).with_adapter(adapter);
         let dry = &request.sampling.dry;
         if dry.multiplier > 0.0 {
             let breakers = self.tokenizer.last_tokens(&dry.sequence_breakers);

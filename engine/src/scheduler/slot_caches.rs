@@ -5,7 +5,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use super::ranks::Ranks;
 use super::request::ScheduledRequest;
-use crate::prefix_cache::block_hash::BlockHash;
+use crate::prefix_cache::block_hash::{BlockHash, PrefixScope};
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{PrefixCache, SlotAssignment};
 
@@ -42,9 +42,9 @@ impl SlotCaches {
         self.prefix_cache.remove_from_disk(&self.ranks.compute.take_lost_blocks());
     }
 
-    /// Assigns a slot to a request with these tokens and this salt; `None` if all are taken.
-    pub(super) fn admit(&mut self, tokens: &[u32], salt: &str) -> Option<SlotAssignment> {
-        let assignment = self.prefix_cache.admit(tokens, salt)?;
+    /// Assigns a slot to a request with these tokens in this scope; `None` if all are taken.
+    pub(super) fn admit(&mut self, tokens: &[u32], scope: PrefixScope<'_>) -> Option<SlotAssignment> {
+        let assignment = self.prefix_cache.admit(tokens, scope)?;
         self.ranks.metrics.running.inc();
         Some(assignment)
     }

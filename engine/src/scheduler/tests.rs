@@ -35,7 +35,15 @@ impl SchedulerHarness {
         let stages = 1;
         let (prefix_cache, proposers) = (false, Proposers::default());
         Self::with_config(
-            SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache, proposers },
+            SchedulerConfig {
+                context_tokens,
+                max_sequences,
+                kv_tokens,
+                stages,
+                prefix_cache,
+                proposers,
+                adapters: ServedAdapters::default(),
+            },
             fake,
         )
     }
@@ -312,6 +320,7 @@ async fn only_a_single_stage_overlaps_steps_where_it_pays() {
             stages,
             prefix_cache,
             proposers,
+            adapters: ServedAdapters::default(),
         };
         let lab = SchedulerHarness::with_config(
             config,
@@ -333,6 +342,7 @@ async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
         stages: 1,
         prefix_cache: false,
         proposers: Proposers { prompt_lookup: true, draft_model: false },
+        adapters: ServedAdapters::default(),
     };
     let lab = SchedulerHarness::with_config(config, FakeExecutor::new());
     // The first one repeats itself; the second one never does.
@@ -363,11 +373,12 @@ async fn draft_model_speeds_up_new_text_and_its_loss_fails_no_answer() {
         stages: 1,
         prefix_cache: false,
         proposers: Proposers { prompt_lookup: false, draft_model: true },
+        adapters: ServedAdapters::default(),
     };
     let text = String::from_utf8((33..123).collect()).unwrap();
     let requests = [say(&text, 90, 0), say("over", 60, 0)];
     for broken in [false, true] {
-        let lab = SchedulerHarness::with_config(config, FakeExecutor::new());
+        let lab = SchedulerHarness::with_config(config.clone(), FakeExecutor::new());
         lab.fake.break_draft(broken);
         let answers = requests.each_ref().map(|request| lab.ask(request.clone()));
         for (answer, request) in answers.into_iter().zip(&requests) {
@@ -464,6 +475,7 @@ async fn random_requests_each_end_once_with_their_solo_output() {
             prefix_cache: seed % 2 == 1,
             // The outputs repeat the prompts, so draft tokens are mostly right.
             proposers: Proposers { prompt_lookup: seed % 4 > 1, draft_model: seed % 3 == 0 },
+            adapters: ServedAdapters::default(),
         };
         let lab = SchedulerHarness::with_config(config, FakeExecutor::new());
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
@@ -530,6 +542,7 @@ async fn steps_that_are_taken_back_whole_change_no_answer() {
             stages: 1 + u32::from(seed % 5 == 0),
             prefix_cache: seed % 2 == 1,
             proposers: Proposers::default(),
+            adapters: ServedAdapters::default(),
         };
         let requests: Vec<GenerationRequest> =
             (0..random.random_range(4..16)).map(|_| random_request(&mut random)).collect();
@@ -537,7 +550,7 @@ async fn steps_that_are_taken_back_whole_change_no_answer() {
         for (prompt_lookup, draft_model) in [(false, false), (true, false), (false, true), (true, true)] {
             let proposers = Proposers { prompt_lookup, draft_model };
             let fake = FakeExecutor::with_cache_support(STATES);
-            let lab = SchedulerHarness::with_config(SchedulerConfig { proposers, ..config }, fake);
+            let lab = SchedulerHarness::with_config(SchedulerConfig { proposers, ..config.clone() }, fake);
             let mut readers = Vec::new();
             for request in &requests {
                 readers.push(lab.ask(request.clone()));

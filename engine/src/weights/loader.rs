@@ -1,6 +1,6 @@
 //! Makes the arrays of a rank's tensors.
 
-use std::{path::Path, sync::OnceLock};
+use std::{path::Path, rc::Rc, sync::OnceLock};
 
 use mlx_rs::{Array, Dtype, error::Exception, memory, transforms::eval};
 use russet_mlx::{
@@ -17,13 +17,17 @@ use super::{
     checkpoint::{Field, SourceRead},
     weight_file::in_threads,
 };
-use crate::partition::TpShard;
+use crate::{
+    adapters::{ActiveAdapters, Adapted, AdapterFiles},
+    partition::TpShard,
+};
 
 /// Loads tensors for a model under construction, counting bytes as it goes.
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     dtype: LoadDtype,
     shard: TpShard,
+    adapters: Option<&'a AdapterFiles>,
     on_bytes: &'a mut dyn FnMut(u64),
 }
 
@@ -36,7 +40,28 @@ impl<'a> Weights<'a> {
         shard: TpShard,
         on_bytes: &'a mut dyn FnMut(u64),
     ) -> Self {
-        Self { checkpoint, dtype, shard, on_bytes }
+        Self { checkpoint, dtype, shard, adapters: None, on_bytes }
+    }
+
+    /// The same with adapters of the model.
+    pub fn with_adapters(self, adapters: &'a AdapterFiles) -> Self {
+        Self { adapters: Some(adapters), ..self }
+    }
+
+    /// What the decoder selects adapters by.
+    pub fn active_adapters(&self) -> Rc<ActiveAdapters> {
+        self.adapters.map_or_else(Rc::default, AdapterFiles::active)
+    }
+
+    /// What the adapters make of the matrix `path.weight`, or of the matrices, of which this rank has `weight`.
+    pub fn adapted(&self, path: &str, weight: &Weight) -> Result<Adapted, WeightsError> {
+        let Some(adapters) = self.adapters else { return Ok(Adapted::default()) };
+        let (checkpoint, dtype) = (self.checkpoint, self.dtype);
+        let name = format!("{path}.weight");
+        let (tensor, _) = self.require(&name)?;
+        adapters.of_tensor(tensor, (weight, self.shard, dtype), || {
+            Weights::new(checkpoint, dtype, TpShard::WHOLE, &mut |_| {}).weight(path)
+        })
     }
 
     /// The shard it loads.

@@ -211,7 +211,7 @@ fn cut(runs: Runs, piece: u64) -> impl Iterator<Item = Runs> {
 
 /// A shard's runs of a dimension that has `length` stored: packed, it is shorter than it counts, and what is stored of
 /// a segment or of a part has to divide as well.
-fn shares(axis: &ShardAxis, length: u64, shard: TpShard) -> Result<Vec<(u64, u64)>, u64> {
+pub(crate) fn shares(axis: &ShardAxis, length: u64, shard: TpShard) -> Result<Vec<(u64, u64)>, u64> {
     let of = shard.count as u64;
     match axis {
         ShardAxis::Replicated => Ok(vec![(0, length)]),

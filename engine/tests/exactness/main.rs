@@ -26,7 +26,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use russet_model::load_quantization::LoadQuantization;
-use russet_wire::engine_options::KvCacheType;
+use russet_wire::{engine_config::AdapterDir, engine_options::KvCacheType};
 use serde::{Deserialize, Serialize};
 
 use group::RankGroup;
@@ -48,6 +48,9 @@ struct Oracle {
     /// Bits that mlx-lm's `convert` packed the weights in, which the engine packs while it reads them.
     #[serde(default)]
     load_bits: Option<u32>,
+    /// Whether mlx-lm answered with the adapter that lies in the folder `adapter` of the model.
+    #[serde(default)]
+    adapter: bool,
     prompts: Vec<Vec<u32>>,
     tokens: Vec<Vec<u32>>,
     gaps: Vec<Vec<f32>>,
@@ -73,6 +76,7 @@ impl Oracle {
             widen: self.widen,
             kv_bits: self.kv_bits,
             load_bits: self.load_bits,
+            adapter: self.adapter,
         };
         for ((prompt, tokens), gaps) in some {
             brief.prompts.push(prompt.clone());
@@ -80,6 +84,17 @@ impl Oracle {
             brief.gaps.push(gaps.iter().copied().take(BRIEF_TOKENS).collect());
         }
         brief
+    }
+
+    /// The adapters of the engine.
+    fn adapters(&self, model: &Path) -> Vec<AdapterDir> {
+        let own = || AdapterDir { name: "oracle".to_owned(), dir: model.join("adapter") };
+        self.adapter.then(own).into_iter().collect()
+    }
+
+    /// Number of the adapter that answers.
+    fn adapter(&self) -> u32 {
+        u32::from(self.adapter)
     }
 
     fn quantization(&self) -> Result<Option<LoadQuantization>> {

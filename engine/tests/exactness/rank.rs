@@ -91,17 +91,19 @@ struct StepMessage {
     offset: u32,
     tokens: Vec<u32>,
     draft_tokens: u32,
+    adapter: u32,
 }
 
 impl StepMessage {
     fn from_step(step: &SequenceStep) -> Self {
-        let SequenceStep { slot, offset, tokens, draft_tokens, sample: _ } = step;
-        Self { slot: *slot, offset: *offset, tokens: tokens.clone(), draft_tokens: *draft_tokens }
+        let SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: _ } = step;
+        let (slot, offset, adapter) = (*slot, *offset, *adapter);
+        Self { slot, offset, tokens: tokens.clone(), draft_tokens: *draft_tokens, adapter }
     }
 
     fn step(self) -> SequenceStep {
-        let Self { slot, offset, tokens, draft_tokens } = self;
-        SequenceStep { slot, offset, tokens, draft_tokens, sample: None }
+        let Self { slot, offset, tokens, draft_tokens, adapter } = self;
+        SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None }
     }
 }
 
@@ -125,6 +127,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         wired: true,
         disk_cache: None,
         draft_dir: None,
+        adapters: oracle.adapters(&case.model),
     })?;
     runtime.load().blocking_recv()??;
     let progress = runtime.progress();
@@ -171,6 +174,7 @@ fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
             offset: offset as u32,
             tokens: vec![token],
             draft_tokens: 0,
+            adapter: oracle.adapter(),
             sample: None,
         };
         say("order", &LeaderMessage::Run(vec![StepMessage::from_step(&step)]))?;
@@ -201,6 +205,8 @@ struct Sequence<'a> {
     compared: usize,
     /// Accepted draft tokens of the last step.
     accepted_draft_tokens: usize,
+    /// Number of the adapter that answers.
+    adapter: u32,
 }
 
 /// Compares the group with its oracle, and a tensor parallel one with the oracle of a single rank too.
@@ -271,6 +277,7 @@ fn compare(
             step_offset: 0,
             compared: 0,
             accepted_draft_tokens: 0,
+            adapter: asked.adapter(),
         })
         .collect();
     ensure!(sequences.len() == asked.prompts.len(), "the oracles were not asked the same");
@@ -357,6 +364,7 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
                 offset: offset as u32,
                 tokens: tokens.to_vec(),
                 draft_tokens: 0,
+                adapter: oracle.adapter(),
                 sample: choice,
             }
         };
@@ -431,7 +439,8 @@ impl Sequence<'_> {
         self.length += tokens.len();
         let index = self.compared as u32;
         let choice = chosen.then(|| SampleSpec::greedy(index));
-        SequenceStep { slot, offset, tokens, draft_tokens: drafted, sample: choice }
+        let adapter = self.adapter;
+        SequenceStep { slot, offset, tokens, draft_tokens: drafted, adapter, sample: choice }
     }
 
     fn compare(

@@ -54,6 +54,7 @@ impl ReferenceModel {
                     offset: 0,
                     tokens: before.to_vec(),
                     draft_tokens: 0,
+                    adapter: 0,
                     sample: None,
                 }])
                 .await
@@ -64,8 +65,14 @@ impl ReferenceModel {
         for (index, (token, chosen)) in read.zip(answer).enumerate() {
             let choice = SampleSpec::greedy(index as u32);
             let offset = (before.len() + index) as u32;
-            let step =
-                SequenceStep { slot: 0, offset, tokens: vec![*token], draft_tokens: 0, sample: Some(choice) };
+            let step = SequenceStep {
+                slot: 0,
+                offset,
+                tokens: vec![*token],
+                draft_tokens: 0,
+                adapter: 0,
+                sample: Some(choice),
+            };
             let mut stepped = runtime.run_detailed(vec![step]).await.unwrap().unwrap();
             let logprobs = stepped.remove(0).remove(0).unwrap().logprobs;
             // With `ignore_eos`, end-of-sequence tokens are not sampled.

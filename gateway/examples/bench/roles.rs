@@ -1,6 +1,7 @@
 //! The processes of the benchmark: an engine over gRPC and mutual TLS, the same answer over plain HTTP for
 //! nginx, and the gateway with a key and a quota. Each prints its address and serves until its input closes.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
@@ -147,13 +148,15 @@ pub async fn gateway(folder: &Path, engine: &str) {
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
     let (node, group, model) = (NODE.into(), "default/m-0".into(), "small".into());
-    let endpoint = Endpoint { address: engine.into(), node, group, model, epoch: 1 };
+    let endpoint =
+        Endpoint { address: engine.into(), node, group, model, adapters: BTreeMap::new(), epoch: 1 };
     let deployment = Deployment {
         namespace: "default".into(),
         name: "m".into(),
         created: 1_700_000_000,
         context_tokens: 8192,
         model: "small".into(),
+        adapters: BTreeMap::new(),
         defaults: RequestDefaults::default(),
         state: DeploymentState::Ready,
         endpoints: vec![endpoint],

@@ -125,13 +125,14 @@ mod tests {
 
     fn table(state: DeploymentState, is_serving: bool) -> RoutingTable {
         let (address, node, group, model) = ("a:1".into(), "a".into(), "default/g".into(), "small".into());
-        let endpoint = Endpoint { address, node, group, model, epoch: 1 };
+        let endpoint = Endpoint { address, node, group, model, adapters: Default::default(), epoch: 1 };
         let deployment = Deployment {
             namespace: "default".into(),
             name: "m".into(),
             created: 0,
             context_tokens: 1024,
             model: "small".into(),
+            adapters: Default::default(),
             defaults: RequestDefaults::default(),
             state,
             endpoints: if is_serving { vec![endpoint] } else { vec![] },

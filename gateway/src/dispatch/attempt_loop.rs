@@ -229,8 +229,8 @@ impl<'a> AttemptLoop<'a> {
             let table = self.latest_table(now);
             match self.choose(&table) {
                 RouteDecision::Refuse(error) => return Err(error),
-                RouteDecision::Try(deployment, endpoint) => {
-                    if let Some(opened) = self.try_endpoint(deployment, endpoint).await? {
+                RouteDecision::Try(deployment, endpoint, adapter) => {
+                    if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
                         return Ok(opened);
                     }
                 }
@@ -279,11 +279,12 @@ impl<'a> AttemptLoop<'a> {
         &mut self,
         deployment: &Deployment,
         endpoint: &Endpoint,
+        adapter: &str,
     ) -> Result<Option<Opened>, GatewayError> {
         self.held = None;
         let limits = &self.dispatcher.limits;
         let mut isolation = self.isolate(endpoint).await?;
-        match self.open(deployment, endpoint, &mut isolation).await {
+        match self.open(deployment, (endpoint, adapter), &mut isolation).await {
             Ok(opened) => {
                 if self.request.attempts.is_suspect() {
                     self.dispatcher.suspects.forget(&self.request.prompt);
@@ -336,12 +337,12 @@ impl<'a> AttemptLoop<'a> {
     async fn open(
         &mut self,
         deployment: &Deployment,
-        endpoint: &Endpoint,
+        (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<Opened, AttemptError> {
         let PendingRequest { request, deadline, pooling, .. } = &*self.request;
         let Some(pooling) = pooling else {
-            let opened = self.open_stream(deployment, endpoint, isolation).await?;
+            let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
             return Ok(Opened::Stream(Box::new(opened)));
         };
         let milliseconds = request.deadline_milliseconds;
@@ -356,13 +357,14 @@ impl<'a> AttemptLoop<'a> {
     async fn open_stream(
         &mut self,
         deployment: &Deployment,
-        endpoint: &Endpoint,
+        (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
         let PendingRequest { request, asked, deadline, resume_point, .. } = &mut *self.request;
         // A response that has begun goes on as it began.
         if resume_point.is_none() {
             deployment.defaults.complete(request, asked);
+            adapter.clone_into(&mut request.adapter);
         }
         let opening = EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline);
         let mut stream = within(isolation, opening).await?;
@@ -396,6 +398,10 @@ impl<'a> AttemptLoop<'a> {
                     resume_point.get_or_insert_with(|| ResumePoint {
                         deployment: deployment.full_name(),
                         model: endpoint.model.clone(),
+                        adapter: (
+                            adapter.to_owned(),
+                            endpoint.adapters.get(adapter).cloned().unwrap_or_default(),
+                        ),
                         prompt_tokens: prompt,
                     });
                     return Ok((first, stream));

@@ -1,14 +1,16 @@
 //! Routing decision for a model by one routing table: try an endpoint, wait, or reject. Pure; the caller says
 //! which of several endpoints is the least busy (`backends`).
 
+use std::collections::BTreeMap;
+
 use crate::error::{ErrorKind, GatewayError};
 use crate::routes::{Deployment, DeploymentState, Endpoint, ModelScope, Resolved, RoutingTable};
 
 /// The next action.
 #[derive(Debug, PartialEq)]
 pub(super) enum RouteDecision<'a> {
-    /// Send the request to this endpoint of this deployment.
-    Try(&'a Deployment, &'a Endpoint),
+    /// Send the request to this endpoint of this deployment, for this adapter; it is empty where the model itself answers.
+    Try(&'a Deployment, &'a Endpoint, &'a str),
     /// No endpoint is ready, but this deployment may become ready; the text is the reason.
     Wait(&'a Deployment, String),
     /// Waiting would not help.
@@ -22,6 +24,8 @@ pub(super) struct ResumePoint {
     pub(super) deployment: String,
     /// Name of the Model.
     pub(super) model: String,
+    /// Its adapter and the Model of that; both are empty where the model itself answers.
+    pub(super) adapter: (String, String),
     /// Tokens of the prompt.
     pub(super) prompt_tokens: u32,
 }
@@ -34,21 +38,31 @@ pub(super) fn choose_resume<'a>(
     resume_point: &ResumePoint,
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
 ) -> RouteDecision<'a> {
-    let ResumePoint { deployment: name, model, prompt_tokens: _ } = resume_point;
+    let ResumePoint { deployment: name, model, adapter: (adapter, adapter_model), prompt_tokens: _ } =
+        resume_point;
     let Some(deployment) = table.deployments.iter().find(|one| one.full_name() == *name) else {
         let message = format!("ModelDeployment {name} was deleted");
         return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
     };
+    let has_adapter =
+        |of: &BTreeMap<String, String>| adapter.is_empty() || of.get(adapter) == Some(adapter_model);
     let same = deployment.endpoints.iter().filter(|endpoint| endpoint.model == *model);
+    let same = same.filter(|endpoint| has_adapter(&endpoint.adapters));
     if let Some(endpoint) = pick(same.collect()) {
-        return RouteDecision::Try(deployment, endpoint);
+        let adapter = endpoint.adapters.get_key_value(adapter).map_or("", |(name, _)| name);
+        return RouteDecision::Try(deployment, endpoint, adapter);
+    }
+    if !has_adapter(&deployment.adapters) {
+        let message =
+            format!("ModelDeployment {name} has no adapter {adapter} of the Model {adapter_model} any more");
+        return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
     }
     if deployment.model != *model {
         let new = &deployment.model;
         let message = format!("ModelDeployment {name} changed from the Model {model} to {new}");
         return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
     }
-    match pending_reason(deployment) {
+    match pending_reason(deployment, adapter) {
         Some(reason) => RouteDecision::Wait(deployment, reason),
         None => RouteDecision::Refuse(not_servable(name, &[deployment])),
     }
@@ -61,24 +75,27 @@ pub(super) fn choose<'a>(
     scope: &ModelScope,
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
 ) -> RouteDecision<'a> {
-    let deployments = match table.resolve(model, scope) {
-        Resolved::Deployments(deployments) => deployments,
-        other => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
+    let (deployments, adapter) = match table.resolve_adapter(model, scope) {
+        (Resolved::Deployments(deployments), adapter) => (deployments, adapter),
+        (other, _) => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
     };
     for deployment in &deployments {
-        if let Some(endpoint) = pick(deployment.endpoints.iter().collect()) {
-            return RouteDecision::Try(deployment, endpoint);
+        if let Some(endpoint) = pick(deployment.endpoints_with(adapter).collect()) {
+            return RouteDecision::Try(deployment, endpoint, adapter);
         }
     }
-    match deployments.iter().find_map(|deployment| Some((deployment, pending_reason(deployment)?))) {
+    match deployments.iter().find_map(|deployment| Some((deployment, pending_reason(deployment, adapter)?))) {
         Some((deployment, reason)) => RouteDecision::Wait(deployment, reason),
         None => RouteDecision::Refuse(not_servable(model, &deployments)),
     }
 }
 
 /// Why a deployment without endpoints may become ready soon; `None` if it will not.
-fn pending_reason(deployment: &Deployment) -> Option<String> {
+fn pending_reason(deployment: &Deployment, adapter: &str) -> Option<String> {
     match &deployment.state {
+        _ if !deployment.endpoints.is_empty() && deployment.endpoints_with(adapter).next().is_none() => {
+            Some(format!("none of its replicas has the adapter {adapter} yet"))
+        }
         _ if !deployment.endpoints.is_empty() => Some("its engines do not respond".to_owned()),
         DeploymentState::Ready => Some("its group is being re-formed".to_owned()),
         DeploymentState::Working(message) => Some(message.clone()),
@@ -159,7 +176,7 @@ mod tests {
 
     fn endpoint(address: &str) -> Endpoint {
         let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
-        Endpoint { address: address.into(), node, group, model, epoch: 1 }
+        Endpoint { address: address.into(), node, group, model, adapters: BTreeMap::new(), epoch: 1 }
     }
 
     fn deployment(name: &str, state: DeploymentState, addresses: &[&str]) -> Deployment {
@@ -169,6 +186,7 @@ mod tests {
             created: 0,
             context_tokens: 1,
             model: "small".into(),
+            adapters: BTreeMap::new(),
             defaults: RequestDefaults::default(),
             state,
             endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
@@ -203,7 +221,7 @@ mod tests {
 
     fn summary(decision: RouteDecision<'_>) -> String {
         match decision {
-            RouteDecision::Try(_, endpoint) => format!("try {}", endpoint.address),
+            RouteDecision::Try(_, endpoint, _) => format!("try {}", endpoint.address),
             RouteDecision::Wait(_, message) => format!("wait: {message}"),
             RouteDecision::Refuse(error) => format!("{}: {}", error.kind.as_str(), error.message),
         }
@@ -212,6 +230,7 @@ mod tests {
     #[test]
     fn resume_needs_the_same_model_of_the_same_deployment() {
         let resume_point = |name: &str| ResumePoint {
+            adapter: Default::default(),
             deployment: format!("default/{name}"),
             model: "small".into(),
             prompt_tokens: 7,
@@ -257,6 +276,50 @@ mod tests {
             });
             assert_eq!(summary(decision), expected, "{case}");
         }
+    }
+
+    fn adapters(list: &[(&str, &str)]) -> BTreeMap<String, String> {
+        list.iter().map(|&(name, model)| (name.to_owned(), model.to_owned())).collect()
+    }
+
+    #[test]
+    fn endpoints_without_the_desired_adapter_are_not_tried() {
+        let any = |endpoints: Vec<&'static Endpoint>| endpoints.into_iter().next();
+        let choose_of = |wanted: &[(&str, &str)], has: &[(&str, &str)], model: &str, resume: Option<&str>| {
+            let mut one = deployment("chat", DeploymentState::Ready, &["1", "2"]);
+            one.adapters = adapters(wanted);
+            one.endpoints[1].adapters = adapters(has);
+            let table: &'static RoutingTable =
+                Box::leak(Box::new(RoutingTable { synced: true, deployments: vec![one], aliases: vec![] }));
+            match resume {
+                None => choose(table, model, &ModelScope::ALL, any),
+                Some(adapter_model) => {
+                    let point = ResumePoint {
+                        deployment: "default/chat".into(),
+                        model: "small".into(),
+                        adapter: ("pirate".into(), adapter_model.into()),
+                        prompt_tokens: 7,
+                    };
+                    choose_resume(table, &point, any)
+                }
+            }
+        };
+        let (pirate, other) = ([("pirate", "p1")], [("pirate", "p2")]);
+        assert_eq!(summary(choose_of(&pirate, &pirate, "chat", None)), "try 1");
+        let RouteDecision::Try(_, endpoint, adapter) = choose_of(&pirate, &pirate, "chat:pirate", None)
+        else {
+            panic!("no endpoint");
+        };
+        assert_eq!((endpoint.address.as_str(), adapter), ("2", "pirate"));
+        let waits = "wait: none of its replicas has the adapter pirate yet";
+        assert_eq!(summary(choose_of(&pirate, &other, "chat:pirate", None)), waits);
+        let unknown = summary(choose_of(&[], &pirate, "chat:pirate", None));
+        assert!(unknown.starts_with("model_not_found: model `chat:pirate` does not exist"), "{unknown}");
+        assert_eq!(summary(choose_of(&other, &pirate, "", Some("p1"))), "try 2", "it goes on as it began");
+        let gone =
+            "model_not_ready: ModelDeployment default/chat has no adapter pirate of the Model p1 any more";
+        assert_eq!(summary(choose_of(&other, &other, "", Some("p1"))), gone);
+        assert_eq!(summary(choose_of(&pirate, &other, "", Some("p1"))), waits);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
+use russet_crds::{Adapter, KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
 use crate::request_defaults::RequestDefaults;
 
@@ -48,6 +48,7 @@ impl RoutingTable {
                     created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
                     context_tokens: context_tokens.unwrap_or(requested),
                     model: object.spec.model_ref.name.clone(),
+                    adapters: adapters(&object.spec.adapters),
                     defaults: defaults(object),
                     namespace,
                     name,
@@ -97,6 +98,11 @@ fn defaults(object: &ModelDeployment) -> RequestDefaults {
     }
 }
 
+/// The Model of each adapter, by name.
+fn adapters(adapters: &[Adapter]) -> BTreeMap<String, String> {
+    adapters.iter().map(|adapter| (adapter.name.clone(), adapter.model_ref.name.clone())).collect()
+}
+
 /// The endpoint of the group; `None` while it is not ready or is being re-formed.
 fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
     let status = group.status.as_ref()?;
@@ -110,6 +116,7 @@ fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
         node: endpoint.node_name.clone(),
         group: format!("{}/{}", group.namespace().unwrap_or_default(), group.name_any()),
         model: group.spec.model_ref.name.clone(),
+        adapters: adapters(&group.spec.plan.adapters),
         epoch: group.spec.epoch,
     })
 }

@@ -11,7 +11,7 @@ use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::GatewayError;
 use crate::keys::{Caller, Quota};
 use crate::metrics::Metrics;
-use crate::routes::Resolved;
+use crate::routes::{Deployment, Resolved};
 
 /// State of the routes of all dialects.
 pub(crate) struct ApiState {
@@ -69,13 +69,17 @@ impl ApiState {
     pub(crate) fn models(&self, caller: &Caller) -> Vec<ModelSummary> {
         let table = self.dispatcher.table();
         let models = table.models(caller.scope());
-        models.into_iter().map(|(id, deployments)| ModelSummary::new(&id, &deployments)).collect()
+        let summary = |(id, deployments): (String, Vec<&Deployment>)| {
+            let (_, adapter) = table.resolve_adapter(&id, caller.scope());
+            ModelSummary::new(&id, &deployments, adapter)
+        };
+        models.into_iter().map(summary).collect()
     }
 
     /// One model that the caller may request, or the error for its name.
     pub(crate) fn model(&self, id: &str, caller: &Caller) -> Result<ModelSummary, GatewayError> {
-        match self.dispatcher.table().resolve(id, caller.scope()) {
-            Resolved::Deployments(deployments) => Ok(ModelSummary::new(id, &deployments)),
+        match self.dispatcher.table().resolve_adapter(id, caller.scope()) {
+            (Resolved::Deployments(deployments), adapter) => Ok(ModelSummary::new(id, &deployments, adapter)),
             _ => Err(self.dispatcher.unknown(id, caller)),
         }
     }

@@ -20,9 +20,9 @@ pub(crate) struct ModelSummary {
 }
 
 impl ModelSummary {
-    /// The summary of the deployments that `id` resolves to.
-    pub(super) fn new(id: &str, deployments: &[&Deployment]) -> Self {
-        let ready = deployments.iter().any(|deployment| !deployment.endpoints.is_empty());
+    /// The summary of the deployments that `id` resolves to, and of the adapter where it names one.
+    pub(super) fn new(id: &str, deployments: &[&Deployment], adapter: &str) -> Self {
+        let ready = deployments.iter().any(|deployment| deployment.endpoints_with(adapter).next().is_some());
         let message = match deployments.first().map(|deployment| &deployment.state) {
             Some(DeploymentState::Working(message) | DeploymentState::Halted(message)) if !ready => {
                 message.clone()

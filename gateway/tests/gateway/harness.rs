@@ -427,6 +427,7 @@ impl GatewayLab {
                 created: 1_700_000_000,
                 context_tokens: 8192,
                 model: "small".into(),
+                adapters: Default::default(),
                 defaults: RequestDefaults::default(),
                 state: state.clone(),
                 endpoints: engines
@@ -436,6 +437,7 @@ impl GatewayLab {
                         node: engine.node.clone(),
                         group: format!("default/{name}-0"),
                         model: "small".into(),
+                        adapters: Default::default(),
                         epoch: 1,
                     })
                     .collect(),

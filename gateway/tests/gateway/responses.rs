@@ -225,3 +225,26 @@ async fn many_short_answers_share_a_connection_that_stays() {
     let metrics = lab.metrics().await;
     assert!(!metrics.contains("russet_gateway_request_retry_total{"), "{metrics}");
 }
+
+#[tokio::test]
+async fn the_engine_is_told_the_adapter_behind_the_models_name() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    lab.change(|table| {
+        let deployment = &mut table.deployments[0];
+        deployment.adapters.insert("pirate".into(), "pirate-lora".into());
+        deployment.endpoints[0].adapters = deployment.adapters.clone();
+    });
+    for (model, adapter) in [("m:pirate", "pirate"), ("m", "")] {
+        let response = lab.chat(json!({"model": model})).send().await.unwrap();
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(answer["model"], model, "{answer}");
+        assert_eq!(engine.received.lock().unwrap().last().unwrap().adapter, adapter);
+    }
+    let models: Value = reqwest::get(lab.url("/v1/models")).await.unwrap().json().await.unwrap();
+    let ids: Vec<&str> =
+        models["data"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["m", "m:pirate"]);
+    let unknown = lab.chat(json!({"model": "m:sailor"})).send().await.unwrap();
+    assert_eq!(unknown.status(), 404);
+}

@@ -190,7 +190,8 @@ async fn silent_engine_is_abandoned_once_its_group_reforms() {
     let address = reformed.address.to_string();
     lab.change(|table| {
         let (node, group, model) = ("b".into(), "default/m-0".into(), "small".into());
-        table.deployments[0].endpoints = vec![Endpoint { address, node, group, model, epoch: 2 }];
+        table.deployments[0].endpoints =
+            vec![Endpoint { address, node, group, model, adapters: Default::default(), epoch: 2 }];
     });
     let events = transcript(&(read + &response.text().await.unwrap()));
     assert_eq!(text(&events), "Hello there");

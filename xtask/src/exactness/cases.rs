@@ -44,6 +44,9 @@ const TOPICS: &[(&str, &str)] = &[
     ("groups", "members"),
     ("groups", "pipeline"),
     ("model_runner", "pipeline"),
+    ("adapter", "adapter"),
+    ("linear", "adapter"),
+    ("experts", "adapter"),
 ];
 /// Where such a path lies.
 const ENGINE: &[&str] = &["engine/src/", "engine/mlx/", "model/"];
@@ -121,6 +124,7 @@ impl Matrix {
         let mut topics = vec![spec["config"]["model_type"].as_str().unwrap_or_default().to_owned()];
         for (field, topic) in [
             ("quantise", "quantised"),
+            ("adapter", "adapter"),
             ("convert", "quantised"),
             ("kv", "kv"),
             ("shards", "stored"),
