@@ -339,7 +339,11 @@ impl Supervisor {
     /// Starts the engine's rank in this epoch: with the existing process, or with a new one.
     fn start(&mut self, uid: &str) {
         let Some(shard) = self.shard(uid) else { return };
-        let Some((published, draft)) = published(&self.setup.copies, &shard) else { return };
+        let Some(PublishedFiles { model: published, draft, adapters }) =
+            published(&self.setup.copies, &shard)
+        else {
+            return;
+        };
         let Some(slot) = self.states.get_mut(uid) else { return };
         let Some(addresses) = slot.addresses.take() else {
             let message =
@@ -350,6 +354,7 @@ impl Supervisor {
         let folder = record::folder(&self.setup.engines, uid);
         let free = hardware::disk(&published.path).map_or(0, |(_, free)| free);
         let links = self.setup.links.borrow().clone();
+        let adapter_dirs: Vec<PathBuf> = adapters.iter().map(|adapter| adapter.path.clone()).collect();
         let launch = Launch {
             binary: &self.setup.binary,
             spec: &shard.spec,
@@ -357,6 +362,7 @@ impl Supervisor {
             rendezvous: &slot.record.rendezvous,
             model_dir: &published.path,
             draft_dir: draft.as_ref().map(|draft| draft.path.as_path()),
+            adapter_dirs: &adapter_dirs,
             tls_dir: &self.setup.tls_dir,
             socket: &socket,
             links: &links,
@@ -364,6 +370,7 @@ impl Supervisor {
         };
         slot.record.model_key = Some(published.id);
         slot.record.draft_key = draft.as_ref().map(|draft| draft.id.clone());
+        slot.record.adapter_keys = adapters.into_iter().map(|adapter| adapter.id).collect();
         let unconfigured =
             |error| format!("the engine cannot be configured: {}", russet_telemetry::errors::chain(&error));
         let json = match launch.config_json() {
@@ -516,14 +523,23 @@ fn target(engines: &Path, record: &EngineRecord, process: &ProcessIdentity) -> W
     }
 }
 
-/// The model of a Shard and its draft model, if it has one, once all their files are published.
-fn published(copies: &Copies, shard: &Shard) -> Option<(Published, Option<Published>)> {
-    let all: Option<Vec<Published>> = copies_of(shard).map(|copy| copies.published(&copy)).collect();
-    let mut all = all?.into_iter();
-    Some((all.next()?, all.next()))
+/// The files that a rank reads.
+struct PublishedFiles {
+    model: Published,
+    draft: Option<Published>,
+    adapters: Vec<Published>,
 }
 
-/// Names of the ModelCopies of a Shard: the model's, then the draft model's.
+/// The files of a Shard, once all are published.
+fn published(copies: &Copies, shard: &Shard) -> Option<PublishedFiles> {
+    let all: Option<Vec<Published>> = copies_of(shard).map(|copy| copies.published(&copy)).collect();
+    let mut all = all?.into_iter();
+    let model = all.next()?;
+    let draft = if shard.spec.draft_model_ref.is_some() { Some(all.next()?) } else { None };
+    Some(PublishedFiles { model, draft, adapters: all.collect() })
+}
+
+/// Names of the ModelCopies of a Shard: the model's, then the draft model's, then those of the adapters.
 fn copies_of(shard: &Shard) -> impl Iterator<Item = String> {
     let namespace = shard.namespace().unwrap_or_default();
     shard.spec.models().map(move |model| names::model_copy(&namespace, model, &shard.spec.node_name))

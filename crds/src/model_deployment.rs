@@ -70,6 +70,8 @@ use crate::{
      "message": "workloadGroup is one of a tier's; name the tier in tierRef"},
     {"rule": "!has(self.draftModelRef) || self.draftModelRef.name != self.modelRef.name",
      "message": "a model is no draft model for itself; name a smaller one in draftModelRef, or leave it out"},
+    {"rule": "!has(self.adapters) || self.adapters.all(a, a.modelRef.name != self.modelRef.name)",
+     "message": "a model is no adapter of itself; name the Model of an adapter in adapters[].modelRef"},
 ]))]
 pub struct ModelDeploymentSpec {
     /// The Model, in the same namespace.

@@ -113,9 +113,9 @@ impl GroupPlan {
     /// own.
     pub fn files<'a>(&'a self, model: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         let models = self.adapters.iter().map(|adapter| adapter.model_ref.name.as_str());
-        let own = std::iter::once(model).chain(models).flat_map(|model| {
-            self.members.iter().map(move |member| (model, member.node_name.as_str()))
-        });
+        let own = std::iter::once(model)
+            .chain(models)
+            .flat_map(|model| self.members.iter().map(move |member| (model, member.node_name.as_str())));
         let draft = self.draft_model_ref.iter().zip(self.members.first());
         own.chain(draft.map(|(draft, first)| (draft.name.as_str(), first.node_name.as_str())))
     }

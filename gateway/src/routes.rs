@@ -182,7 +182,7 @@ impl RoutingTable {
     ) -> Option<(Vec<&'a Deployment>, &'a str, &'m str)> {
         let (name, adapter) = model.rsplit_once(':')?;
         if let NameOwner::Route(alias) = self.owner(model, scope)
-            && alias.is_exact()
+            && alias.pattern == model
         {
             return None;
         }

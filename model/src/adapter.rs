@@ -135,6 +135,7 @@ impl ModelShape {
         Ok(match Adapter::read(config, headers) {
             Ok(adapter) => Self {
                 architecture: adapter.kind.name().to_lowercase(),
+                head_bytes: adapter.bytes,
                 adapter: Some(adapter.shape()),
                 ..shape
             },

@@ -63,8 +63,11 @@ pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>
     let namespace = deployment.namespace().unwrap_or_default();
     let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
     let last_known_good = rollout.and_then(|rollout| rollout.proven.as_ref());
-    let earlier = last_known_good.map(|good| [Some(&good.model_ref), good.draft_model_ref.as_ref()]);
-    let earlier = earlier.into_iter().flatten().flatten().map(|model| model.name.as_str());
+    let earlier = last_known_good.into_iter().flat_map(|good| {
+        let adapters = good.adapters.iter().map(|adapter| &adapter.model_ref);
+        [&good.model_ref].into_iter().chain(&good.draft_model_ref).chain(adapters)
+    });
+    let earlier = earlier.map(|model| model.name.as_str());
     let names: BTreeSet<&str> = deployment.spec.models().chain(earlier).collect();
     let find = |name| context.stores.models.get(&ObjectRef::new(name).within(&namespace));
     names.into_iter().filter_map(find).collect()

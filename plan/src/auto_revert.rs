@@ -9,7 +9,7 @@
 use crate::digest::digest;
 use crate::valid_deployment::ValidDeployment;
 use russet_crds::{
-    AutoRevert, DeploymentEngine, FailedRollout, LastKnownGood, LocalReference, ModelDeploymentSpec,
+    Adapter, AutoRevert, DeploymentEngine, FailedRollout, LastKnownGood, LocalReference, ModelDeploymentSpec,
     RolloutStatus,
 };
 
@@ -18,11 +18,16 @@ pub const MAX_ATTEMPTS: u32 = 3;
 /// Maximum message length; the schema says the same.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
-/// Digest of the parts of a spec that determine a plan: model, split, engine options and draft model.
+/// Digest of the parts of a spec that determine a plan: model, split, engine options,
+/// draft model and adapters.
 pub fn spec_digest(desired: &ValidDeployment) -> String {
     let (split, engine) = ((&desired.model, &desired.sharding), &desired.capacity.engine);
-    // Digests stored before engine options or draft models existed stay valid.
+    // Digests stored before engine options, draft models or adapters existed stay valid.
     match &desired.draft {
+        _ if !desired.adapters.is_empty() => {
+            let adapters: Vec<&Adapter> = desired.adapters.iter().map(|deployed| &deployed.adapter).collect();
+            digest(&(split, engine, desired.draft.as_ref().map(|draft| &draft.name), adapters))
+        }
         Some(draft) => digest(&(split, engine, &draft.name)),
         None if engine.is_default() => digest(&split),
         None => digest(&(split, engine)),
@@ -44,6 +49,7 @@ pub fn rolled_back_spec(
     let before = ModelDeploymentSpec {
         model_ref: proven.model_ref.clone(),
         draft_model_ref: proven.draft_model_ref.clone(),
+        adapters: proven.adapters.clone(),
         sharding: Some(proven.sharding.clone()),
         strategy_ref: None,
         engine: DeploymentEngine { options: proven.engine, ..spec.engine.clone() },
@@ -70,6 +76,7 @@ pub fn record_outcome(
                 intent: desired.spec_digest.clone(),
                 model_ref: LocalReference::new(&desired.model),
                 draft_model_ref: desired.draft.as_ref().map(|draft| LocalReference::new(&draft.name)),
+                adapters: desired.adapters.iter().map(|deployed| deployed.adapter.clone()).collect(),
                 sharding: desired.sharding.clone(),
                 engine: desired.capacity.engine,
             });

@@ -63,6 +63,14 @@ pub enum Violation {
         /// Its draft model.
         draft: Option<String>,
     },
+    /// The adapters are not the requested ones.
+    #[error("group {group}: the adapters {adapters:?} were not asked for")]
+    Adapters {
+        /// The group.
+        group: String,
+        /// Names of its adapters.
+        adapters: Vec<String>,
+    },
     /// A layer is not divisible into this many equal parts.
     #[error("group {group}: no layer can be cut into {size}")]
     Indivisible {

@@ -8,6 +8,7 @@
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, the engine itself + work)
 //! rank 0 also = weights, KV as computed and work of the draft model, if there is one, at the same capacity
+//! every rank also = all adapters, and what they add to the longest rows of a prefill chunk
 //! work = hidden states, MLP and projections of a prefill chunk (the last two a share in a tensor group)
 //!      + attention scores, bounded by the engine + the last step of every cache + growing caches + logits
 //! ```
@@ -15,8 +16,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use russet_crds::{EngineOptions, KvCacheType};
-use russet_model::cost::{Load, Widths, activation_bytes, quantised_kv_bytes};
+use russet_crds::{Adapter, EngineOptions, KvCacheType};
+use russet_model::adapter::AdapterShape;
+use russet_model::cost::{Load, PREFILL_TOKENS, Widths, activation_bytes, quantised_kv_bytes};
 use russet_model::partition::RankPart;
 use russet_model::shape::{ExpertGroup, LayerGroup, ModelShape};
 use russet_model::state::LayerState;
@@ -58,6 +60,15 @@ pub struct DraftModelShape {
     pub name: String,
     /// Its sizes.
     pub shape: ModelShape,
+}
+
+/// An adapter; every rank reserves all of it, though it loads its part.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeployedAdapter {
+    /// Its name, and the Model of the same namespace with its files.
+    pub adapter: Adapter,
+    /// Its sizes.
+    pub shape: AdapterShape,
 }
 
 /// Memory of one rank.
@@ -119,6 +130,7 @@ pub struct MemoryModel<'a> {
     /// Runs of layers that one stage holds.
     kept_together: Vec<Range<u32>>,
     draft: Option<DraftOverhead>,
+    adapters: &'a [DeployedAdapter],
     search: SearchBudget,
 }
 
@@ -182,7 +194,15 @@ impl<'a> MemoryModel<'a> {
             }
         }
         let kept_together = shape.kept_together();
-        Self { shape, capacity, cumulative, kept_together, draft: None, search: SearchBudget::default() }
+        Self {
+            shape,
+            capacity,
+            cumulative,
+            kept_together,
+            draft: None,
+            adapters: &[],
+            search: SearchBudget::default(),
+        }
     }
 
     /// The same with a draft model, which rank 0 holds too.
@@ -198,6 +218,26 @@ impl<'a> MemoryModel<'a> {
         };
         let draft = draft.map(addition);
         Self { draft, ..self }
+    }
+
+    /// The same with adapters.
+    pub fn with_adapters(self, adapters: &'a [DeployedAdapter]) -> Self {
+        Self { adapters, ..self }
+    }
+
+    /// The adapters, in the order of their numbers.
+    pub fn adapters(&self) -> impl Iterator<Item = &Adapter> {
+        self.adapters.iter().map(|deployed| &deployed.adapter)
+    }
+
+    /// What adapters add to every rank: all of their weights, and what they add to the longest rows of a piece of a
+    /// prompt, in 32 bits, before and after it is scaled.
+    fn adapter_overhead(&self) -> MemoryEstimate {
+        let shapes = || self.adapters.iter().map(|deployed| &deployed.shape);
+        let weights = shapes().fold(0_u64, |sum, shape| sum.saturating_add(shape.bytes));
+        let widest = shapes().map(|shape| shape.widest).max().unwrap_or(0);
+        let overhead = u64::from(PREFILL_TOKENS).saturating_mul(widest).saturating_mul(8);
+        MemoryEstimate { weights, kv: 0, overhead }
     }
 
     /// What the draft model adds to rank 0.
@@ -283,12 +323,14 @@ impl<'a> MemoryModel<'a> {
             .saturating_add(own.kv_state.div_ceil(ranks.kv));
         // The rank that has the head is rank 0.
         let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.estimate).unwrap_or_default();
+        let adapters = self.adapter_overhead();
         let need = MemoryEstimate {
-            weights: weights.saturating_add(draft.weights),
+            weights: weights.saturating_add(draft.weights).saturating_add(adapters.weights),
             kv: kv.saturating_add(draft.kv),
             overhead: 0,
         };
         let work = self.base_overhead(count, head, ranks).saturating_add(draft.overhead);
+        let work = work.saturating_add(adapters.overhead);
         MemoryEstimate { overhead: self.headroom(&need).max(work), ..need }
     }
 

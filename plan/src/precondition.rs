@@ -1,10 +1,11 @@
-//! Preconditions of planning a deployment: its Model and its draft model exist, are not being deleted, and
+//! Preconditions of planning a deployment: its Model, its draft model and its adapters exist, are not being deleted, and
 //! their headers were read.
 
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{Model, ModelDeploymentSpec};
 
 const DRAFT_FIELD: &str = "spec.draftModelRef";
+const ADAPTERS_FIELD: &str = "spec.adapters[].modelRef";
 
 /// An unmet precondition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,9 @@ pub fn unmet_precondition<'m>(
     spec: &ModelDeploymentSpec,
     find: impl Fn(&str) -> Option<&'m Model>,
 ) -> Option<UnmetPrecondition> {
-    let fields = ["spec.modelRef", DRAFT_FIELD];
+    let draft = spec.draft_model_ref.as_ref().map(|_| DRAFT_FIELD);
+    let adapters = spec.adapters.iter().map(|_| ADAPTERS_FIELD);
+    let fields = std::iter::once("spec.modelRef").chain(draft).chain(adapters);
     spec.models().zip(fields).find_map(|(name, field)| model_precondition(namespace, name, field, find(name)))
 }
 
@@ -41,7 +44,11 @@ fn model_precondition(
         return Some(UnmetPrecondition { reason: Reason::ModelNotFound, message, stalled: true });
     };
     if model.metadata.deletion_timestamp.is_some() {
-        let without = if field == DRAFT_FIELD { "leave spec.draftModelRef out, or " } else { "" };
+        let without = match field {
+            DRAFT_FIELD => "leave spec.draftModelRef out, or ",
+            ADAPTERS_FIELD => "leave it out of spec.adapters, or ",
+            _ => "",
+        };
         let message = format!(
             "Model {name} is being deleted and waits for this deployment; {without}delete or scale down the deployment"
         );

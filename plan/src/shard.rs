@@ -99,6 +99,7 @@ impl SplitCandidate {
             kv_tokens: fit.capacity().kv_tokens,
             engine: fit.capacity().engine,
             draft_model_ref: fit.draft().map(|draft| LocalReference::new(&draft.model)),
+            adapters: fit.adapters().cloned().collect(),
         }
     }
 

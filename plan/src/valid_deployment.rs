@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use jiff::Timestamp;
-use russet_crds::{BackendChoice, DRAFT_MODEL, GroupPlan, Sharding};
+use russet_crds::{ADAPTERS, BackendChoice, DRAFT_MODEL, GroupPlan, Sharding};
 use russet_model::shape::ModelShape;
 
 use crate::group_info::{GroupInfo, ObjectKey};
-use crate::memory_model::{DraftModelShape, MemoryModel, ServingCapacity};
+use crate::memory_model::{DeployedAdapter, DraftModelShape, MemoryModel, ServingCapacity};
 use crate::pool::EligibleNodes;
 
 /// A deployment that is valid for its model.
@@ -24,6 +24,8 @@ pub struct ValidDeployment {
     pub shape: ModelShape,
     /// The draft model.
     pub draft: Option<DraftModelShape>,
+    /// The adapters.
+    pub adapters: Vec<DeployedAdapter>,
     /// The requested split, as written.
     pub sharding: Sharding,
     /// Source of the split, for display: `spec.sharding`, or the object whose spec it is.
@@ -77,12 +79,16 @@ impl ValidDeployment {
 
     /// Its memory model.
     pub fn memory_model(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.shape, self.capacity).with_draft(self.draft.as_ref())
+        MemoryModel::new(&self.shape, self.capacity)
+            .with_draft(self.draft.as_ref())
+            .with_adapters(&self.adapters)
     }
 
     /// Options that engines must support to run it, named as in `InferenceNode.status.engineOptions`.
     pub fn engine_options(&self) -> impl Iterator<Item = &'static str> {
-        self.capacity.engine.non_default().chain(self.draft.as_ref().map(|_| DRAFT_MODEL))
+        let draft = self.draft.as_ref().map(|_| DRAFT_MODEL);
+        let adapters = (!self.adapters.is_empty()).then_some(ADAPTERS);
+        self.capacity.engine.non_default().chain(draft).chain(adapters)
     }
 
     /// A replica of it that is planned and not ready yet.

@@ -1,6 +1,7 @@
 //! Validation: from a spec as written to a deployment that can be planned. Everything that can be wrong with
 //! a spec is found here, all of it at once; what comes out needs no second look.
 
+mod adapters;
 mod draft_model;
 mod split;
 mod strategy;
@@ -16,6 +17,7 @@ use russet_crds::{
     DeploymentEngine, EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment,
     ModelDeploymentSpec, Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation,
 };
+use russet_model::adapter::AdapterKind;
 use russet_model::config::MAX_LAYERS;
 use russet_model::families;
 use russet_model::kv_quantization::{KV_GROUPS, kv_group};
@@ -110,6 +112,7 @@ pub fn validate(
     let ModelDeploymentSpec {
         model_ref: LocalReference { name: model },
         draft_model_ref,
+        adapters,
         sharding,
         strategy_ref,
         // Only its options decide about a placement.
@@ -136,6 +139,7 @@ pub fn validate(
     let draft = draft_model_ref.as_ref().and_then(|draft| {
         draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes)
     });
+    let adapters = adapters::read(view, (namespace, model, shape), adapters, &mut notes);
     let options = check_options(engine, shape, &mut notes);
     // What is placed takes what the engine makes of the files.
     let in_memory = in_memory::shape(engine, shape).unwrap_or_else(|why| {
@@ -169,6 +173,7 @@ pub fn validate(
         model: model.clone(),
         shape: shape.clone(),
         draft,
+        adapters,
         split_source: asked.source,
         split,
         backend: asked.sharding.backend,
@@ -246,9 +251,27 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     notes
 }
 
+/// Why no engine loads an adapter.
+pub fn adapter_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
+    let why = match (&shape.unsupported, &shape.adapter) {
+        (Some(why), _) => why.clone(),
+        (None, Some(adapter)) if adapter.kind == AdapterKind::Unknown => {
+            "it is of a kind that only newer releases know; update Russet".to_owned()
+        }
+        (None, _) => return Vec::new(),
+    };
+    vec![Note::Unsupported { model: model.to_owned(), why }]
+}
+
 /// Why the engine does not run a model, not even as a draft model, which needs no chat template.
 fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
+    if shape.adapter.is_some() {
+        let field = format!("Model {model}");
+        let why =
+            "it is an adapter; name it in spec.adapters of a deployment of the model that it was trained on";
+        return vec![invalid(field, why.to_owned())];
+    }
     if !families::is_known(&shape.architecture) {
         notes.push(Note::Architecture { model: model.to_owned(), architecture: shape.architecture.clone() });
     }

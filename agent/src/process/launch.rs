@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use russet_crds::{Backend, Link, LinkKind, Peer, Rendezvous, ShardSpec, Transport};
-use russet_wire::engine_config::{CableEnds, EngineConfig, PeerRank};
+use russet_wire::engine_config::{AdapterDir, CableEnds, EngineConfig, PeerRank};
 use thiserror::Error;
 
 use super::stop;
@@ -34,6 +34,8 @@ pub struct Launch<'a> {
     pub model_dir: &'a Path,
     /// Published directory of the draft model.
     pub draft_dir: Option<&'a Path>,
+    /// Published directories of the adapters, in the order of the Shard's.
+    pub adapter_dirs: &'a [PathBuf],
     /// Directory with the node's certificate, key and CA.
     pub tls_dir: &'a Path,
     /// Control socket.
@@ -98,6 +100,7 @@ impl Launch<'_> {
             rendezvous,
             model_dir,
             draft_dir,
+            adapter_dirs,
             tls_dir,
             socket,
             links,
@@ -123,6 +126,7 @@ impl Launch<'_> {
             kv_tokens,
             engine,
             draft_model_ref: _,
+            adapters,
             epoch,
             peers,
         } = spec;
@@ -166,6 +170,11 @@ impl Launch<'_> {
             prefix_dir: Some(prefix_cache.folder.clone()),
             prefix_dir_bytes: prefix_cache.max_bytes,
             draft_dir: draft_dir.map(Path::to_path_buf),
+            adapters: adapters
+                .iter()
+                .zip(*adapter_dirs)
+                .map(|(adapter, dir)| AdapterDir { name: adapter.name.clone(), dir: dir.clone() })
+                .collect(),
             drain_seconds: stop::DRAIN_TIMEOUT.as_secs(),
             // The agent leaves the others as they are. The log is text: people read it, and log collectors
             // read the agent's own.
@@ -228,7 +237,8 @@ pub(super) mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use russet_crds::{
-        DRAFT_MODEL, ENGINE_OPTIONS, EngineOptions, Fence, KvCacheType, LinkMeasured, Speculation,
+        ADAPTERS, Adapter, DRAFT_MODEL, ENGINE_OPTIONS, EngineOptions, Fence, KvCacheType, LinkMeasured,
+        Speculation,
     };
     use serde_json::{Value, json};
 
@@ -278,6 +288,7 @@ pub(super) mod tests {
             },
             model_dir: Path::new("/m"),
             draft_dir: None,
+            adapter_dirs: &[],
             tls_dir: Path::new("/t"),
             socket: Path::new("/s"),
             links,
@@ -335,6 +346,7 @@ pub(super) mod tests {
   "prefixDir": "/p/0-of-2",
   "prefixDirBytes": 4294967296,
   "draftDir": null,
+  "adapters": [],
   "overlapScheduling": "Auto",
   "wiredMemory": true,
   "dtype": "Auto",
@@ -372,7 +384,7 @@ pub(super) mod tests {
             "routerBroadcast": "On",
         });
         let options: EngineOptions = serde_json::from_value(engine.clone()).unwrap();
-        let tried = |option: &&str| *option == DRAFT_MODEL || engine.get(*option).is_some();
+        let tried = |option: &&str| [ADAPTERS, DRAFT_MODEL].contains(option) || engine.get(*option).is_some();
         assert_eq!(ENGINE_OPTIONS.iter().find(|option| !tried(option)), None, "an option is not tried");
         let asked = ShardSpec { engine: options, kv_tokens: Some(700), ..spec(2) };
         let json = config(&asked).to_json().unwrap();
@@ -391,6 +403,18 @@ pub(super) mod tests {
         };
         assert_eq!(draft(Some(Path::new("/d"))), Some("/d".into()));
         assert_eq!(draft(None), None);
+    }
+
+    #[test]
+    fn every_rank_is_told_where_its_adapters_are() {
+        let adapter = |name: &str| Adapter { name: name.to_owned(), ..Adapter::default() };
+        let spec = ShardSpec { adapters: vec![adapter("pirate"), adapter("clerk")], ..spec(2) };
+        let dirs = [PathBuf::from("/a"), PathBuf::from("/b")];
+        let config = launched_with(Path::new("e"), &spec, &[], |launch| {
+            Launch { adapter_dirs: &dirs, ..launch.clone() }.config().unwrap()
+        });
+        let dir = |name: &str, dir: &str| AdapterDir { name: name.to_owned(), dir: dir.into() };
+        assert_eq!(config.adapters, [dir("pirate", "/a"), dir("clerk", "/b")]);
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub struct EngineRecord {
     /// Key of the draft model's directory in the store.
     #[serde(default)]
     pub draft_key: Option<String>,
+    /// Keys of the adapters' directories in the store.
+    #[serde(default)]
+    pub adapter_keys: Vec<String>,
     /// The engine, once started.
     #[serde(default)]
     pub process: Option<ProcessIdentity>,
@@ -69,7 +72,7 @@ impl EngineRecord {
 
     /// Keys of the directories that the engine reads.
     pub fn files(&self) -> impl Iterator<Item = &str> {
-        [&self.model_key, &self.draft_key].into_iter().filter_map(|key| key.as_deref())
+        [&self.model_key, &self.draft_key].into_iter().flatten().chain(&self.adapter_keys).map(String::as_str)
     }
 }
 
@@ -239,6 +242,7 @@ mod tests {
             },
             model_key: Some("m".into()),
             draft_key: Some("d".into()),
+            adapter_keys: vec!["a".into()],
             process: None,
             kept: false,
             failed: None,
@@ -247,7 +251,7 @@ mod tests {
         save(folder.path(), &record).unwrap();
         std::fs::create_dir(folder.path().join("uid-2")).unwrap();
         std::fs::write(folder.path().join("uid-2/state.json"), "{").unwrap();
-        assert_eq!(record.files().collect::<Vec<_>>(), ["m", "d"], "nothing that it reads goes");
+        assert_eq!(record.files().collect::<Vec<_>>(), ["m", "d", "a"], "nothing that it reads goes");
         assert_eq!(load(folder.path()), vec![record]);
         remove(folder.path(), "uid-1");
         assert_eq!(load(folder.path()), vec![]);

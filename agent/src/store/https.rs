@@ -38,6 +38,9 @@ const OPTIONAL: &[&str] = &[
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    "adapter_config.json",
+    "adapters.safetensors",
+    "adapter_model.safetensors",
 ];
 
 fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {

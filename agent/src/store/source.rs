@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_chat::template::Template;
+use russet_model::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, MAX_ADAPTER_CONFIG_BYTES};
 use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
 use russet_model::error::FileError;
 use russet_model::gguf::files::{SUFFIX, gguf_files};
@@ -108,6 +109,10 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
     if let Some(names) = gguf_files(&names)? {
         return gguf::read_headers(source, names).await;
     }
+    let has = |name: &str| source.files.iter().any(|file| file.name == name);
+    if !has(CONFIG) && has(ADAPTER_CONFIG) {
+        return read_adapter(source).await;
+    }
     let config = source.read_small(CONFIG, MAX_CONFIG_BYTES).await?;
     let index = match source.files.iter().any(|file| file.name == INDEX) {
         true => Some(source.read_small(INDEX, MAX_INDEX_BYTES).await?),
@@ -140,6 +145,19 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
         Ok(shape)
     });
     Ok((source, shape.await?))
+}
+
+/// The same of an adapter. Of what is beside it only its configuration and its weights are kept: mlx-lm leaves those of
+/// earlier steps there.
+async fn read_adapter(mut source: SourceListing) -> Result<(SourceListing, ModelShape), StoreError> {
+    let config = source.read_small(ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES).await?;
+    let found = ADAPTER_WEIGHTS.iter().find(|name| source.files.iter().any(|file| file.name == **name));
+    let problem = || format!("it has neither {}", ADAPTER_WEIGHTS.join(" nor "));
+    let weights = *found.ok_or_else(|| FileError::BadAdapter { problem: problem() })?;
+    source.files.retain(|file| [ADAPTER_CONFIG, weights].contains(&file.name.as_str()));
+    let headers = source.add_header(weights, Headers::default()).await?;
+    let shape = blocking(move || ModelShape::read_adapter(&config, &headers)).await?;
+    Ok((source, shape))
 }
 
 /// Writes down what is known of a model's answers: why there would be none, how it is best sampled, and whether it takes
@@ -340,6 +358,62 @@ mod tests {
             assert_eq!(why.is_some(), said.is_some(), "{why:?}");
             assert!(why.as_ref().is_none_or(|why| why.contains(said.unwrap())), "{why:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_adapter_is_known_by_its_configuration() {
+        let tensors = |names: [(&str, [u64; 2]); 2]| {
+            let (mut header, mut end) = (serde_json::Map::new(), 0);
+            for (name, shape) in names {
+                let begin = end;
+                end += shape.iter().product::<u64>() * 4;
+                let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]});
+                header.insert(name.to_owned(), entry);
+            }
+            let header = serde_json::to_vec(&header).unwrap();
+            [&(header.len() as u64).to_le_bytes()[..], &header, &vec![0; end as usize]].concat()
+        };
+        let path = "model.layers.1.self_attn.q_proj";
+        let mlx = tensors([(&format!("{path}.lora_a"), [8, 2]), (&format!("{path}.lora_b"), [2, 6])]);
+        let peft = format!("base_model.model.{path}");
+        let peft =
+            tensors([(&format!("{peft}.lora_A.weight"), [2, 8]), (&format!("{peft}.lora_B.weight"), [6, 2])]);
+        let of_mlx = r#"{"fine_tune_type": "lora", "lora_parameters": {"rank": 2, "scale": 20.0}}"#;
+        let of_peft = r#"{"peft_type": "LORA", "lora_alpha": 4, "bias": "none"}"#;
+        let odd = r#"{"peft_type": "LORA", "lora_alpha": 4, "bias": "all"}"#;
+        for (config, weights, bytes, unsupported) in [
+            (of_mlx, "adapters.safetensors", mlx.clone(), None),
+            (of_peft, "adapter_model.safetensors", peft.clone(), None),
+            (odd, "adapter_model.safetensors", peft, Some("adapter_config.json bias")),
+        ] {
+            let files = vec![
+                carried("0000100_adapters.safetensors", mlx.clone()),
+                carried("README.md", "x"),
+                carried(ADAPTER_CONFIG, config),
+                carried(weights, bytes),
+            ];
+            let source = SourceListing { commit: None, files, web: None };
+            let (source, shape) = HeaderTurns::default().read(source).await.unwrap();
+            let kept: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
+            assert_eq!(kept, [ADAPTER_CONFIG, weights]);
+            let adapter = shape.adapter.as_ref().unwrap();
+            match unsupported {
+                None => assert_eq!((adapter.layers, adapter.rank, shape.total_bytes()), (2, 2, 112)),
+                Some(why) => assert!(shape.unsupported.unwrap().contains(why)),
+            }
+        }
+        let files = vec![carried(ADAPTER_CONFIG, of_mlx)];
+        let error = HeaderTurns::default()
+            .read(SourceListing { commit: None, files, web: None })
+            .await
+            .err()
+            .unwrap();
+        assert!(format!("{error:?}").contains("neither adapters.safetensors nor adapter_model"), "{error:?}");
+        // Beside a model they are what they always were: not used.
+        let mut model = smoke(&[]).await;
+        model.files.extend([carried(ADAPTER_CONFIG, of_mlx), carried("adapters.safetensors", mlx)]);
+        let (model, shape) = HeaderTurns::default().read(model).await.unwrap();
+        assert!(shape.adapter.is_none() && model.file("adapters.safetensors").is_err());
     }
 
     #[tokio::test]

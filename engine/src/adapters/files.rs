@@ -124,11 +124,12 @@ impl OpenAdapter {
         let path = dir.join(ADAPTER_CONFIG);
         let io = |path: &Path, source: io::Error| WeightsError::Io { path: path.to_owned(), source };
         let config = small_file::read(&path, MAX_ADAPTER_CONFIG_BYTES).map_err(|error| io(&path, error))?;
-        let missing = |file: &str| wrong(FileError::Missing { file: file.to_owned() });
-        let config = config.ok_or_else(|| missing(ADAPTER_CONFIG))?;
+        let problem = || format!("{ADAPTER_CONFIG} is missing");
+        let config = config.ok_or_else(|| wrong(FileError::BadAdapter { problem: problem() }))?;
         let found =
             ADAPTER_WEIGHTS.iter().map(|file| (*file, dir.join(file))).find(|(_, path)| path.exists());
-        let (file_name, path) = found.ok_or_else(|| missing(ADAPTER_WEIGHTS[0]))?;
+        let neither = || format!("it has neither {}", ADAPTER_WEIGHTS.join(" nor "));
+        let (file_name, path) = found.ok_or_else(|| wrong(FileError::BadAdapter { problem: neither() }))?;
         let file = File::open(&path).map_err(|error| io(&path, error))?;
         let read = |out: &mut [u8], from| file.read_exact_at(out, from).map_err(|error| io(&path, error));
         let size = file.metadata().map_err(|error| io(&path, error))?.len();

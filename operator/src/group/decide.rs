@@ -286,6 +286,7 @@ fn shard_spec(observed: &ObservedGroup, rank: u32, epoch: i64, peer_table: &Peer
         kv_tokens: plan.kv_tokens,
         engine: plan.engine,
         draft_model_ref: plan.draft_model_ref.clone().filter(|_| rank == 0),
+        adapters: plan.adapters.clone(),
         epoch,
         peers: peer_table.peers.clone(),
     }

@@ -15,9 +15,10 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::names::FINALIZER_COPIES;
 use russet_crds::{CopyMode, Model, ModelCopy, ModelCopyStatus, ModelStatus};
+use russet_model::adapter::AdapterShape;
 use russet_model::shape::ModelShape;
 use russet_plan::quantity;
-use russet_plan::validate::shape_notes;
+use russet_plan::validate::{adapter_notes, shape_notes};
 
 /// Agents that may go silent while they read the headers of a Model, until no other is asked: one may be a coincidence.
 const MAX_SILENT_READERS: usize = 2;
@@ -94,9 +95,19 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
     let mut set = |kind, value, reason, message: &str| {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
     };
-    let text = format!("{} layers, {}", shape.layers, quantity::show(shape.total_bytes()));
+    let text = match &shape.adapter {
+        None => format!("{} layers, {}", shape.layers, quantity::show(shape.total_bytes())),
+        Some(AdapterShape { kind, rank, modules, bytes, .. }) => {
+            let size = quantity::show(*bytes);
+            format!("an adapter: {} of rank {rank}, {modules} matrices, {size}", kind.name())
+        }
+    };
     set(Type::Resolved, true, Reason::HeadersRead, &text);
-    let notes = shape_notes(&model.name_any(), &shape);
+    let name = model.name_any();
+    let notes = match &shape.adapter {
+        None => shape_notes(&name, &shape),
+        Some(_) => adapter_notes(&name, &shape),
+    };
     match notes.first() {
         None => {
             let known: Vec<&str> =

@@ -4,8 +4,8 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{
-    CopyMode, LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, Shard, ShardGroup,
-    Sharding, ShardingMode,
+    Adapter, CopyMode, LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, Shard,
+    ShardGroup, Sharding, ShardingMode,
 };
 use serde_json::{Value, json};
 
@@ -158,6 +158,40 @@ async fn draft_model_files_stay_on_rank_0s_node_while_in_use() {
     })
     .await;
     until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adapter_files_are_on_every_node_while_in_use() {
+    let cluster = start().await;
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
+    let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    let split = Sharding { mode: ShardingMode::Pipeline, ..Sharding::default() };
+    let mut chat = deployment("chat", "m", split);
+    let adapter = |model: &str| Adapter { name: "pirate".to_owned(), model_ref: LocalReference::new(model) };
+    chat.spec.adapters = vec![adapter("m")];
+    let error = deployments.create(&Default::default(), &chat).await.unwrap_err().to_string();
+    assert!(error.contains("a model is no adapter of itself"), "{error}");
+    chat.spec.adapters = vec![adapter("x")];
+    cluster.create(chat).await;
+    placed(&cluster, "chat", "Model \"x\" does not exist in namespace default").await;
+    cluster.create(model("x", "lora", 4, GIB)).await;
+    until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    assert_eq!(files(&cluster).await, "m@a m@b x@a x@b");
+    for shard in shards.list(&Default::default()).await.unwrap() {
+        assert_eq!(shard.spec.adapters, [adapter("x")]);
+    }
+    models.delete("x", &Default::default()).await.unwrap();
+    placed(&cluster, "chat", "leave it out of spec.adapters").await;
+    let edit = Patch::Merge(json!({"spec": {"adapters": null}}));
+    deployments.patch("chat", &PatchParams::default(), &edit).await.unwrap();
+    until("the adapter is gone", || async {
+        let gone = models.get_opt("x").await.ok()?.is_none();
+        (gone && files(&cluster).await == "m@a m@b").then_some(())
+    })
+    .await;
     cluster.stop().await;
 }
 

@@ -16,6 +16,7 @@ use russet_crds::{
     CopyMode, ENGINE_OPTIONS, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard,
     ShardStatus, names,
 };
+use russet_model::adapter::AdapterShape;
 use russet_model::shape::ModelShape;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -279,10 +280,20 @@ fn set(
     conditions::set(conditions, kind, value, reason, "", None, Timestamp::now());
 }
 
-/// `file:///played/ARCHITECTURE/LAYERS/BYTES` as a shape.
+/// `file:///played/ARCHITECTURE/LAYERS/BYTES` as a shape; of the architecture `lora` that of an adapter.
 fn shape(uri: &str) -> ModelShape {
     let parts: Vec<&str> = uri.rsplit('/').collect();
     let (bytes, layers, architecture) = (parts[0].parse().unwrap(), parts[1].parse().unwrap(), parts[2]);
+    if architecture == "lora" {
+        let adapter = AdapterShape { layers, bytes, ..AdapterShape::default() };
+        let architecture = architecture.to_owned();
+        return ModelShape {
+            architecture,
+            head_bytes: bytes,
+            adapter: Some(adapter),
+            ..ModelShape::default()
+        };
+    }
     ModelShape {
         architecture: architecture.to_owned(),
         layers,

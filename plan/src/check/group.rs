@@ -80,6 +80,10 @@ pub fn check(
     if draft_model(plan) != desired.draft.as_ref().map(|draft| draft.name.clone()) {
         wrong.push(Violation::Draft { group: group(), draft: draft_model(plan) });
     }
+    if !plan.adapters.iter().eq(desired.adapters.iter().map(|deployed| &deployed.adapter)) {
+        let names = plan.adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        wrong.push(Violation::Adapters { group: group(), adapters: names });
+    }
     check_reservations(desired, name, plan, wrong);
     let mut seen = BTreeSet::new();
     let mut builds = BTreeSet::new();
@@ -211,6 +215,7 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
                 takes += u128::from(draft.shape.total_bytes());
                 takes += u128::from(draft.shape.kv_bytes_per_token()) * tokens;
             }
+            takes += desired.adapters.iter().map(|adapter| u128::from(adapter.shape.bytes)).sum::<u128>();
             let headroom = takes * u128::from(desired.capacity.headroom_percent) / 100;
             let reserved = member.reserved_bytes();
             if u128::from(reserved) < takes + headroom || u128::from(member.overhead_bytes) < 64 << 20 {

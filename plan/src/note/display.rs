@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use russet_crds::{DRAFT_MODEL, FabricKind};
+use russet_crds::{ADAPTERS, DRAFT_MODEL, FabricKind};
 
 use super::{DrainReason, Note, draft_share};
 use crate::fabric::show_bits;
@@ -115,6 +115,7 @@ impl fmt::Display for Note {
             Note::NoEngineOption { node, build, option } => {
                 let build = build.as_deref().unwrap_or("an unknown build");
                 let missing = match *option {
+                    ADAPTERS => "adapters".to_owned(),
                     DRAFT_MODEL => "draft models".to_owned(),
                     field => format!("engine.{field}"),
                 };

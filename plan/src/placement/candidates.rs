@@ -79,11 +79,13 @@ pub fn enumerate(
         fetch_costs: BTreeMap::new(),
     };
     let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, &desired.model, without);
-    // Any of the nodes may become rank 0's.
-    let draft = desired.draft.as_ref().and_then(|draft| {
-        let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, &draft.name, without)?;
+    // Any of the nodes may become rank 0's, which needs the draft model; all need the adapters.
+    let adapters = desired.adapters.iter().map(|deployed| &deployed.adapter.model_ref.name);
+    let beside = desired.draft.iter().map(|draft| &draft.name).chain(adapters).filter_map(|model| {
+        let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, model, without)?;
         Some(disk_outlook.with_companion(&desired.namespace, &desired.model))
     });
+    let outlooks: Vec<_> = disk_outlook.into_iter().chain(beside).collect();
     let committed = view.committed_bytes(without);
     let others = view
         .groups_of(&desired.namespace, &desired.name)
@@ -113,8 +115,7 @@ pub fn enumerate(
             notes.push(Note::NoEngineOption { node: name.clone(), build, option });
             continue;
         }
-        let fetches =
-            [&disk_outlook, &draft].into_iter().flatten().map(|disk_outlook| disk_outlook.fetch_cost(name));
+        let fetches = outlooks.iter().map(|disk_outlook| disk_outlook.fetch_cost(name));
         match fetches.collect::<Result<Vec<f64>, _>>() {
             Ok(fetches) => {
                 let most = fetches.into_iter().fold(0.0, f64::max);

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use russet_crds::{ApprovalAction, Residency};
+use russet_crds::{Adapter, ApprovalAction, Residency};
 
 use super::score::ScoredCandidate;
 use super::selection::find_candidates;
@@ -134,8 +134,10 @@ pub fn preempt(
 pub fn approval_hash(desired: &ValidDeployment, action: ApprovalAction, affects: &[String]) -> String {
     let ValidDeployment { namespace, name, model, sharding, replicas, .. } = desired;
     let intent = (namespace, name, model, sharding, replicas, action, affects);
-    // Approvals from before draft models existed stay valid.
+    // Approvals from before draft models or adapters existed stay valid.
+    let adapters: Vec<&Adapter> = desired.adapters.iter().map(|deployed| &deployed.adapter).collect();
     let mut hash = match &desired.draft {
+        draft if !adapters.is_empty() => digest(&(intent, draft.as_ref().map(|draft| &draft.name), adapters)),
         None => digest(&intent),
         Some(draft) => digest(&(intent, &draft.name)),
     };

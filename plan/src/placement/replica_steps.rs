@@ -299,7 +299,9 @@ impl<'a> ReplicaSteps<'a> {
         let Some(disks) = &view.disks else { return false };
         // Rank 0 is the first.
         let draft = desired.draft.iter().zip(nodes.first()).map(|(draft, node)| (&draft.name, node));
-        let files = nodes.iter().map(|node| (&desired.model, node)).chain(draft);
+        let adapters = desired.adapters.iter().map(|deployed| &deployed.adapter.model_ref.name);
+        let models: Vec<&String> = std::iter::once(&desired.model).chain(adapters).collect();
+        let files = nodes.iter().flat_map(|node| models.iter().map(move |model| (*model, node))).chain(draft);
         let lacking = files.filter(|(model, node)| !disks.holds(&desired.namespace, model, node));
         let lacking: Vec<(String, String)> =
             lacking.map(|(model, node)| (model.clone(), node.clone())).collect();

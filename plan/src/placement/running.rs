@@ -132,6 +132,7 @@ fn matches_spec(desired: &ValidDeployment, fit: &MemoryModel<'_>, group: &GroupI
         && plan.engine == desired.capacity.engine
         && plan.draft_model_ref.as_ref().map(|draft| &draft.name)
             == desired.draft.as_ref().map(|draft| &draft.name)
+        && plan.adapters.iter().eq(desired.adapters.iter().map(|deployed| &deployed.adapter))
 }
 
 /// Whether it may stay on its nodes. Pools count at placement: a group that was placed in the requested pools

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use russet_crds::{
-    BackendChoice, ENGINE_OPTIONS, EngineOptions, FabricKind, GroupMember, KvCacheType, KvCapacity, Link,
-    LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
+    Adapter, BackendChoice, ENGINE_OPTIONS, EngineOptions, FabricKind, GroupMember, KvCacheType, KvCapacity,
+    Link, LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
 };
 use russet_model::shape::{LayerGroup, ModelShape};
 use russet_model::state::LayerState;
 
+mod adapters;
 mod draft_model;
 mod failure_domains;
 mod files;
@@ -401,7 +402,8 @@ fn random_view(test_rng: &mut TestRng) -> Snapshot {
         view.models.insert(("ns".to_owned(), model.to_owned()), shape);
     }
     view.disks = random_disks(test_rng, &view);
-    let mut view = with_draft(view, apart.below(4 * GIB));
+    let view = with_draft(view, apart.below(4 * GIB));
+    let mut view = adapters::with_adapters(view, 1 + apart.below(GIB));
     if let Some(disks) = &mut view.disks {
         let nodes: Vec<String> = view.nodes.keys().filter(|_| apart.below(2) == 0).cloned().collect();
         disks.mark_present("ns", "d", &nodes);
@@ -570,6 +572,10 @@ fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
             _ => Vec::new(),
         },
         replicas: test_rng.below(4) as i32,
+        adapters: (TestRng(test_rng.0 ^ 3).below(6) == 0)
+            .then(|| Adapter { name: "one".to_owned(), model_ref: LocalReference::new("x") })
+            .into_iter()
+            .collect(),
         draft_model_ref: (TestRng(test_rng.0 ^ 2).below(5) == 0).then(|| LocalReference::new("d")),
         engine: EngineOptions {
             kv_cache: match TestRng(test_rng.0 ^ 1).below(6) {

@@ -158,6 +158,7 @@ fn shard(group: &ShardGroup, member: &GroupMember) -> Shard {
         overhead_bytes: member.overhead_bytes,
         engine: group.spec.plan.engine,
         draft_model_ref: group.spec.plan.draft_model_ref.clone().filter(|_| member.rank == 0),
+        adapters: group.spec.plan.adapters.clone(),
         epoch: 1,
         ..ShardSpec::default()
     };
