@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
+#[path = "support/adapter.rs"]
+mod adapter;
 #[path = "support/engines.rs"]
 mod engines;
 #[path = "support/identities.rs"]
@@ -15,7 +17,6 @@ mod random_weights;
 use std::path::Path;
 
 use futures::future::join_all;
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use russet_rpc::engine as pb;
 use russet_wire::engine_config::AdapterDir;
 use russet_wire::event::{FailureKind, GenerationEvent, Usage};
@@ -23,13 +24,12 @@ use russet_wire::request::GenerationRequest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use adapter::adapter;
 use engines::{EngineHarness, TestEngine, ask, collect, say};
 use random_weights::Numbers;
 
 /// Tokens of an answer.
 const TOKENS: u32 = 24;
-/// Width of every product.
-const RANK: usize = 4;
 
 fn config() -> Value {
     json!({
@@ -39,40 +39,6 @@ fn config() -> Value {
         "tie_word_embeddings": false, "eos_token_id": model::END, "num_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 48, "norm_topk_prob": true,
     })
-}
-
-/// An adapter as mlx-lm writes it: of these modules of every layer, each `[inputs, outputs]`, of experts so many.
-fn adapter(kind: &str, seed: u64, modules: &[(&str, usize, usize, Option<usize>)]) -> TempDir {
-    let mut random = StdRng::seed_from_u64(seed);
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    let mut add = |name: String, shape: Vec<usize>, around: f32| {
-        let begin = data.len();
-        let count: usize = shape.iter().product();
-        data.extend((0..count).flat_map(|_| (around + random.random_range(-0.3..0.3_f32)).to_le_bytes()));
-        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]}));
-    };
-    for layer in 0..4 {
-        for &(module, inputs, outputs, experts) in modules {
-            let path = format!("model.layers.{layer}.{module}");
-            let (a, b) = match experts {
-                None => (vec![inputs, RANK], vec![RANK, outputs]),
-                Some(count) => (vec![count, RANK, inputs], vec![count, outputs, RANK]),
-            };
-            add(format!("{path}.lora_a"), a, 0.0);
-            add(format!("{path}.lora_b"), b, 0.0);
-            if kind == "dora" {
-                add(format!("{path}.m"), vec![outputs], 1.0);
-            }
-        }
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let header = serde_json::to_vec(&header).unwrap();
-    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
-    std::fs::write(dir.path().join("adapters.safetensors"), file).unwrap();
-    let config =
-        json!({"fine_tune_type": kind, "lora_parameters": {"rank": RANK, "scale": 1.0, "dropout": 0.0}});
-    std::fs::write(dir.path().join("adapter_config.json"), config.to_string()).unwrap();
-    dir
 }
 
 /// One of everything, and one of some of it.

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
+#[path = "../support/adapter.rs"]
+mod adapter;
 #[path = "../support/engines.rs"]
 mod engines;
 #[path = "../support/identities.rs"]
@@ -26,11 +28,11 @@ use russet_crds::{EngineOptions, KvCacheType};
 use russet_model::partition::Partition;
 use russet_model::shape::ModelShape;
 use russet_plan::memory_model::{
-    DraftModelShape, ENGINE_BASE_BYTES, MemoryEstimate, MemoryModel, ServingCapacity,
+    DeployedAdapter, DraftModelShape, ENGINE_BASE_BYTES, MemoryEstimate, MemoryModel, ServingCapacity,
 };
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::engine_config::Dtype;
+use russet_wire::engine_config::{AdapterDir, Dtype};
 use russet_wire::engine_options::Speculation;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
@@ -65,21 +67,33 @@ struct RankMemory {
     process: Option<u64>,
 }
 
+/// What runs beside a model.
+#[derive(Clone, Copy, Default)]
+struct Beside<'a> {
+    draft: Option<&'a Path>,
+    adapters: &'a [AdapterDir],
+}
+
 /// Calls the callback for every rank of `model`: a single rank, a pipeline of two, and a tensor group of two.
-/// With a draft model on rank 0, if one is given; of groups in whose names `only` is.
+/// With a draft model on rank 0 and adapters, if any are given; of groups in whose names `only` is.
 async fn measure(
     model: &Path,
-    draft: Option<&Path>,
+    beside: Beside<'_>,
     sizes: &Sizes,
     room: ServingCapacity,
     only: &str,
     look: impl Fn(RankMemory),
 ) {
     let shape = shape_of(model).await;
-    let draft_shape = match draft {
+    let draft_shape = match beside.draft {
         Some(draft) => Some(DraftModelShape { name: "draft".to_owned(), shape: shape_of(draft).await }),
         None => None,
     };
+    let mut adapters = Vec::new();
+    for AdapterDir { dir, .. } in beside.adapters {
+        let shape = shape_of(dir).await.adapter.unwrap();
+        adapters.push(DeployedAdapter { shape, ..DeployedAdapter::default() });
+    }
     assert_eq!(shape.total_bytes(), sizes.bytes(), "headers and file disagree");
     let (all, half) = (shape.layers as usize, shape.layers as usize / 2);
     for (group, layers, members) in [
@@ -90,16 +104,16 @@ async fn measure(
         if !group.contains(only) {
             continue;
         }
-        let peaks = fill(model, draft, &layers, members, room).await;
+        let peaks = fill(model, beside, &layers, members, room).await;
         let split = layers.iter().flat_map(|&count| vec![count as u32; members]).collect();
         let partition = Partition::with_tensor(split, members as u32, shape.layers).unwrap();
-        let fit = MemoryModel::new(&shape, room).with_draft(draft_shape.as_ref());
+        let fit = MemoryModel::new(&shape, room).with_draft(draft_shape.as_ref()).with_adapters(&adapters);
         for (rank, (peak, process)) in peaks.into_iter().enumerate() {
             let need = fit.rank_estimate(&partition.part(rank as u32).unwrap());
-            let beside = fit.draft().filter(|_| rank == 0).map_or(0, |draft| draft.estimate.overhead);
+            let workspace = fit.draft().filter(|_| rank == 0).map_or(0, |draft| draft.estimate.overhead);
             let name =
                 if partition.size() == 1 { group.to_owned() } else { format!("rank {rank} of {group}") };
-            look(RankMemory { name, need, draft_workspace: beside, peak, process });
+            look(RankMemory { name, need, draft_workspace: workspace, peak, process });
         }
     }
 }
@@ -119,7 +133,7 @@ async fn shape_of(model: &Path) -> ModelShape {
 /// Peaks of MLX and of the process, by rank, once every admitted sequence had its maximum length.
 async fn fill(
     model: &Path,
-    draft: Option<&Path>,
+    Beside { draft, adapters }: Beside<'_>,
     layers: &[usize],
     members: usize,
     room: ServingCapacity,
@@ -136,11 +150,15 @@ async fn fill(
         lab.config.options.speculation = Speculation::Off;
         lab.config.draft_dir = Some(draft.to_owned());
     }
+    lab.config.adapters = adapters.to_vec();
     let engines = lab.start_stages(model, layers, members);
     let client = lab.client(&engines[0]).await;
     let question = "a".repeat((room.context_tokens - TEMPLATE_TOKENS - ANSWER) as usize);
-    let answers = join_all((0..room.max_sequences).map(|_| async {
+    // One after the other, the model itself behind them.
+    let names = || adapters.iter().map(|adapter| adapter.name.clone()).chain([String::new()]).cycle();
+    let answers = join_all(names().take(room.max_sequences as usize).map(|adapter| async {
         let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
+        let request = GenerationRequest { adapter, ..request };
         end_of(client.clone(), request).await
     }));
     for end in tokio::time::timeout(ANSWER_TIMEOUT, answers).await.unwrap() {
@@ -174,15 +192,33 @@ async fn engines_never_take_more_than_was_planned() {
         cases.extend([None, Some(1500)].map(|kv_tokens| (kv_tokens, kv_cache)));
     }
     for (kv_tokens, kv_cache) in share::of_this_run(cases, 2) {
-        small_model_takes_no_more(SMALL, capacity(kv_tokens, kv_cache), false, 16 * MIB).await;
+        small_model_takes_no_more(SMALL, capacity(kv_tokens, kv_cache), Beside::default(), 16 * MIB).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_with_a_draft_model_never_take_more_than_was_planned() {
     for kv_tokens in share::of_this_run(vec![Some(1500), None], 2) {
-        small_model_takes_no_more(SMALL, capacity(kv_tokens, KvCacheType::Int8), true, 16 * MIB).await;
+        let draft = weights::write(&Sizes { layers: 2, hidden: 64, tied: true, ..SMALL });
+        let beside = Beside { draft: Some(draft.path()), ..Beside::default() };
+        small_model_takes_no_more(SMALL, capacity(kv_tokens, KvCacheType::Int8), beside, 16 * MIB).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_with_adapters_never_take_more_than_was_planned() {
+    let modules = [
+        ("self_attn.q_proj", 128, 256, None),
+        ("self_attn.v_proj", 128, 128, None),
+        ("mlp.up_proj", 128, 512, None),
+        ("mlp.gate_proj", 128, 512, None),
+        ("mlp.down_proj", 512, 128, None),
+    ];
+    let (lora, dora) = (adapter::adapter("lora", 1, &modules), adapter::adapter("dora", 2, &modules));
+    let dir = |(name, dir): (&str, &TempDir)| AdapterDir { name: name.into(), dir: dir.path().to_owned() };
+    let adapters = [("lora", &lora), ("dora", &dora)].map(dir);
+    let beside = Beside { adapters: &adapters, ..Beside::default() };
+    small_model_takes_no_more(SMALL, capacity(None, KvCacheType::AsComputed), beside, 16 * MIB).await;
 }
 
 fn capacity(kv_tokens: Option<u64>, kv_cache: KvCacheType) -> ServingCapacity {
@@ -203,7 +239,13 @@ async fn engines_of_every_family_never_take_more_than_was_planned() {
     ];
     for sizes in share::of_this_run(kinds, 2) {
         // What is computed in layers of different kinds is reserved as if one layer had the widest of all.
-        small_model_takes_no_more(sizes, capacity(None, KvCacheType::AsComputed), false, 32 * MIB).await;
+        small_model_takes_no_more(
+            sizes,
+            capacity(None, KvCacheType::AsComputed),
+            Beside::default(),
+            32 * MIB,
+        )
+        .await;
     }
 }
 
@@ -222,22 +264,21 @@ const SMALL: Sizes = Sizes {
 };
 
 /// That what is planned is no less than the peak, and at most a tenth and `slack` bytes more.
-async fn small_model_takes_no_more(sizes: Sizes, room: ServingCapacity, drafted: bool, slack: u64) {
+async fn small_model_takes_no_more(sizes: Sizes, room: ServingCapacity, beside: Beside<'_>, slack: u64) {
     let model = weights::write(&sizes);
-    let draft = drafted.then(|| weights::write(&Sizes { layers: 2, hidden: 64, tied: true, ..sizes }));
     measure(
         model.path(),
-        draft.as_ref().map(TempDir::path),
+        beside,
         &sizes,
         room,
         "",
-        |RankMemory { name, need, draft_workspace: beside, peak, .. }| {
+        |RankMemory { name, need, draft_workspace, peak, .. }| {
             let planned = need.total() - ENGINE_BASE_BYTES;
             assert!(
                 peak <= planned,
                 "{name}: {peak} bytes at the most, {planned} planned: {need:?}, {room:?}"
             );
-            let bound = peak + peak / 10 + slack + beside;
+            let bound = peak + peak / 10 + slack + draft_workspace;
             assert!(
                 planned <= bound,
                 "{name}: {planned} bytes planned for {peak} at the most: {need:?}, {room:?}"
@@ -261,7 +302,7 @@ async fn large_models() {
         let model = weights::write(&sizes);
         measure(
             model.path(),
-            None,
+            Beside::default(),
             &sizes,
             room,
             &only,
