@@ -20,7 +20,7 @@ const PAGE: &str = "docs/evidence/fuzz.md";
 /// A crate of ours, and the programs of its folder `fuzz`: each reads a stranger's bytes.
 type FuzzCrate = (&'static str, &'static [&'static str]);
 const FUZZ_CRATES: &[FuzzCrate] = &[
-    ("model", &["config", "safetensors_header", "index", "gguf"]),
+    ("model", &["config", "safetensors_header", "index", "gguf", "adapter"]),
     ("chat", &["parser", "template", "grammar"]),
 ];
 /// Executions of each, where the command says no number.
