@@ -96,6 +96,7 @@ pub fn record_outcome(
 #[cfg(test)]
 mod tests {
     use russet_crds::{EngineOptions, KvCacheType, KvCapacity, Rollout, Sharding};
+    use russet_model::adapter::AdapterShape;
     use russet_model::shape::ModelShape;
 
     use super::*;
@@ -125,6 +126,9 @@ mod tests {
         for name in ["m", "d", "e"] {
             view.models.insert(("ns".to_owned(), name.to_owned()), shape.clone());
         }
+        let adapter = Some(AdapterShape::default());
+        view.models
+            .insert(("ns".to_owned(), "a".to_owned()), ModelShape { adapter, ..ModelShape::default() });
         validate(&view, "ns", "chat", spec).unwrap()
     }
 
@@ -189,6 +193,30 @@ mod tests {
             let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();
             assert_eq!(planned.draft_model_ref, old.draft_model_ref);
         }
+    }
+
+    #[test]
+    fn rollback_restores_the_adapters() {
+        let with_adapters = |names: &[&str]| {
+            let adapter =
+                |name: &&str| Adapter { name: (*name).to_owned(), model_ref: LocalReference::new("a") };
+            ModelDeploymentSpec {
+                adapters: names.iter().map(adapter).collect(),
+                ..spec(1024, AutoRevert::Enabled)
+            }
+        };
+        for (old, new) in [(&["x"][..], &["x", "y"][..]), (&[], &["x"]), (&["x"], &[]), (&["x"], &["y"])] {
+            let (old, new) = (with_adapters(old), with_adapters(new));
+            let proven = record_outcome(None, &valid(&old), true, None);
+            let failed = record_outcome(proven, &valid(&new), false, Some("out of luck"));
+            let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();
+            assert_eq!(planned.adapters, old.adapters);
+        }
+        // A status stored before adapters existed stays valid.
+        let draft_model_ref = Some(LocalReference::new("d"));
+        let drafted = valid(&ModelDeploymentSpec { draft_model_ref, ..spec(1024, AutoRevert::Enabled) });
+        let engine = drafted.capacity.engine;
+        assert_eq!(drafted.spec_digest, digest(&(("m", &drafted.sharding), engine, "d")));
     }
 
     #[test]

@@ -13,18 +13,21 @@
 //!      + attention scores, bounded by the engine + the last step of every cache + growing caches + logits
 //! ```
 
+mod adapters;
+
 use std::fmt;
 use std::ops::Range;
 
 use russet_crds::{Adapter, EngineOptions, KvCacheType};
-use russet_model::adapter::AdapterShape;
-use russet_model::cost::{Load, PREFILL_TOKENS, Widths, activation_bytes, quantised_kv_bytes};
+use russet_model::cost::{Load, Widths, activation_bytes, quantised_kv_bytes};
 use russet_model::partition::RankPart;
 use russet_model::shape::{ExpertGroup, LayerGroup, ModelShape};
 use russet_model::state::LayerState;
 
 use crate::quantity::show;
 use crate::search_budget::SearchBudget;
+
+pub use adapters::{AdapterOverhead, DeployedAdapter};
 
 /// Bytes that an engine takes before it loads a weight: its program, MLX, the tokenizer, gRPC buffers. An
 /// engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
@@ -60,15 +63,6 @@ pub struct DraftModelShape {
     pub name: String,
     /// Its sizes.
     pub shape: ModelShape,
-}
-
-/// An adapter; every rank reserves all of it, though it loads its part.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeployedAdapter {
-    /// Its name, and the Model of the same namespace with its files.
-    pub adapter: Adapter,
-    /// Its sizes.
-    pub shape: AdapterShape,
 }
 
 /// Memory of one rank.
@@ -131,6 +125,7 @@ pub struct MemoryModel<'a> {
     kept_together: Vec<Range<u32>>,
     draft: Option<DraftOverhead>,
     adapters: &'a [DeployedAdapter],
+    adapter_overhead: AdapterOverhead,
     search: SearchBudget,
 }
 
@@ -201,6 +196,7 @@ impl<'a> MemoryModel<'a> {
             kept_together,
             draft: None,
             adapters: &[],
+            adapter_overhead: AdapterOverhead::default(),
             search: SearchBudget::default(),
         }
     }
@@ -222,22 +218,17 @@ impl<'a> MemoryModel<'a> {
 
     /// The same with adapters.
     pub fn with_adapters(self, adapters: &'a [DeployedAdapter]) -> Self {
-        Self { adapters, ..self }
+        Self { adapters, adapter_overhead: AdapterOverhead::of(adapters), ..self }
     }
 
-    /// The adapters, in the order of their numbers.
+    /// The adapters, by name.
     pub fn adapters(&self) -> impl Iterator<Item = &Adapter> {
         self.adapters.iter().map(|deployed| &deployed.adapter)
     }
 
-    /// What adapters add to every rank: all of their weights, and what they add to the longest rows of a piece of a
-    /// prompt, in 32 bits, before and after it is scaled.
-    fn adapter_overhead(&self) -> MemoryEstimate {
-        let shapes = || self.adapters.iter().map(|deployed| &deployed.shape);
-        let weights = shapes().fold(0_u64, |sum, shape| sum.saturating_add(shape.bytes));
-        let widest = shapes().map(|shape| shape.widest).max().unwrap_or(0);
-        let overhead = u64::from(PREFILL_TOKENS).saturating_mul(widest).saturating_mul(8);
-        MemoryEstimate { weights, kv: 0, overhead }
+    /// What the adapters add to every rank.
+    pub fn adapter_overhead(&self) -> AdapterOverhead {
+        self.adapter_overhead
     }
 
     /// What the draft model adds to rank 0.
@@ -323,14 +314,13 @@ impl<'a> MemoryModel<'a> {
             .saturating_add(own.kv_state.div_ceil(ranks.kv));
         // The rank that has the head is rank 0.
         let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.estimate).unwrap_or_default();
-        let adapters = self.adapter_overhead();
         let need = MemoryEstimate {
-            weights: weights.saturating_add(draft.weights).saturating_add(adapters.weights),
+            weights: weights.saturating_add(draft.weights).saturating_add(self.adapter_overhead.weights),
             kv: kv.saturating_add(draft.kv),
             overhead: 0,
         };
         let work = self.base_overhead(count, head, ranks).saturating_add(draft.overhead);
-        let work = work.saturating_add(adapters.overhead);
+        let work = work.saturating_add(self.adapter_overhead.work());
         MemoryEstimate { overhead: self.headroom(&need).max(work), ..need }
     }
 
@@ -478,6 +468,7 @@ fn cached_bytes(shape: &ModelShape, capacity: &ServingCapacity, computed: u64, i
 
 #[cfg(test)]
 mod tests {
+    use russet_model::adapter::AdapterShape;
     use russet_model::divisibility::{ShardUnit, Sharing};
 
     use super::*;
@@ -632,6 +623,28 @@ mod tests {
             .with_draft(Some(&draft))
             .whole_model();
         assert_eq!(need.overhead, 10 * (need.weights + need.kv), "headroom is asked for on both");
+    }
+
+    #[test]
+    fn every_rank_pays_for_all_adapters_and_one_products_values() {
+        let room = ServingCapacity { context_tokens: 1000, max_sequences: 1, ..ServingCapacity::default() };
+        let adapter = |bytes, widest| DeployedAdapter {
+            shape: AdapterShape { bytes, widest, ..AdapterShape::default() },
+            ..DeployedAdapter::default()
+        };
+        let adapters = [adapter(70, 3), adapter(30, 5)];
+        let shape = shape(false);
+        let (without, with) =
+            (MemoryModel::new(&shape, room), MemoryModel::new(&shape, room).with_adapters(&adapters));
+        for (layers, embedding, head, size) in
+            [(0..4, true, true, 1), (0..4, true, true, 2), (0..2, true, false, 1)]
+        {
+            let [before, after] =
+                [&without, &with].map(|fit| fit.sharded_estimate(layers.clone(), embedding, head, size));
+            assert_eq!((after.weights - before.weights, after.kv - before.kv), (100, 0));
+            assert_eq!(after.overhead - before.overhead, 5 * 8 * 2048, "{layers:?}");
+        }
+        assert_eq!(with.adapter_overhead().share(), ", of it 100 B for 2 adapters, on every rank");
     }
 
     #[test]

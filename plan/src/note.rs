@@ -9,7 +9,7 @@ use russet_crds::Backend;
 use russet_crds::conditions::Reason;
 
 use crate::link_demand::LinkDemand;
-use crate::memory_model::{DraftOverhead, MemoryEstimate};
+use crate::memory_model::{AdapterOverhead, DraftOverhead, MemoryEstimate};
 use crate::node_info::Availability;
 use crate::shortage::Shortage;
 
@@ -235,6 +235,8 @@ pub enum Note {
         needed: MemoryEstimate,
         /// The draft model's part of it.
         draft: Option<Box<DraftOverhead>>,
+        /// The adapters' part of it.
+        adapters: AdapterOverhead,
         /// Nodes with enough memory that take no work.
         closed: Vec<String>,
         /// Nodes whose disks cannot hold the files.

@@ -5,7 +5,6 @@ use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{Model, ModelDeploymentSpec};
 
 const DRAFT_FIELD: &str = "spec.draftModelRef";
-const ADAPTERS_FIELD: &str = "spec.adapters[].modelRef";
 
 /// An unmet precondition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,16 +24,34 @@ pub fn unmet_precondition<'m>(
     spec: &ModelDeploymentSpec,
     find: impl Fn(&str) -> Option<&'m Model>,
 ) -> Option<UnmetPrecondition> {
-    let draft = spec.draft_model_ref.as_ref().map(|_| DRAFT_FIELD);
-    let adapters = spec.adapters.iter().map(|_| ADAPTERS_FIELD);
-    let fields = std::iter::once("spec.modelRef").chain(draft).chain(adapters);
-    spec.models().zip(fields).find_map(|(name, field)| model_precondition(namespace, name, field, find(name)))
+    let own = ReferringField { path: "spec.modelRef".to_owned(), leave_out: None };
+    let draft = spec
+        .draft_model_ref
+        .as_ref()
+        .map(|_| ReferringField { path: DRAFT_FIELD.to_owned(), leave_out: Some(DRAFT_FIELD.to_owned()) });
+    let adapters = spec.adapters.iter().map(|adapter| {
+        let entry = format!("spec.adapters[{}]", adapter.name);
+        ReferringField { path: format!("{entry}.modelRef"), leave_out: Some(entry) }
+    });
+    // In the order of the models.
+    let fields = std::iter::once(own).chain(draft).chain(adapters);
+    spec.models()
+        .zip(fields)
+        .find_map(|(name, field)| model_precondition(namespace, name, &field, find(name)))
+}
+
+/// A field that names a Model.
+struct ReferringField {
+    /// Its path.
+    path: String,
+    /// What may be left out of the spec instead; `None` of the model itself.
+    leave_out: Option<String>,
 }
 
 fn model_precondition(
     namespace: &str,
     name: &str,
-    field: &str,
+    ReferringField { path: field, leave_out }: &ReferringField,
     model: Option<&Model>,
 ) -> Option<UnmetPrecondition> {
     let Some(model) = model else {
@@ -44,11 +61,7 @@ fn model_precondition(
         return Some(UnmetPrecondition { reason: Reason::ModelNotFound, message, stalled: true });
     };
     if model.metadata.deletion_timestamp.is_some() {
-        let without = match field {
-            DRAFT_FIELD => "leave spec.draftModelRef out, or ",
-            ADAPTERS_FIELD => "leave it out of spec.adapters, or ",
-            _ => "",
-        };
+        let without = leave_out.as_ref().map(|field| format!("leave {field} out, or ")).unwrap_or_default();
         let message = format!(
             "Model {name} is being deleted and waits for this deployment; {without}delete or scale down the deployment"
         );
@@ -69,7 +82,7 @@ fn model_precondition(
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{LocalReference, ModelSpec, ModelStatus};
+    use russet_crds::{Adapter, LocalReference, ModelSpec, ModelStatus};
     use russet_model::shape::ModelShape;
 
     use super::*;
@@ -84,10 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn model_and_draft_model_preconditions_are_checked_alike() {
+    fn preconditions_of_all_models_are_checked_alike() {
         let ready = |name: &str| model(name, true, false);
+        let french =
+            |name: &&str| Adapter { name: "french".to_owned(), model_ref: LocalReference::new(*name) };
         let unread = "Model d: its headers are not read yet";
-        for (there, draft, expected) in [
+        let of_drafts = [
             (vec![ready("m")], None, None),
             (vec![ready("m"), ready("d")], Some("d"), None),
             (vec![], None, Some((true, "correct spec.modelRef.name"))),
@@ -100,10 +115,24 @@ mod tests {
                 Some("d"),
                 Some((true, "leave spec.draftModelRef out")),
             ),
-        ] {
+        ];
+        let of_adapters = [
+            (vec![ready("m"), ready("x")], Some("x"), None),
+            (vec![ready("m")], Some("x"), Some((true, "correct spec.adapters[french].modelRef.name"))),
+            (vec![ready("m"), model("x", false, false)], Some("x"), Some((false, "Model x: its headers"))),
+            (
+                vec![ready("m"), model("x", true, true)],
+                Some("x"),
+                Some((true, "leave spec.adapters[french] out")),
+            ),
+        ];
+        let of_drafts = of_drafts.map(|(there, draft, expected)| (there, draft, None, expected));
+        let of_adapters = of_adapters.map(|(there, adapter, expected)| (there, None, adapter, expected));
+        for (there, draft, adapter, expected) in of_drafts.into_iter().chain(of_adapters) {
             let spec = ModelDeploymentSpec {
                 model_ref: LocalReference::new("m"),
                 draft_model_ref: draft.map(LocalReference::new),
+                adapters: adapter.iter().map(french).collect(),
                 ..ModelDeploymentSpec::default()
             };
             let find = |name: &str| there.iter().find(|model| model.metadata.name.as_deref() == Some(name));

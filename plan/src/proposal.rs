@@ -275,6 +275,7 @@ fn needs_text(desired: &ValidDeployment) -> String {
         desired.capacity;
     let fit = desired.memory_model();
     let (needed, draft) = (fit.whole_model(), draft_share(fit.draft()));
+    let adapters = fit.adapter_overhead().share();
     let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
     let kv_cache = match engine.kv_cache {
         KvCacheType::AsComputed | KvCacheType::Unknown => "",
@@ -287,7 +288,7 @@ fn needs_text(desired: &ValidDeployment) -> String {
         WeightQuantization::Int4 => "; weights packed in 4 bits",
     };
     format!(
-        "{needed}{draft}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kv_cache}{weights}"
+        "{needed}{draft}{adapters}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kv_cache}{weights}"
     )
 }
 

@@ -24,7 +24,7 @@ pub struct ValidDeployment {
     pub shape: ModelShape,
     /// The draft model.
     pub draft: Option<DraftModelShape>,
-    /// The adapters.
+    /// The adapters, by name.
     pub adapters: Vec<DeployedAdapter>,
     /// The requested split, as written.
     pub sharding: Sharding,
@@ -89,6 +89,12 @@ impl ValidDeployment {
         let draft = self.draft.as_ref().map(|_| DRAFT_MODEL);
         let adapters = (!self.adapters.is_empty()).then_some(ADAPTERS);
         self.capacity.engine.non_default().chain(draft).chain(adapters)
+    }
+
+    /// Names of the Models of its adapters, each once.
+    pub fn adapter_models(&self) -> impl Iterator<Item = &str> {
+        let models = self.adapters.iter().map(|deployed| deployed.adapter.model_ref.name.as_str());
+        models.collect::<BTreeSet<_>>().into_iter()
     }
 
     /// A replica of it that is planned and not ready yet.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use reqwest::Url;
+use russet_model::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use russet_model::config::CONFIG;
 use russet_model::error::FileError;
 use russet_model::gguf::files::{SUFFIX, parts};
@@ -38,9 +39,9 @@ const OPTIONAL: &[&str] = &[
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
-    "adapter_config.json",
-    "adapters.safetensors",
-    "adapter_model.safetensors",
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS[0],
+    ADAPTER_WEIGHTS[1],
 ];
 
 fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
@@ -215,6 +216,15 @@ mod tests {
         let names = listed(&files).await.unwrap();
         assert_eq!(names[..3], ["config.json 2 false", "m-1.safetensors 1 false", "m-2.safetensors 2 false"]);
         assert_eq!((names.len(), names[4].as_str()), (5, "tokenizer.json 3 false"));
+    }
+
+    #[tokio::test]
+    async fn adapter_is_found_by_its_usual_file_names() {
+        for weights in ADAPTER_WEIGHTS {
+            let files = [(ADAPTER_CONFIG, "{}".to_owned()), (weights, "1".into())];
+            let expected = [format!("{ADAPTER_CONFIG} 2 false"), format!("{weights} 1 false")];
+            assert_eq!(listed(&files).await.unwrap(), expected);
+        }
     }
 
     #[tokio::test]

@@ -101,8 +101,8 @@ fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPl
     solve(&observed.view, &all)
 }
 
-/// Every node of every current group holds the files of the model, and rank 0's also those of the draft
-/// model.
+/// Every node of every current group holds the files of the model and of the adapters, and rank 0's also those of the
+/// draft model.
 fn copies(observed: &ObservedDeployment, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
     let existing = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
     let existing = existing.filter(|group| group.model == model).flat_map(|group| group.files());

@@ -107,7 +107,12 @@ pub fn missing_files(context: &Context, namespace: &str, spec: &ShardGroupSpec) 
     let own = &spec.model_ref.name;
     for (model, node) in spec.plan.files(own) {
         let Some(missing) = missing(context, namespace, model, node) else { continue };
-        let missing = if model == own { missing } else { format!("draft model {model}: {missing}") };
+        let is_adapter = || spec.plan.adapters.iter().any(|adapter| adapter.model_ref.name == model);
+        let missing = match model {
+            model if model == own => missing,
+            model if is_adapter() => format!("adapter {model}: {missing}"),
+            model => format!("draft model {model}: {missing}"),
+        };
         // Missing files of the model come first.
         all.entry(node.to_owned()).or_insert(missing);
     }

@@ -174,17 +174,32 @@ async fn adapter_files_are_on_every_node_while_in_use() {
     chat.spec.adapters = vec![adapter("m")];
     let error = deployments.create(&Default::default(), &chat).await.unwrap_err().to_string();
     assert!(error.contains("a model is no adapter of itself"), "{error}");
+    chat.spec.adapters = vec![adapter("x"), adapter("x")];
+    let error = deployments.create(&Default::default(), &chat).await.unwrap_err().to_string();
+    assert!(error.contains("Duplicate value"), "{error}");
     chat.spec.adapters = vec![adapter("x")];
     cluster.create(chat).await;
-    placed(&cluster, "chat", "Model \"x\" does not exist in namespace default").await;
+    placed(&cluster, "chat", "correct spec.adapters[pirate].modelRef.name").await;
     cluster.create(model("x", "lora", 4, GIB)).await;
+    // It is ready like any Model, and no model.
+    until("x is ready", || async {
+        let status = models.get("x").await.ok()?.status?;
+        let ready = get(&status.conditions, Type::Ready)?;
+        (ready.status == "True" && ready.message.contains("LoRA")).then_some(())
+    })
+    .await;
+    cluster.create(deployment("alone", "x", Sharding::default())).await;
+    placed(&cluster, "alone", "Model x: it is an adapter; name it in spec.adapters").await;
+    deployments.delete("alone", &Default::default()).await.unwrap();
     until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
     assert_eq!(files(&cluster).await, "m@a m@b x@a x@b");
     for shard in shards.list(&Default::default()).await.unwrap() {
         assert_eq!(shard.spec.adapters, [adapter("x")]);
     }
     models.delete("x", &Default::default()).await.unwrap();
-    placed(&cluster, "chat", "leave it out of spec.adapters").await;
+    placed(&cluster, "chat", "leave spec.adapters[pirate] out").await;
+    // As with the model itself: a running group continues, and its files stay until it is gone.
+    assert_eq!(files(&cluster).await, "m@a m@b x@a x@b");
     let edit = Patch::Merge(json!({"spec": {"adapters": null}}));
     deployments.patch("chat", &PatchParams::default(), &edit).await.unwrap();
     until("the adapter is gone", || async {

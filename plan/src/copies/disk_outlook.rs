@@ -20,7 +20,7 @@ pub struct DiskOutlook<'v, W> {
     bytes: u64,
     without: W,
     /// Files that are fetched to the same node together with these.
-    companion: Option<usize>,
+    companions: BTreeSet<usize>,
     /// Files that ranks wait for, by node.
     pending: BTreeMap<&'v str, BTreeSet<usize>>,
     /// Files that ranks read or wait for, by node; computed only if a disk is full.
@@ -44,22 +44,25 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
                 disks.collect_read_files(key, group, &mut coming);
             }
         }
-        let (together, used) = (None, OnceCell::new());
+        let (together, used) = (BTreeSet::new(), OnceCell::new());
         (bytes > 0).then(|| Self {
             view,
             disks,
             files,
             bytes,
             without,
-            companion: together,
+            companions: together,
             pending: coming,
             used,
         })
     }
 
-    /// The same, with another model's files required on the same node.
-    pub fn with_companion(self, namespace: &str, model: &str) -> Self {
-        Self { companion: self.disks.files_index(namespace, model), ..self }
+    /// The same, with files of other Models required on the same node.
+    pub fn with_companions<'a>(self, namespace: &str, models: impl Iterator<Item = &'a str>) -> Self {
+        let indexes = models.filter_map(|model| self.disks.files_index(namespace, model));
+        // Another Model of the same files needs no room beside these.
+        let companions = indexes.filter(|files| *files != self.files).collect();
+        Self { companions, ..self }
     }
 
     /// Cost of having the files on a node: 0 if present, up to ½ if there is free space, up to 1 if other
@@ -68,7 +71,7 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
         let Some(contents) = self.disks.nodes.get(node) else { return Ok(0.0) };
         let own = contents.entries.iter().find(|held| held.files == self.files);
         let mut coming = self.pending.get(node).cloned().unwrap_or_default();
-        coming.extend(self.companion);
+        coming.extend(&self.companions);
         // Present files may be evicted for files that others wait for, if no rank reads them.
         let there = |files: &usize| contents.entries.iter().any(|held| held.files == *files && held.ready);
         let present = own.is_some_and(|held| held.ready) && coming.iter().all(there);
@@ -89,7 +92,7 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
         };
         let used = self.used.get_or_init(|| self.used()).get(node);
         let read =
-            |files: usize| self.companion == Some(files) || used.is_some_and(|used| used.contains(&files));
+            |files: usize| self.companions.contains(&files) || used.is_some_and(|used| used.contains(&files));
         let (mut protected, mut spare) = (expected, 0_u64);
         for held in others() {
             match held.protected {

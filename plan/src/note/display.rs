@@ -170,34 +170,45 @@ impl fmt::Display for Note {
             ),
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
             Note::Disk { shortage: lack } => write!(out, "the model's files do not come to {lack}"),
-            Note::NothingFits { replica, needed, draft, closed: _, full, ports: _ } if !full.is_empty() => {
+            Note::NothingFits { replica, needed, draft, adapters, closed: _, full, ports: _ }
+                if !full.is_empty() =>
+            {
                 write!(
                     out,
-                    "replica {replica} fits nowhere ({needed}{}) where its model's files could come: not to {}; free some disk there, lower spec.disk.reserve of these nodes, unpin or delete a Model, free memory on others, or join another node",
+                    "replica {replica} fits nowhere ({needed}{}{}) where its model's files could come: not to {}; free some disk there, lower spec.disk.reserve of these nodes, unpin or delete a Model, free memory on others, or join another node",
                     draft_share(draft.as_deref()),
+                    adapters.share(),
                     full.join(", ")
                 )
             }
-            Note::NothingFits { replica, needed: _, draft: _, closed: _, full: _, ports: true } => write!(
+            Note::NothingFits { replica, ports: true, .. } => write!(
                 out,
                 "replica {replica} fits nowhere: there is memory for it, and the RDMA ports it needs are in use; delete or scale down what uses them, cable other nodes, or leave the backend to Auto"
             ),
-            Note::NothingFits { replica, needed, draft, closed, full: _, ports: false }
+            Note::NothingFits { replica, needed, draft, adapters, closed, full: _, ports: false }
                 if !closed.is_empty() =>
             {
                 write!(
                     out,
-                    "replica {replica} fits nowhere else ({needed}{}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
+                    "replica {replica} fits nowhere else ({needed}{}{}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
                     draft_share(draft.as_deref()),
+                    adapters.share(),
                     closed.join(", ")
                 )
             }
-            Note::NothingFits { replica, needed, draft, closed: _, full: _, ports: false } => write!(
-                out,
-                "replica {replica} fits nowhere ({needed}{}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model{}, or join another node",
-                draft_share(draft.as_deref()),
-                if draft.is_some() { ", do without the draft model" } else { "" },
-            ),
+            Note::NothingFits { replica, needed, draft, adapters, closed: _, full: _, ports: false } => {
+                write!(
+                    out,
+                    "replica {replica} fits nowhere ({needed}{}{}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model{}, or join another node",
+                    draft_share(draft.as_deref()),
+                    adapters.share(),
+                    match (draft, adapters.adapters) {
+                        (Some(_), _) => ", do without the draft model",
+                        (None, 0) => "",
+                        (None, _) => ", do without some adapters",
+                    },
+                )
+            }
             Note::Outweighed { replica, by } => write!(
                 out,
                 "replica {replica} fits, but the memory there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",

@@ -59,6 +59,24 @@ struct CandidateSearch<'a> {
     fetch_costs: BTreeMap<&'a str, f64>,
 }
 
+/// What it costs to have on a node the files of each Model that a rank may read: of the model and of every adapter, all
+/// of them beside one another, and of the draft model, as any of the nodes may become rank 0's. Models whose sizes are
+/// unknown are left out.
+fn disk_outlooks<'v, W: Fn(&ObjectKey) -> bool + Copy>(
+    view: &'v Snapshot,
+    desired: &ValidDeployment,
+    without: W,
+) -> Vec<DiskOutlook<'v, W>> {
+    let models: Vec<&str> = std::iter::once(desired.model.as_str()).chain(desired.adapter_models()).collect();
+    let draft = desired.draft.as_ref().map(|draft| draft.name.as_str());
+    let outlooks = models.iter().copied().chain(draft).filter_map(|model| {
+        let outlook = DiskOutlook::for_model(view, &desired.namespace, model, without)?;
+        let others = models.iter().copied().filter(|other| *other != model);
+        Some(outlook.with_companions(&desired.namespace, others))
+    });
+    outlooks.collect()
+}
+
 /// Enumerates the candidates of one replica, as if the groups for which `without` is true were gone, and with
 /// or without memory that agents have not released yet.
 pub fn enumerate(
@@ -78,14 +96,7 @@ pub fn enumerate(
         sibling_domains: SiblingDomains::for_replica(view, desired, replica, without),
         fetch_costs: BTreeMap::new(),
     };
-    let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, &desired.model, without);
-    // Any of the nodes may become rank 0's, which needs the draft model; all need the adapters.
-    let adapters = desired.adapters.iter().map(|deployed| &deployed.adapter.model_ref.name);
-    let beside = desired.draft.iter().map(|draft| &draft.name).chain(adapters).filter_map(|model| {
-        let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, model, without)?;
-        Some(disk_outlook.with_companion(&desired.namespace, &desired.model))
-    });
-    let outlooks: Vec<_> = disk_outlook.into_iter().chain(beside).collect();
+    let outlooks = disk_outlooks(view, desired, without);
     let committed = view.committed_bytes(without);
     let others = view
         .groups_of(&desired.namespace, &desired.name)

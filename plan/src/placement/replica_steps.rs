@@ -244,8 +244,9 @@ impl<'a> ReplicaSteps<'a> {
             None => None,
         };
         let (needed, draft) = (fit.whole_model(), fit.draft().cloned().map(Box::new));
+        let adapters = fit.adapter_overhead();
         let closed = unavailable_nodes(&self.view, desired, needed.total());
-        self.notes.push(Note::NothingFits { replica, needed, draft, closed, full, ports });
+        self.notes.push(Note::NothingFits { replica, needed, draft, adapters, closed, full, ports });
         // Last, because it is the remedy.
         self.notes.extend(remedy);
         let stays = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
@@ -298,13 +299,12 @@ impl<'a> ReplicaSteps<'a> {
         let Self { view, desired, .. } = self;
         let Some(disks) = &view.disks else { return false };
         // Rank 0 is the first.
-        let draft = desired.draft.iter().zip(nodes.first()).map(|(draft, node)| (&draft.name, node));
-        let adapters = desired.adapters.iter().map(|deployed| &deployed.adapter.model_ref.name);
-        let models: Vec<&String> = std::iter::once(&desired.model).chain(adapters).collect();
-        let files = nodes.iter().flat_map(|node| models.iter().map(move |model| (*model, node))).chain(draft);
+        let draft = desired.draft.iter().zip(nodes.first()).map(|(draft, node)| (draft.name.as_str(), node));
+        let models = || std::iter::once(desired.model.as_str()).chain(desired.adapter_models());
+        let files = nodes.iter().flat_map(|node| models().map(move |model| (model, node))).chain(draft);
         let lacking = files.filter(|(model, node)| !disks.holds(&desired.namespace, model, node));
         let lacking: Vec<(String, String)> =
-            lacking.map(|(model, node)| (model.clone(), node.clone())).collect();
+            lacking.map(|(model, node)| (model.to_owned(), node.clone())).collect();
         if lacking.is_empty() {
             return false;
         }

@@ -407,6 +407,10 @@ fn random_view(test_rng: &mut TestRng) -> Snapshot {
     if let Some(disks) = &mut view.disks {
         let nodes: Vec<String> = view.nodes.keys().filter(|_| apart.below(2) == 0).cloned().collect();
         disks.mark_present("ns", "d", &nodes);
+        for adapter in ["x", "y"] {
+            let nodes: Vec<String> = view.nodes.keys().filter(|_| apart.below(2) == 0).cloned().collect();
+            disks.mark_present("ns", adapter, &nodes);
+        }
     }
     view
 }
@@ -572,9 +576,10 @@ fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
             _ => Vec::new(),
         },
         replicas: test_rng.below(4) as i32,
-        adapters: (TestRng(test_rng.0 ^ 3).below(6) == 0)
-            .then(|| Adapter { name: "one".to_owned(), model_ref: LocalReference::new("x") })
+        adapters: ["y", "x"]
             .into_iter()
+            .take(TestRng(test_rng.0 ^ 3).below(6).saturating_sub(3) as usize)
+            .map(|model| Adapter { name: format!("of-{model}"), model_ref: LocalReference::new(model) })
             .collect(),
         draft_model_ref: (TestRng(test_rng.0 ^ 2).below(5) == 0).then(|| LocalReference::new("d")),
         engine: EngineOptions {

@@ -35,9 +35,14 @@ pub fn candidates(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>]) -> (Vec<SplitCa
             }
             None => notes.push(Note::TooSmall {
                 node: slot.node.to_owned(),
-                what: match fit.draft() {
-                    None => "the whole model".to_owned(),
-                    Some(draft) => format!("the whole model beside the draft model {}", draft.model),
+                what: {
+                    let adapters = fit.adapter_overhead().beside();
+                    match fit.draft() {
+                        None => format!("the whole model{adapters}"),
+                        Some(draft) => {
+                            format!("the whole model beside the draft model {}{adapters}", draft.model)
+                        }
+                    }
                 },
                 needed: need.total(),
                 free: slot.free,

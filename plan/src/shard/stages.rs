@@ -178,6 +178,7 @@ pub fn explicit(
                     (1, None) => format!("rank {stage} with {} layers", layers[stage]),
                     _ => format!("a member of stage {stage} with 1/{size} of {} layers", layers[stage]),
                 };
+                let what = format!("{what}{}", fit.adapter_overhead().beside());
                 return Err(Note::TooSmall {
                     node: tightest.map_or("", |slot| slot.node).to_owned(),
                     what,

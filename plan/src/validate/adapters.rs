@@ -11,7 +11,8 @@ use crate::memory_model::DeployedAdapter;
 use crate::note::Note;
 use crate::snapshot::Snapshot;
 
-/// The Models of `adapters` with their sizes; the notes say why one cannot be an adapter of the Model `model`.
+/// The Models of `adapters` with their sizes, by name, so that their order in the spec means nothing; the notes say why one
+/// cannot be an adapter of the Model `model`.
 pub(super) fn read(
     view: &Snapshot,
     (namespace, model, shape): (&str, &str, &ModelShape),
@@ -58,6 +59,7 @@ pub(super) fn read(
         }
         read.push(DeployedAdapter { adapter: adapter.clone(), shape: sizes.clone() });
     }
+    read.sort_by(|a, b| a.adapter.name.cmp(&b.adapter.name));
     read
 }
 
@@ -65,6 +67,7 @@ pub(super) fn read(
 mod tests {
     use russet_crds::{LocalReference, ModelDeploymentSpec};
     use russet_model::adapter::{AdapterKind, AdapterShape};
+    use russet_model::description::Task;
 
     use super::*;
     use crate::note::join;
@@ -95,6 +98,8 @@ mod tests {
                 ("b", model(0, of(1, AdapterKind::Dora))),
                 ("deep", model(0, of(5, AdapterKind::Lora))),
                 ("broken", broken),
+                ("newer", model(0, of(1, AdapterKind::Unknown))),
+                ("embeds", ModelShape { task: Task::Embed, ..model(4, None) }),
             ]
             .map(|(name, shape)| (("ns".to_owned(), name.to_owned()), shape)),
         );
@@ -104,11 +109,13 @@ mod tests {
         };
         for (model, adapters, expected) in [
             ("m", vec![("x", "a"), ("y", "b")], ""),
-            ("m", vec![("x", "a"), ("y", "a")], ""),
+            ("m", vec![("y", "a"), ("x", "a")], ""),
             ("m", vec![("x", "a"), ("x", "b")], "spec.adapters[x]: the name is there twice"),
             ("m", vec![("x", "gone")], "Model \"gone\" does not exist"),
             ("m", vec![("x", "other")], "spec.adapters[x]: Model other is no adapter"),
             ("m", vec![("x", "broken")], "bias: \"all\""),
+            ("m", vec![("x", "newer")], "it is of a kind that only newer releases know"),
+            ("embeds", vec![("x", "a")], "spec.adapters: Model embeds embeds or scores texts"),
             ("m", vec![("x", "deep")], "Model deep changes layers up to 5, and Model m has 4"),
             ("a", vec![], "Model a: it is an adapter; name it in spec.adapters of a deployment of the model"),
         ] {
@@ -123,6 +130,7 @@ mod tests {
                 |notes| join(&notes),
                 |valid| {
                     assert_eq!(valid.adapters.len(), adapters.len());
+                    assert!(valid.adapters.is_sorted_by_key(|deployed| deployed.adapter.name.clone()));
                     String::new()
                 },
             );

@@ -33,6 +33,8 @@ fn every_rank_reserves_all_adapters_and_needs_their_files() {
         let desired = desired(&view, &adapted(mode, &["x", "y"]));
         let (placement, notes) = checked(&view, &desired);
         assert_eq!(shown(&placement), shows, "{nodes:?}: {notes}");
+        let is_said = notes.contains(", of it 2.0 GiB for 2 adapters, on every rank)");
+        assert_eq!(is_said, shows.is_empty(), "{nodes:?}: {notes}");
         for plan in placement.create.iter().map(|new| &new.plan) {
             for member in &plan.members {
                 assert_eq!(member.weight_bytes, 2 * GIB + u64::from(member.layers) * GIB);
@@ -57,6 +59,13 @@ fn adapters_change_the_plan_and_their_absence_does_not() {
     let json = serde_json::to_string(&step.create[0].plan).unwrap();
     assert!(!json.contains("adapter"), "{json}");
     assert_ne!(with.spec_digest, without.spec_digest);
+    let [one, other] =
+        [&["x", "y"], &["y", "x"]].map(|names| desired(&now, &adapted(ShardingMode::Auto, names)));
+    assert_eq!(one, other, "their order in the spec means nothing");
+    // One with another size is loaded again.
+    let resized = with_adapters(now.clone(), GIB / 2);
+    let again = desired(&resized, &adapted(ShardingMode::Auto, &["x"]));
+    assert_eq!(shown(&checked(&resized, &again).0), "a4");
     for other in [&["y"][..], &["x", "y"]] {
         let other = desired(&now, &adapted(ShardingMode::Auto, other));
         assert_eq!(shown(&checked(&now, &other).0), "a4");
@@ -93,4 +102,38 @@ fn nothing_stops_before_adapter_files_reach_every_node() {
         let of_x = prefetch.iter().filter(|file| format!("{file:?}").contains("\"x\"")).count();
         assert_eq!((delete.len(), of_x), expected, "{files:?}: {notes}");
     }
+}
+
+#[test]
+fn a_node_holds_the_files_of_all_adapters_or_takes_no_rank() {
+    for (names, limit, shows) in [
+        (&["x"][..], 5, "a4"),
+        (&["x"], 4, "b4"),
+        (&["x", "y"], 6, "a4"),
+        // Each of them has room beside the model, and both have none.
+        (&["x", "y"], 5, "b4"),
+    ] {
+        let mut view = with_adapters(view(&[("a", 16), ("b", 32)], 4), GIB);
+        let known = ["m", "x", "y"].map(|model| {
+            let bytes = if model == "m" { 4 * GIB } else { GIB };
+            (model, "gone", bytes, bytes, false)
+        });
+        let limits = [("a", Some(limit * GIB)), ("b", Some(99 * GIB))];
+        view.disks = Some(disks(&limits, &known).into());
+        let (placement, notes) = checked(&view, &desired(&view, &adapted(ShardingMode::Auto, names)));
+        assert_eq!(shown(&placement), shows, "{names:?} {limit}: {notes}");
+    }
+}
+
+#[test]
+fn a_plan_with_other_adapters_is_a_violation() {
+    let view = with_adapters(view(&[("a", 16)], 4), GIB);
+    let desired = desired(&view, &adapted(ShardingMode::Auto, &["x"]));
+    let (mut placement, _) = checked(&view, &desired);
+    placement.create[0].plan.adapters.clear();
+    let wrong = check(&view, &desired, &placement);
+    assert!(
+        wrong.iter().any(|wrong| wrong.to_string().contains("adapters [] were not asked for")),
+        "{wrong:?}"
+    );
 }
