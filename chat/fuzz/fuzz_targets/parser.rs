@@ -7,10 +7,12 @@ use libfuzzer_sys::fuzz_target;
 use russet_chat::parser::{OutputFormat, OutputParser, Part};
 use russet_wire::conversation::Tool;
 
-const TOOLS: [&str; 25] = [
+const TOOLS: [&str; 36] = [
     "hermes", "longcat", "internlm", "granite", "jamba", "nemotron_nano_v2", "cohere", "phi4_mini_json", "functools",
     "gigachat3", "qwen3_coder", "seed_oss", "llama3_json", "pythonic", "lfm2", "mistral", "glm45", "kimi_k2",
     "deepseek_v3", "deepseek_v31", "deepseek_v32", "minimax_m2", "gemma4", "solar_open", "openai",
+    "gemma3", "functionary_v3_2", "step3", "functiongemma", "kimi_k3", "minimax_m3", "olmo3", "atem", "minicpm5", "hy_v3",
+    "apertus",
 ];
 const REASONING: [&str; 4] = ["", "think", "mistral", "gemma4"];
 

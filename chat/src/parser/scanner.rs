@@ -59,6 +59,25 @@ struct Block {
     finder: Finder,
     /// It began in a thinking block, which it ends if it proves to be a call.
     within_reasoning: bool,
+    /// The marker is the prompt's, and no part of the output.
+    is_prompted: bool,
+}
+
+impl Block {
+    fn new(begin: &'static BlockStart, within_reasoning: bool, is_prompted: bool) -> Self {
+        Self {
+            begin,
+            text: begin.marker.to_owned(),
+            finder: Finder::new(begin),
+            within_reasoning,
+            is_prompted,
+        }
+    }
+
+    /// Where the output's own text begins.
+    fn written_start(&self) -> usize {
+        if self.is_prompted { self.begin.marker.len() } else { 0 }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -84,7 +103,10 @@ impl Scanner {
         in_reasoning: bool,
     ) -> Self {
         let in_reasoning = in_reasoning && reasoning.is_some();
-        let calls = calls.filter(|_| !offered.is_empty());
+        // Headers are no text, whatever is offered.
+        let calls = calls.filter(|format| !offered.is_empty() || format.text_header.is_some());
+        let first = calls.filter(|format| format.text_header.is_some() && !in_reasoning);
+        let first = first.and_then(|format| format.begins.first());
         let first_chars = reasoning.into_iter().flat_map(ReasoningFormat::markers);
         let first_chars = first_chars.chain(calls.into_iter().flat_map(ToolFormat::markers));
         let first_chars = first_chars.filter_map(|marker| marker.bytes().next().filter(u8::is_ascii));
@@ -93,7 +115,11 @@ impl Scanner {
             calls,
             offered,
             first_chars: first_chars.fold(0, |bits, byte| bits | 1 << byte),
-            mode: if in_reasoning { Mode::Reasoning } else { Mode::Text },
+            mode: match first {
+                Some(begin) => Mode::Block(Block::new(begin, false, true)),
+                None if in_reasoning => Mode::Reasoning,
+                None => Mode::Text,
+            },
             candidate: String::new(),
             gap: String::new(),
             after_call: false,
@@ -113,6 +139,10 @@ impl Scanner {
         if let Mode::Block(block) = &mut self.mode {
             block.text.push(c);
             let verdict = block.finder.step(&block.text, c);
+            if self.calls.and_then(|format| format.text_header).is_some_and(|header| block.text == header) {
+                self.mode = Mode::Text;
+                return;
+            }
             self.settle(verdict, parts);
             return;
         }
@@ -237,12 +267,13 @@ impl Scanner {
 
     fn open_block(&mut self, begin: &'static BlockStart, parts: &mut PartList) {
         let within_reasoning = matches!(self.mode, Mode::Reasoning);
-        let text = begin.marker.to_owned();
-        let mut finder = Finder::new(begin);
-        let verdict =
-            if begin.bare { finder.step(&text, text.chars().next().unwrap_or(' ')) } else { Verdict::More };
+        let mut block = Block::new(begin, within_reasoning, false);
+        let verdict = match begin.marker.chars().next() {
+            Some(first) if begin.bare => block.finder.step(&block.text, first),
+            _ => Verdict::More,
+        };
         self.dropping_whitespace = false;
-        self.mode = Mode::Block(Block { begin, text, finder, within_reasoning });
+        self.mode = Mode::Block(block);
         self.settle(verdict, parts);
     }
 
@@ -271,13 +302,15 @@ impl Scanner {
                 self.after_call = true;
                 parts.calls(calls);
             }
-            None => self.emit_failed(block.within_reasoning, &block.text, parts),
+            None => self.emit_failed(block.within_reasoning, &block.text[block.written_start()..], parts),
         }
     }
 
     /// Text of a block that is no call goes to where the block began.
     fn emit_failed(&mut self, within_reasoning: bool, text: &str, parts: &mut PartList) {
-        if within_reasoning {
+        if text.is_empty() {
+            // The block's marker was the prompt's.
+        } else if within_reasoning {
             parts.reasoning(&self.gap);
             parts.reasoning(text);
             self.gap.clear();
@@ -295,7 +328,7 @@ impl Scanner {
         let last = block.text.char_indices().next_back().map_or(0, |(at, _)| at);
         let text_end = if block.text.len() <= MAX_RESCAN { block.begin.marker.len() } else { last };
         let (text, rest) = block.text.split_at(text_end);
-        self.emit_failed(block.within_reasoning, text, parts);
+        self.emit_failed(block.within_reasoning, &text[block.written_start()..], parts);
         rest.chars().for_each(|c| self.step(c, parts));
     }
 

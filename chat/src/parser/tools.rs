@@ -3,6 +3,8 @@
 
 mod deepseek;
 pub(crate) mod finder;
+mod functionary;
+mod gemma3;
 mod gemma4;
 mod glm45;
 mod hermes;
@@ -17,6 +19,7 @@ mod pythonic;
 mod qwen3_coder;
 mod schema;
 mod solar;
+mod step3;
 pub(crate) mod syntax;
 
 use self::finder::BlockEnd;
@@ -39,6 +42,9 @@ pub(crate) struct ToolFormat {
     pub separators: &'static [char],
     /// Markers inside a block, for the list of those that must stay visible.
     pub inner: &'static [&'static str],
+    /// The header of answer text in a format whose every message has one: the marker of the first block, and a
+    /// name that no tool has. The prompt ends with that marker, so that an output begins behind it.
+    pub text_header: Option<&'static str>,
     /// A call ends a thinking block that the model did not close.
     pub ends_reasoning: bool,
     /// How a grammar makes it write calls: the first that the vocabulary has the tokens for.
@@ -84,6 +90,7 @@ const BASE: ToolFormat = ToolFormat {
     closers: &[],
     separators: &[],
     inner: &[],
+    text_header: None,
     ends_reasoning: false,
     syntaxes: &[],
     parse: |_, _| None,
@@ -120,6 +127,7 @@ static FORMATS: &[&ToolFormat] = &[
     &hermes::GIGACHAT,
     &hermes::APERTUS,
     &hermes::FUNCTIONARY,
+    &functionary::FORMAT,
     &qwen3_coder::QWEN3_CODER,
     &qwen3_coder::SEED_OSS,
     &llama3::FORMAT,
@@ -139,9 +147,11 @@ static FORMATS: &[&ToolFormat] = &[
     &minimax_m3::FORMAT,
     &invoke::ATEM,
     &invoke::MINICPM5,
+    &gemma3::FORMAT,
     &gemma4::GEMMA4,
     &gemma4::FUNCTIONGEMMA,
     &solar::FORMAT,
+    &step3::FORMAT,
 ];
 
 /// The format of calls that a grammar makes where the family's own cannot be.

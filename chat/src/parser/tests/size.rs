@@ -25,6 +25,11 @@ fn long_call(tools: &str, value: &str) -> String {
         "minimax_m2" => format!(
             "<minimax:tool_call><invoke name=\"search\"><parameter name=\"q\">{value}</parameter></invoke></minimax:tool_call>"
         ),
+        "gemma3" => format!("```tool_code\nsearch(q=\"{value}\")\n```"),
+        "functionary_v3_2" => format!("search\n{json}"),
+        "step3" => format!(
+            "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"search\"><steptml:parameter name=\"q\">{value}</steptml:parameter></steptml:invoke><｜tool_call_end｜>"
+        ),
         "gemma4" => format!("<|tool_call>call:search{{q:<|\"|>{value}<|\"|>}}<tool_call|>"),
         "openai" => format!("<|channel|>commentary to=functions.search<|message|>{json}<|call|>"),
         other => panic!("{other} has no long call"),
@@ -41,6 +46,9 @@ const LONG_CALLS: &[&str] = &[
     "kimi_k2",
     "deepseek_v3",
     "minimax_m2",
+    "gemma3",
+    "functionary_v3_2",
+    "step3",
     "gemma4",
     "openai",
 ];
@@ -92,10 +100,11 @@ fn deep_nesting_is_no_call_and_no_overflow() {
         let outcome = read_new(&format("", "hermes"), false, [input.as_str()]);
         assert_eq!((outcome.text.len(), outcome.calls.len()), (input.len(), 0));
     }
-    for tools in ["pythonic", "lfm2", "gemma4", "mistral", "llama3_json"] {
+    for tools in ["pythonic", "lfm2", "gemma3", "gemma4", "mistral", "llama3_json"] {
         let format = format("", tools);
         let input = match tools {
             "pythonic" => format!("[ping(a={deep})]"),
+            "gemma3" => format!("```tool_code\nping(a={deep})\n```"),
             "lfm2" => format!("<|tool_call_start|>[ping(a={deep})]<|tool_call_end|>"),
             "gemma4" => format!("<|tool_call>call:ping{{a:{deep}}}<tool_call|>"),
             "mistral" => format!("[TOOL_CALLS]ping[ARGS]{{\"a\": {deep}}}"),

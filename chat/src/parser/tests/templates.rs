@@ -59,7 +59,7 @@ const TEMPLATES: &[(&str, &str, &str)] = &[
     ("llama-cpp-deepseek-r1", "deepseek_v3", "think"),
     ("llama-cpp-rwkv-world", "", "think"),
     ("meetkai-functionary-medium-v3.1", "functionary", ""),
-    ("meetkai-functionary-medium-v3.2", "", ""),
+    ("meetkai-functionary-medium-v3.2", "functionary_v3_2", ""),
     ("meta-llama-Llama-3.1-8B-Instruct", "llama3_json", ""),
     ("meta-llama-Llama-3.2-3B-Instruct", "llama3_json", ""),
     ("meta-llama-Llama-3.3-70B-Instruct", "llama3_json", ""),

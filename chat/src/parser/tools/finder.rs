@@ -21,6 +21,8 @@ pub(crate) enum BlockEnd {
     JsonCall,
     /// At the end of a Python list of calls.
     PythonList,
+    /// At the end of JSON, or of one Python call.
+    JsonOrPython,
     /// At the end of the JSON after a head: `name[ARGS]{}`.
     HeadedJson,
 }
@@ -29,7 +31,7 @@ impl BlockEnd {
     pub(in crate::parser) fn marker(&self) -> Option<&'static str> {
         match self {
             Self::Marker(marker, _) => Some(marker),
-            Self::Json | Self::JsonCall | Self::PythonList | Self::HeadedJson => None,
+            Self::Json | Self::JsonCall | Self::PythonList | Self::JsonOrPython | Self::HeadedJson => None,
         }
     }
 }
@@ -40,6 +42,8 @@ pub(crate) enum Shield {
     Nothing,
     /// In a JSON string.
     JsonString,
+    /// In a Python string, except at the beginning of a line: a quote that was none would hide every end.
+    PythonString,
     /// Between the first and the second marker, until `closer` stands before the end marker: then the second
     /// was forgotten. An empty `closer` is never there.
     Tags {
@@ -95,7 +99,14 @@ impl Finder {
                 Verdict::More if !self.settled => self.first_key(text),
                 verdict => verdict,
             },
-            BlockEnd::PythonList => self.step_python(text, c),
+            BlockEnd::PythonList => self.step_python(text, c, ']'),
+            BlockEnd::JsonOrPython => {
+                if !self.settled {
+                    let body = text[self.begin.marker.len()..].trim_start();
+                    self.is_json = body.is_empty() || body.starts_with(['{', '[']);
+                }
+                if self.is_json { self.json.step(c) } else { self.step_python(text, c, ')') }
+            }
             BlockEnd::HeadedJson => self.step_headed(text, c),
         }
     }
@@ -113,6 +124,11 @@ impl Finder {
                 }
                 self.is_json && self.json.in_string
             }
+            Shield::PythonString => {
+                self.python.step(c);
+                let in_line = !text.strip_suffix(marker).is_some_and(|before| before.ends_with('\n'));
+                self.python.quote.is_some() && in_line
+            }
             Shield::Tags { pairs, .. } => {
                 match self.tag_close {
                     Some(close) if text.ends_with(close) => self.tag_close = None,
@@ -129,7 +145,7 @@ impl Finder {
         if let Some(before) = body.strip_suffix(marker) {
             let forgotten = match shield {
                 Shield::Tags { closer, .. } => !closer.is_empty() && before.trim_end().ends_with(closer),
-                Shield::Nothing | Shield::JsonString => false,
+                Shield::Nothing | Shield::JsonString | Shield::PythonString => false,
             };
             if !shielded || forgotten {
                 return Verdict::End;
@@ -151,20 +167,21 @@ impl Finder {
         }
     }
 
-    fn step_python(&mut self, text: &str, c: char) -> Verdict {
+    /// A list of calls, or one call, which the bracket `close` ends.
+    fn step_python(&mut self, text: &str, c: char, close: char) -> Verdict {
         if self.settled {
-            return self.python.step(c);
+            return match self.python.step(c) {
+                Verdict::End if c != close => Verdict::Broken,
+                verdict => verdict,
+            };
         }
         let name = text[self.begin.marker.len()..].trim_start();
         let named = name.strip_suffix('(');
-        let is_name = |name: &str| {
-            name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'))
-                && !name.starts_with(|c: char| c.is_numeric())
-        };
+        let is_name = |name: &str| name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'));
         if named.is_some_and(|name| !name.is_empty() && is_name(name)) {
             self.settled = true;
-            // The list's bracket and this parenthesis.
-            self.python.depth = 2;
+            // This parenthesis, and the bracket of a list.
+            self.python.depth = if close == ')' { 1 } else { 2 };
             Verdict::More
         } else if text.len() <= MAX_HEAD && is_name(name) {
             Verdict::More
@@ -254,7 +271,7 @@ impl PythonBrackets {
             ')' | ']' | '}' => {
                 self.depth = self.depth.saturating_sub(1);
                 if self.depth == 0 {
-                    return if c == ']' { Verdict::End } else { Verdict::Broken };
+                    return Verdict::End;
                 }
             }
             '"' | '\'' => self.quote = Some(c),

@@ -1,5 +1,6 @@
 //! Calls in tags with attributes: `<invoke name="…"><parameter name="…">…</parameter></invoke>`. MiniMax M2,
-//! DeepSeek V3.2 and V4 (DSML), Kimi K3, Muse Glimmer and MiniCPM 5 differ in the tags alone.
+//! DeepSeek V3.2 and V4 (DSML), Kimi K3, Muse Glimmer and MiniCPM 5 differ in the tags alone. Step-3 has them in
+//! tokens of its own (`step3`).
 
 use super::finder::{BlockEnd, Shield};
 use super::json::{self, ObjectText};
@@ -9,20 +10,20 @@ use super::{BASE, BlockStart, ToolFormat, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
 /// The tags of one format; a tag that opens is without the attributes and the `tag_end` behind them.
-struct InvokeTags {
+pub(super) struct InvokeTags {
     /// Around a block; none when the call is the block.
-    blocks: &'static [(&'static str, &'static str)],
-    call: &'static str,
-    call_end: &'static str,
-    parameter: &'static str,
-    parameter_end: &'static str,
-    tag_end: &'static str,
+    pub blocks: &'static [(&'static str, &'static str)],
+    pub call: &'static str,
+    pub call_end: &'static str,
+    pub parameter: &'static str,
+    pub parameter_end: &'static str,
+    pub tag_end: &'static str,
     /// The attributes that name the tool and the parameter.
-    name: &'static str,
-    key: &'static str,
+    pub name: &'static str,
+    pub key: &'static str,
 }
 
-const XML_TAGS: InvokeTags = InvokeTags {
+pub(super) const XML_TAGS: InvokeTags = InvokeTags {
     blocks: &[],
     call: "<invoke",
     call_end: "</invoke>",
@@ -174,7 +175,8 @@ fn calls(block: &str, tags: &InvokeTags, tools: &[Tool]) -> Option<Vec<ToolCall>
     Some(calls)
 }
 
-fn call<'a>(text: &'a str, tags: &InvokeTags, tools: &[Tool]) -> Option<(ToolCall, &'a str)> {
+/// The call at the beginning of `text`, and what follows it.
+pub(super) fn call<'a>(text: &'a str, tags: &InvokeTags, tools: &[Tool]) -> Option<(ToolCall, &'a str)> {
     let (attributes, mut rest) = text.strip_prefix(tags.call)?.split_once(tags.tag_end)?;
     let tool = offered(tools, &attribute(attributes, tags.name)?)?;
     let schema = Schema::of(tool);

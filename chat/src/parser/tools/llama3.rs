@@ -1,9 +1,9 @@
-//! Llama 3's JSON: `{"name": …, "parameters": {…}}` as the whole answer, or after `<|python_tag|>`. Not the
-//! built-in tools' `name.call(…)`.
+//! Llama 3's JSON: `{"name": …, "parameters": {…}}` as the whole answer, or after `<|python_tag|>`; there also
+//! `name.call(key="value")`, as it writes calls of tools that it calls built in. Code after the tag is text.
 
 use super::finder::BlockEnd;
 use super::syntax::CallSyntax;
-use super::{BASE, BlockStart, ToolFormat, json};
+use super::{BASE, BlockStart, ToolFormat, json, python};
 
 const TAG: &str = "<|python_tag|>";
 
@@ -12,10 +12,15 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     begins: &[
         BlockStart::bare("{", BlockEnd::JsonCall),
         BlockStart::bare("[", BlockEnd::JsonCall),
-        BlockStart::new(TAG, BlockEnd::Json),
+        BlockStart::new(TAG, BlockEnd::JsonOrPython),
     ],
     separators: &[';', ','],
-    parse: |block, tools| json::calls(block.strip_prefix(TAG).unwrap_or(block), tools),
+    parse: |block, tools| match block.strip_prefix(TAG) {
+        Some(body) if !body.trim_start().starts_with(['{', '[']) => {
+            Some(vec![python::call_of_method(body, tools)?])
+        }
+        body => json::calls(body.unwrap_or(block), tools),
+    },
     syntaxes: &[CallSyntax::calls(r#"{"name": "$NAME", "parameters": $ARGUMENTS}"#, "; ")],
     ..BASE
 };
@@ -51,6 +56,39 @@ mod tests {
             "",
             &[call("ping", "{}")],
         );
+    }
+
+    #[test]
+    fn llama_calls_built_in_tools_as_methods() {
+        let search = |name: &str, q: &str| call(name, &format!(r#"{{"q": {}}}"#, serde_json::Value::from(q)));
+        let quoted = "it's \"x\" (日本) 🙂";
+        for (input, text, calls) in [
+            ("<|python_tag|>search.call(q=\"a b\")", "", vec![search("search", "a b")]),
+            (&format!("<|python_tag|>search.call(q=\"{quoted}\")"), "", vec![search("search", quoted)]),
+            ("<|python_tag|>web.search.call(q=\"x\")", "", vec![search("web.search", "x")]),
+            ("<|python_tag|>web.search( q='x' )", "", vec![search("web.search", "x")]),
+            ("<|python_tag|> ping.call()\nDone.", "Done.", vec![call("ping", "{}")]),
+            (
+                "See: <|python_tag|>ping.call(); <|python_tag|>search.call(q=\"x\")",
+                "See:",
+                vec![call("ping", "{}"), search("search", "x")],
+            ),
+        ] {
+            check("llama3_json", input, text, &calls);
+            if text.is_empty() {
+                check_cut_offs("llama3_json", input);
+            }
+        }
+        for text in [
+            "<|python_tag|>unknown.call(q=\"x\")",
+            "<|python_tag|>search.call(\"x\")",
+            "<|python_tag|>search.call(q=\"x\"",
+            "<|python_tag|>search.call(q=x)",
+            "<|python_tag|>search.call(q=\"x\"]",
+            "<|python_tag|>import math\nprint(math.pi)",
+        ] {
+            check("llama3_json", text, text, &[]);
+        }
     }
 
     #[test]

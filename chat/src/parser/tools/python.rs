@@ -1,9 +1,11 @@
 //! Python's literals and calls with keyword arguments, written as JSON text. No expressions, no positional
-//! arguments.
+//! arguments, no variables.
 
 use super::json::{ObjectText, quoted};
 use super::{MAX_NESTING, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
+
+const THREE_QUOTES: &str = "\"\"\"";
 
 /// The JSON text of a Python literal.
 pub(super) fn literal(text: &str) -> Option<String> {
@@ -15,6 +17,22 @@ pub(super) fn literal(text: &str) -> Option<String> {
 
 /// The calls of `[f(a=1), g()]`, or of calls without the brackets; those need no comma between them.
 pub(super) fn calls(text: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
+    calls_by(text, |cursor| cursor.call(tools, |name| name))
+}
+
+/// The same where a call may be that of a module, `default_api.f()`, and an argument of `print`.
+pub(super) fn printed_calls(text: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
+    calls_by(text, |cursor| cursor.printed_call(tools))
+}
+
+/// The one call of `f.call(a=1)`.
+pub(super) fn call_of_method(text: &str, tools: &[Tool]) -> Option<ToolCall> {
+    let mut cursor = PythonCursor { rest: text.trim() };
+    let call = cursor.call(tools, |name| name.strip_suffix(".call").unwrap_or(name))?;
+    cursor.rest.is_empty().then_some(call)
+}
+
+fn calls_by(text: &str, read: impl Fn(&mut PythonCursor<'_>) -> Option<ToolCall>) -> Option<Vec<ToolCall>> {
     let mut cursor = PythonCursor { rest: text.trim() };
     let is_list = cursor.take('[');
     if is_list {
@@ -26,7 +44,7 @@ pub(super) fn calls(text: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
         if cursor.rest.is_empty() {
             return Some(calls);
         }
-        calls.push(cursor.call(tools)?);
+        calls.push(read(&mut cursor)?);
         cursor.space();
         if !cursor.take(',') && is_list && !cursor.rest.is_empty() {
             return None;
@@ -56,13 +74,28 @@ impl<'a> PythonCursor<'a> {
         taken
     }
 
+    fn word(&mut self) -> &'a str {
+        self.take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
+    }
+
     fn name(&mut self) -> Option<&'a str> {
-        let name = self.take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'));
+        let name = self.word();
         (!name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit())).then_some(name)
     }
 
-    fn call(&mut self, tools: &[Tool]) -> Option<ToolCall> {
-        let name = offered(tools, self.name()?)?.name.clone();
+    fn printed_call(&mut self, tools: &[Tool]) -> Option<ToolCall> {
+        let printed = self.rest.strip_prefix("print(").filter(|_| offered(tools, "print").is_none());
+        self.rest = printed.unwrap_or(self.rest).trim_start();
+        let call = self.call(tools, |name| name.strip_prefix("default_api.").unwrap_or(name))?;
+        self.space();
+        (printed.is_none() || self.take(')')).then_some(call)
+    }
+
+    /// A call of a tool, under its own name or as `plain` has it.
+    fn call(&mut self, tools: &[Tool], plain: fn(&str) -> &str) -> Option<ToolCall> {
+        // A tool's name may begin with a digit.
+        let name = self.word();
+        let name = offered(tools, name).or_else(|| offered(tools, plain(name)))?.name.clone();
         let mut arguments = ObjectText::default();
         if !self.take('(') {
             return None;
@@ -157,12 +190,16 @@ impl<'a> PythonCursor<'a> {
 
     fn string(&mut self) -> Option<String> {
         let quote = self.rest.chars().next()?;
-        self.rest = &self.rest[1..];
+        let three = if quote == '"' { THREE_QUOTES } else { "'''" };
+        // Three quotes that nothing closes are an empty string and text that forgot its escape.
+        let is_long = self.rest.strip_prefix(three).is_some_and(|rest| rest.contains(three));
+        let fence = if is_long { three } else { &three[..1] };
+        self.rest = &self.rest[fence.len()..];
         let mut value = String::new();
         loop {
             match self.next()? {
                 '\\' => self.escape(&mut value)?,
-                c if c == quote && self.closes() => return Some(value),
+                c if c == quote && self.closes(&fence[1..]) => return Some(value),
                 c => value.push(c),
             }
         }
@@ -175,9 +212,15 @@ impl<'a> PythonCursor<'a> {
     }
 
     /// Models forget to escape a quote in a string; a quote without a delimiter behind it is text.
-    fn closes(&self) -> bool {
-        let next = self.rest.trim_start().chars().next();
-        next.is_none_or(|c| matches!(c, ',' | ')' | ']' | '}' | ':'))
+    /// `quotes` are those that a string in three quotes has besides.
+    fn closes(&mut self, quotes: &str) -> bool {
+        let Some(rest) = self.rest.strip_prefix(quotes) else { return false };
+        let next = rest.trim_start().chars().next();
+        let closes = next.is_none_or(|c| matches!(c, ',' | ')' | ']' | '}' | ':'));
+        if closes {
+            self.rest = rest;
+        }
+        closes
     }
 
     fn escape(&mut self, value: &mut String) -> Option<()> {
@@ -235,6 +278,8 @@ mod tests {
             (r#""a\tb\x41\u00e9\U0001F642\ud83d\ude42\d""#, Some(r#""a\tbAé🙂🙂\\d""#)),
             ("[1, -2.5, 1e3, (True, None), []]", Some("[1, -2.5, 1e3, [true, null], []]")),
             ("{'a': {1: 'x',}, \"b\": false}", Some(r#"{"a": {"1": "x"}, "b": false}"#)),
+            ("'''a 'b', \n\"c\"'''", Some(r#""a 'b', \n\"c\"""#)),
+            (r#"["", """x"""]"#, Some(r#"["", "x"]"#)),
             ("1.", Some("1.0")),
             ("-.5", Some("-0.5")),
             ("", None),
