@@ -3,7 +3,6 @@
 //! keep what they had.
 
 mod files;
-mod served;
 
 use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
 
@@ -14,7 +13,6 @@ use mlx_rs::{
 };
 
 pub use files::AdapterFiles;
-pub use served::{ServedAdapter, ServedAdapters};
 
 /// Which adapter each position of the running batch passes. The decoder selects before it runs its layers, which share it.
 #[derive(Debug, Default)]
@@ -100,22 +98,25 @@ impl LowRank {
     }
 }
 
-/// The adapters of one matrix; none of most.
+/// The adapters of one matrix; none of most, which is why they lie apart.
 #[derive(Debug, Default)]
-pub struct Adapted {
+pub struct Adapted(Option<Box<Changes>>);
+
+#[derive(Debug)]
+struct Changes {
     active: Rc<ActiveAdapters>,
-    changes: Vec<LowRank>,
+    each: Vec<LowRank>,
 }
 
 impl Adapted {
     /// These, of a rank whose decoder selects by `active`.
     pub fn new(active: Rc<ActiveAdapters>, changes: Vec<LowRank>) -> Self {
-        Self { active, changes }
+        Self((!changes.is_empty()).then(|| Box::new(Changes { active, each: changes })))
     }
 
     /// Whether no adapter ever changes the matrix.
     pub fn is_never(&self) -> bool {
-        self.changes.is_empty()
+        self.0.is_none()
     }
 
     /// The matrix's own product for `x`, `[1, positions, inputs]`, without a bias, with what the adapters of the positions
@@ -148,11 +149,9 @@ impl Adapted {
         at: impl Fn(&Array) -> Result<Array, Exception>,
         change: impl Fn(&LowRank, &Array) -> Result<Array, Exception>,
     ) -> Result<Array, Exception> {
-        if self.changes.is_empty() {
-            return Ok(product);
-        }
-        let own = |number: u32| self.changes.iter().find(move |change| change.number == number);
-        match &*self.active.selection.borrow() {
+        let Some(changes) = &self.0 else { return Ok(product) };
+        let own = |number: u32| changes.each.iter().find(move |change| change.number == number);
+        match &*changes.active.selection.borrow() {
             Selection::None => {}
             Selection::All(number) => {
                 if let Some(own) = own(*number) {

@@ -13,6 +13,7 @@
 //! the process, and [`reform`] decides whether the process can join the next formation. [`batch_monitor`] and
 //! [`batch_time`] tell a rank that hangs from a busy one.
 
+#[cfg(feature = "mlx")]
 pub mod adapters;
 pub mod batch_monitor;
 pub mod batch_time;
@@ -35,6 +36,7 @@ pub mod reform;
 pub mod rings;
 pub mod scheduler;
 pub mod sequence;
+pub mod served_adapters;
 pub mod small_file;
 pub mod speculative;
 pub mod step_profiler;

@@ -22,7 +22,6 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::adapters::ServedAdapters;
 use crate::config::{self, ConfigError};
 use crate::control_service::{self, ControlService};
 use crate::engine_service::{EngineService, GroupNodes, LeaderIntake, ServiceRole};
@@ -37,6 +36,7 @@ use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
 use crate::reform;
 use crate::rings::{RingTransports, Rings};
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::served_adapters::ServedAdapters;
 use crate::speculative::Proposers;
 use crate::tokenizer::{ChatTokenizer, TokenizerError};
 use crate::tunnel::{StubSwitch, TunnelError};

@@ -35,7 +35,6 @@ use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use crate::adapters::ServedAdapters;
 use crate::executor::{Executor, Sampled};
 use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
@@ -44,6 +43,7 @@ use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{self, CACHE_STEP, CacheCapacity, PrefixCache};
+use crate::served_adapters::ServedAdapters;
 use crate::speculative::Proposers;
 use crate::token_masks::MaskThread;
 use crate::tokenizer::ChatTokenizer;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Sampling};
 
-use crate::adapters::ServedAdapter;
 use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SampledToken, SequenceStep};
 use crate::logit_edits::LogitEditor;
 use crate::prefix_cache::block_hash::PrefixScope;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::scheduler::batching::Readiness;
+use crate::served_adapters::ServedAdapter;
 use crate::speculative::{AcceptanceThreshold, MAX_DRAFT_TOKENS, Proposers, Speculator};
 use crate::tokenizer::TokenizerError;
 pub use output::{AcceptedToken, OutputStream, ResumeError};

@@ -21,13 +21,13 @@ use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, unavailable};
 use super::tokenizer_pool::TokenizerPool;
 use super::wait_queue::QueuePosition;
-use crate::adapters::ServedAdapters;
 use crate::executor::DraftRewind;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::{BlockEvent, BlockEvents};
 use crate::sequence::{self, OutputStream, ResumeError, Sequence, ThinkingBudget};
+use crate::served_adapters::ServedAdapters;
 use crate::speculative::Proposers;
 use crate::tokenizer::{
     ChatTokenizer, PreparedPrompt, PromptFit, PromptLimits, PromptSource, ResponseRules, TokenizerError,
