@@ -3,11 +3,16 @@
 //! parser of `llguidance` computes the masks; what stands here says which grammar. Not here: tokenizers and sampling.
 
 mod calls;
+mod elements;
+mod forms;
 mod frame;
 mod lark;
+mod literals;
 mod matcher;
 mod one_of;
 mod output;
+mod parameters;
+mod template;
 mod vocabulary;
 
 #[cfg(test)]

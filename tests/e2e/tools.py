@@ -104,9 +104,6 @@ FAMILIES = {
     "nemotron": ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "<|im_end|>", [], "I add.\n</think>\n" + function_xml(), "I add.", BOTH),
 }
 
-# Families whose calls no grammar is written for.
-UNENFORCED = ["gemma4", "lfm2"]
-
 WIDTH = 256
 CODES = WIDTH - 3  # The dimensions in which tokens of chains differ.
 PROMPT, SEEN, FOUND = WIDTH - 3, WIDTH - 2, WIDTH - 1  # Any other token; a result; a result somewhere before.
@@ -300,13 +297,7 @@ def talk(base_url, family):
         return print(f"{family}: arguments of {len(LONG)} bytes, whole and streamed")
     one, reason = whole(client, messages=messages[:1], parallel_tool_calls=False, **request)
     assert len(one["tool_calls"]) == 1 and reason == "tool_calls", f"{family}: {one} {reason}"
-    if family in UNENFORCED:
-        try:
-            whole(client, messages=messages[:1], **strict(request))
-            raise AssertionError(f"{family}: strict tools are taken")
-        except openai.BadRequestError as error:
-            assert "no grammar" in str(error), f"{family}: {error}"
-    elif family != "gpt-oss":  # Each of its messages has the same special tokens, which it spells after the first.
+    if family != "gpt-oss":  # Each of its messages has the same special tokens, which it spells after the first.
         # A grammar lets the model write what it writes by itself, and nothing else. A made model has a special token once,
         # and spells it the second time, which a grammar does not allow: there it makes one call.
         once = bool(FAMILIES[family][2])

@@ -3,6 +3,7 @@
 use super::lark::LarkRules;
 use crate::parser::OutputFormat;
 use crate::parser::reasoning::ReasoningFormat;
+use crate::parser::tools::ToolFormat;
 
 /// White space after a thinking block, which the parser drops.
 const SPACE: &str = r"/[ \n]{1,4}/";
@@ -28,9 +29,18 @@ pub(super) fn framed(
     format!("{thinking} {SPACE}? {open} ({body}) {}", close.join(" "))
 }
 
-/// The header of harmony's answer, then `text`; an expression.
-pub(super) fn harmony_answer(text: &str, rules: &LarkRules<'_>) -> String {
-    format!("{} ({text})", rules.marker("<|channel|>final<|message|>"))
+/// `text` behind the header of an answer, where a format has one; an expression.
+pub(super) fn answer(format: &OutputFormat, text: &str, rules: &LarkRules<'_>) -> String {
+    let name = format.tools().and_then(ToolFormat::text_name);
+    match if format.is_harmony() { Some("<|channel|>final<|message|>") } else { name } {
+        Some(header) => format!("{} ({text})", rules.marker(header)),
+        None => text.to_owned(),
+    }
+}
+
+/// The marker that ends answer text, behind which calls begin; most formats have none.
+pub(super) fn answer_end(format: &OutputFormat) -> Option<&'static str> {
+    format.reasoning().and_then(|reasoning| reasoning.dropped.get(1).copied())
 }
 
 /// Harmony's thinking is a message of its own.

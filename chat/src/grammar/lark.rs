@@ -1,10 +1,14 @@
 //! Rules in `llguidance`'s variant of Lark.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 
+use serde_json::Value;
+
 use super::Vocabulary;
+use super::output::json_schema;
 
 /// All text.
 const ANY: &str = "(?s:.*)";
@@ -15,11 +19,13 @@ pub(super) struct LarkRules<'v> {
     rules: String,
     count: usize,
     grammars: Vec<GrammarWithLexer>,
+    /// The grammars of JSON Schemas, by their text: many arguments have the same.
+    schemas: HashMap<String, String>,
 }
 
 impl<'v> LarkRules<'v> {
     pub(super) fn new(vocabulary: &'v Vocabulary) -> Self {
-        Self { vocabulary, rules: String::new(), count: 0, grammars: Vec::new() }
+        Self { vocabulary, rules: String::new(), count: 0, grammars: Vec::new(), schemas: HashMap::new() }
     }
 
     /// The grammar whose output is this expression.
@@ -37,12 +43,33 @@ impl<'v> LarkRules<'v> {
         format!("@{name}")
     }
 
+    /// JSON of a schema; an expression.
+    pub(super) fn json(&mut self, schema: Value) -> String {
+        let text = schema.to_string();
+        if let Some(part) = self.schemas.get(&text) {
+            return part.clone();
+        }
+        let part = self.grammar(json_schema(schema));
+        self.schemas.insert(text, part.clone());
+        part
+    }
+
     /// A named rule; an expression.
     pub(super) fn rule(&mut self, attributes: &str, body: &str) -> String {
-        self.count += 1;
-        let name = format!("rule_{}", self.count);
+        let name = self.reserve();
         let _ = writeln!(self.rules, "{name}{attributes}: {body}");
         name
+    }
+
+    /// The name of a rule that is defined later: it may refer to itself.
+    pub(super) fn reserve(&mut self) -> String {
+        self.count += 1;
+        format!("rule_{}", self.count)
+    }
+
+    /// The rule of a name that was reserved.
+    pub(super) fn define(&mut self, name: &str, body: &str) {
+        let _ = writeln!(self.rules, "{name}: {body}");
     }
 
     /// This text exactly, special tokens among it; an expression.

@@ -8,7 +8,7 @@ use russet_wire::request::StructuredOutput;
 use serde_json::{Value, json};
 
 use super::calls::CallRules;
-use super::frame::{framed, harmony_answer};
+use super::frame::{answer, framed};
 use super::lark::{LarkRules, quoted};
 use super::matcher::GrammarMatcher;
 use super::one_of::as_unions;
@@ -87,8 +87,7 @@ impl<'a> OutputRules<'a> {
         let text = self.structured_output.map(|output| structured(output, &mut rules)).transpose()?;
         let expression = match calls {
             None => {
-                let text = text.unwrap_or_default();
-                let text = if self.format.is_harmony() { harmony_answer(&text, &rules) } else { text };
+                let text = answer(self.format, &text.unwrap_or_default(), &rules);
                 framed(self.format, self.in_reasoning, &text, &mut rules)
             }
             Some(calls) => calls.expression(text, self, &mut rules),

@@ -7,6 +7,8 @@ use russet_wire::conversation::{Tool, ToolCall, ToolChoice};
 use russet_wire::request::StructuredOutput;
 use serde_json::Value;
 
+mod notations;
+
 use super::*;
 use crate::parser::{OutputFormat, OutputParser, Part, reasoning, tools};
 
@@ -175,7 +177,8 @@ fn drafts_have_a_mask_each_and_change_nothing() {
 /// Every special token of every format, and none of them: then all markers are text.
 fn vocabularies(format: &OutputFormat) -> Vec<Arc<Vocabulary>> {
     let markers: BTreeSet<&str> = format.markers(true).into_iter().collect();
-    let markers: Vec<&str> = markers.into_iter().filter(|marker| marker.starts_with(['<', '['])).collect();
+    let markers: Vec<&str> =
+        markers.into_iter().filter(|marker| marker.starts_with(['<', '[', ']'])).collect();
     vec![BYTES.clone(), vocabulary(&markers)]
 }
 
@@ -236,7 +239,6 @@ fn required_calls_are_read_by_every_format() {
     let tools = offered();
     let mut random = Random(3);
     for format in formats() {
-        let format = format.with_enforced_calls();
         let name = format.tools_name().unwrap();
         for vocabulary in vocabularies(&format) {
             for (choice, single) in [
@@ -273,11 +275,6 @@ fn strict_calls_may_follow_text_or_not_come_at_all() {
     for format in formats() {
         let name = format.tools_name().unwrap();
         let rules = OutputRules { tools: &tools, ..OutputRules::free(&format) };
-        if format.tools().is_some_and(|tools| tools.syntaxes.is_empty()) {
-            let error = rules.matcher(|| Ok(BYTES.clone())).unwrap_err();
-            assert_eq!(error, GrammarError::NoCallSyntax { format: name, field: "strict" });
-            continue;
-        }
         for vocabulary in vocabularies(&format) {
             // Text alone, then a call as a grammar made it before, after text where the format allows that.
             let called = {
@@ -287,9 +284,13 @@ fn strict_calls_may_follow_text_or_not_come_at_all() {
             };
             let harmony = format.is_harmony();
             let plain = if harmony { "<|channel|>final<|message|>A <b> text" } else { "A <b> text [1]" };
-            let bare = matches!(name, "llama3_json");
+            let header = format.tools().and_then(tools::ToolFormat::text_name).unwrap_or_default();
+            let bare = matches!(name, "llama3_json" | "pythonic");
             let lead = if bare || harmony { "" } else { "I look.\n" };
-            for text in [plain.to_owned(), called.clone(), format!("{lead}{called}")] {
+            let marker = if header.is_empty() { "" } else { ">>>" };
+            for text in
+                [format!("{header}{plain}"), called.clone(), format!("{header}{lead}{marker}{called}")]
+            {
                 let mut matcher = rules.matcher(|| Ok(vocabulary.clone())).unwrap().unwrap();
                 for token in tokens(&vocabulary, &text) {
                     let mask = matcher.mask().unwrap();
@@ -368,6 +369,10 @@ fn thinking_comes_before_structured_output() {
 fn choices_of_tools_that_cannot_be_are_refused() {
     let hermes = OutputFormat::default().tools_by_name("hermes").unwrap();
     let tools = offered();
+    let unknown = OutputFormat::default();
+    let plain = OutputRules { tools: &tools, ..OutputRules::free(&unknown) };
+    let error = plain.matcher(|| Ok(BYTES.clone())).unwrap_err();
+    assert_eq!(error, GrammarError::NoCallSyntax { format: "plain text", field: "strict" });
     let named = ToolChoice::Named("other".into());
     for (tools, choice, expected) in [
         (

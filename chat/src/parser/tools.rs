@@ -97,6 +97,11 @@ const BASE: ToolFormat = ToolFormat {
 };
 
 impl ToolFormat {
+    /// What stands before answer text at the beginning of an output.
+    pub(crate) fn text_name(&self) -> Option<&'static str> {
+        self.text_header?.strip_prefix(self.begins.first()?.marker)
+    }
+
     /// The markers that a detokenizer must keep.
     pub(super) fn markers(&self) -> impl Iterator<Item = &'static str> {
         let begins = self.begins.iter().filter(|begin| !begin.bare).map(|begin| begin.marker);

@@ -3,6 +3,7 @@
 //! in `hermes`.
 
 use super::finder::BlockEnd;
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, json, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -13,6 +14,7 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     begins: &[BlockStart::new(MESSAGE, BlockEnd::HeadedJson)],
     text_header: Some(">>>all\n"),
     parse,
+    syntaxes: &[CallSyntax::calls("$NAME\n$ARGUMENTS", MESSAGE)],
     ..BASE
 };
 

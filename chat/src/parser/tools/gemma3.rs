@@ -2,6 +2,7 @@
 //! calls: it writes so where its template or its system message asks for it, and at times prints what a call gives.
 
 use super::finder::{BlockEnd, Shield};
+use super::syntax::{CallSyntax, PYTHON};
 use super::{BASE, BlockStart, ToolFormat, inside, python};
 
 const FENCE: &str = "```tool_code";
@@ -15,6 +16,9 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
         // Code that was cut off behind a call may go on.
         body.ends_with([')', ']']).then(|| python::printed_calls(body, tools))?
     },
+    syntaxes: &[CallSyntax::calls("$NAME($PARAMETERS)", "\n")
+        .in_notation(PYTHON)
+        .within("```tool_code\n", "\n```")],
     ..BASE
 };
 

@@ -3,6 +3,7 @@
 
 use super::finder::{BlockEnd, Shield};
 use super::json::{self, ObjectText, quoted};
+use super::syntax::{ArgumentNotation, CallSyntax, LiteralNotation};
 use super::{BASE, BlockStart, MAX_NESTING, ToolFormat, inside, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -17,6 +18,8 @@ pub(super) static GEMMA4: ToolFormat = ToolFormat {
     )],
     inner: &[QUOTE],
     parse: |block, tools| call(inside(block, "<|tool_call>", "<tool_call|>")?, QUOTE, tools),
+    syntaxes: &[CallSyntax::calls("<|tool_call>call:$NAME{$PARAMETERS}<tool_call|>", "")
+        .in_notation(ArgumentNotation::Literals(&notation(QUOTE)))],
     ..BASE
 };
 
@@ -29,8 +32,20 @@ pub(super) static FUNCTIONGEMMA: ToolFormat = ToolFormat {
     )],
     inner: &[ESCAPE],
     parse: |block, tools| call(inside(block, "<start_function_call>", "<end_function_call>")?, ESCAPE, tools),
+    syntaxes: &[CallSyntax::calls("<start_function_call>call:$NAME{$PARAMETERS}<end_function_call>", "")
+        .in_notation(ArgumentNotation::Literals(&notation(ESCAPE)))],
     ..BASE
 };
+
+const fn notation(quote: &'static str) -> LiteralNotation {
+    LiteralNotation {
+        quote: Some(quote),
+        words: ["true", "false", "null"],
+        between: ",",
+        assign: ":",
+        key_end: ":",
+    }
+}
 
 fn call(body: &str, quote: &'static str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     let body = body.trim().strip_prefix("call:")?;
@@ -77,14 +92,15 @@ impl<'a> GemmaCursor<'a> {
         while !done {
             let key = if self.take(self.quote) {
                 let key = self.until(self.quote)?;
+                self.take(":").then(|| key.to_owned())?
+            } else if let Some(key) = self.json_text() {
                 self.take(":").then_some(key)?
             } else {
                 let key = self.until(":")?.trim();
-                let key = key.strip_prefix('"').and_then(|key| key.strip_suffix('"')).unwrap_or(key);
-                super::is_name(key).then_some(key)?
+                super::is_name(key).then(|| key.to_owned())?
             };
             let value = self.value(depth)?;
-            members.insert(key, value);
+            members.insert(&key, value);
             done = self.ends("}")?;
         }
         Some(members.into_text())
@@ -110,7 +126,7 @@ impl<'a> GemmaCursor<'a> {
         match self.rest.trim_start().chars().next()? {
             '{' => self.object(depth + 1),
             '[' => self.list(depth + 1),
-            '"' => self.json_string(),
+            '"' => self.json_text().map(|text| quoted(&text)),
             _ => {
                 // Text without quotes is what a model writes that forgot them.
                 let end = self.rest.find([',', '}', ']'])?;
@@ -129,13 +145,17 @@ impl<'a> GemmaCursor<'a> {
         }
     }
 
-    fn json_string(&mut self) -> Option<String> {
+    /// The text of a JSON string.
+    fn json_text(&mut self) -> Option<String> {
         let text = self.rest.trim_start();
+        if !text.starts_with('"') {
+            return None;
+        }
         let mut strings = serde_json::Deserializer::from_str(text).into_iter::<String>();
         let value = strings.next()?.ok()?;
         let end = strings.byte_offset();
         self.rest = &text[end..];
-        Some(quoted(&value))
+        Some(value)
     }
 }
 

@@ -119,6 +119,9 @@ pub(super) static ATEM: ToolFormat = ToolFormat {
         ),
     )],
     parse: |block, tools| calls(block, &ATEM_TAGS, tools),
+    syntaxes: &[CallSyntax::calls("<atem:invoke name=\"$NAME\">\n$PARAMETERS</atem:invoke>\n", "")
+        .with("<atem:parameter name=\"$KEY\">$VALUE</atem:parameter>\n")
+        .within("<atem:function_calls>\n", "</atem:function_calls>")],
     ..BASE
 };
 
@@ -137,6 +140,8 @@ pub(super) static MINICPM5: ToolFormat = ToolFormat {
         BlockEnd::Marker("</function>", Shield::Tags { pairs: &[("<param", "</param>")], closer: "" }),
     )],
     parse: |block, tools| calls(block, &MINICPM5_TAGS, tools),
+    syntaxes: &[CallSyntax::calls("<function name=\"$NAME\">$PARAMETERS</function>", "")
+        .with("<param name=\"$KEY\">$VALUE</param>")],
     ..BASE
 };
 
@@ -160,6 +165,12 @@ pub(super) static KIMI_K3: ToolFormat = ToolFormat {
     closers: &["<|close|>message<|sep|>"],
     inner: &["<|open|>", "<|close|>", "<|sep|>"],
     parse: |block, tools| calls(block, &KIMI_K3_TAGS, tools),
+    syntaxes: &[CallSyntax::calls(
+        "<|open|>call tool=\"$NAME\" index=\"$INDEX\"<|sep|>$PARAMETERS<|close|>call<|sep|>",
+        "",
+    )
+    .with("<|open|>argument key=\"$KEY\" type=\"$TYPE\"<|sep|>$VALUE<|close|>argument<|sep|>")
+    .within("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")],
     ..BASE
 };
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::finder::{BlockEnd, Shield};
 use super::json::ObjectText;
 use super::schema::Schema;
+use super::syntax::{ArgumentNotation, CallSyntax};
 use super::{BASE, BlockStart, MAX_NESTING, ToolFormat, offered};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -19,6 +20,12 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     begins: &[BlockStart::new(BEGIN, BlockEnd::Marker(END, Shield::Nothing))],
     inner: &[TOKEN],
     parse,
+    syntaxes: &[CallSyntax::calls(
+        "]<]minimax[>[<invoke name=\"$NAME\">$PARAMETERS]<]minimax[>[</invoke>\n",
+        "",
+    )
+    .in_notation(ArgumentNotation::Elements(TOKEN))
+    .within("]<]minimax[>[<tool_call>\n", END)],
     ..BASE
 };
 

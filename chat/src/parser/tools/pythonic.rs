@@ -2,6 +2,7 @@
 //! read by `python`.
 
 use super::finder::{BlockEnd, Shield};
+use super::syntax::{CallSyntax, PYTHON};
 use super::{BASE, BlockStart, ToolFormat, inside, python};
 
 /// `[f(a=1), g()]` at the beginning of the answer.
@@ -15,6 +16,7 @@ pub(super) static PYTHONIC: ToolFormat = ToolFormat {
         Some(body) => python::calls(body, tools),
         None => python::calls(block, tools),
     },
+    syntaxes: &[CallSyntax::calls("$NAME($PARAMETERS)", ", ").in_notation(PYTHON).within("[", "]")],
     ..BASE
 };
 
@@ -30,6 +32,9 @@ pub(super) static LFM2: ToolFormat = ToolFormat {
         }
         python::calls(body, tools)
     },
+    syntaxes: &[CallSyntax::calls("$NAME($PARAMETERS)", ", ")
+        .in_notation(PYTHON)
+        .within("<|tool_call_start|>[", "]<|tool_call_end|>")],
     ..BASE
 };
 
@@ -38,6 +43,9 @@ pub(super) static OLMO3: ToolFormat = ToolFormat {
     names: &["olmo3"],
     begins: &[BlockStart::new("<function_calls>", BlockEnd::Marker("</function_calls>", Shield::Nothing))],
     parse: |block, tools| python::calls(inside(block, "<function_calls>", "</function_calls>")?, tools),
+    syntaxes: &[CallSyntax::calls("$NAME($PARAMETERS)", "\n")
+        .in_notation(PYTHON)
+        .within("<function_calls>", "</function_calls>")],
     ..BASE
 };
 

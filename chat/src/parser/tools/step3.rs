@@ -3,6 +3,7 @@
 
 use super::finder::{BlockEnd, Shield};
 use super::invoke::{self, InvokeTags, XML_TAGS};
+use super::syntax::CallSyntax;
 use super::{BASE, BlockStart, ToolFormat, inside};
 use russet_wire::conversation::{Tool, ToolCall};
 
@@ -33,6 +34,12 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
     closers: &[CALLS_END],
     inner: &[SEPARATOR],
     parse,
+    syntaxes: &[CallSyntax::calls(
+        "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"$NAME\">\n$PARAMETERS</steptml:invoke><｜tool_call_end｜>",
+        "\n",
+    )
+    .with("<steptml:parameter name=\"$KEY\">$VALUE</steptml:parameter>\n")
+    .within("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>")],
     ..BASE
 };
 
