@@ -1,5 +1,5 @@
-//! The kinds of values that a JSON Schema allows, for notations of values that are not JSON's. Where a schema says more than
-//! its kind can, the value is left to JSON. Not a validator: `llguidance` has checked the schema before.
+//! The kinds of values that a JSON Schema allows, for notations of values that are not JSON's. Where a schema says more
+//! than its kind can, the value is left to JSON. Not a validator: `llguidance` has checked the schema before.
 
 use serde_json::{Map, Value, json};
 

@@ -369,10 +369,6 @@ fn thinking_comes_before_structured_output() {
 fn choices_of_tools_that_cannot_be_are_refused() {
     let hermes = OutputFormat::default().tools_by_name("hermes").unwrap();
     let tools = offered();
-    let unknown = OutputFormat::default();
-    let plain = OutputRules { tools: &tools, ..OutputRules::free(&unknown) };
-    let error = plain.matcher(|| Ok(BYTES.clone())).unwrap_err();
-    assert_eq!(error, GrammarError::NoCallSyntax { format: "plain text", field: "strict" });
     let named = ToolChoice::Named("other".into());
     for (tools, choice, expected) in [
         (

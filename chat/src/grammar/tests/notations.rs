@@ -174,6 +174,16 @@ fn functionary_writes_its_header_before_text() {
 }
 
 #[test]
+fn strict_tools_need_a_format_of_calls() {
+    let tools = offered();
+    let unknown = OutputFormat::default();
+    let rules = OutputRules { tools: &tools, ..OutputRules::free(&unknown) };
+    let error = rules.matcher(|| Ok(BYTES.clone())).unwrap_err();
+    assert_eq!(error, GrammarError::NoCallSyntax { format: "plain text", field: "strict" });
+    assert!(unknown.with_enforced_calls().tools().is_some());
+}
+
+#[test]
 fn keys_that_a_notation_cannot_write_are_refused() {
     let spaced = r#"{"type": "object", "properties": {"a b": {"type": "integer"}}}"#;
     let nested = r#"{"type": "object", "properties": {"o": {"type": "object", "properties": {"s": {"type": "string", "pattern": "x"}}}}}"#;
