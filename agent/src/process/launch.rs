@@ -406,7 +406,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_rank_is_told_where_its_adapters_are() {
+    fn every_rank_has_the_folders_of_its_adapters() {
         let adapter = |name: &str| Adapter { name: name.to_owned(), ..Adapter::default() };
         let spec = ShardSpec { adapters: vec![adapter("pirate"), adapter("clerk")], ..spec(2) };
         let dirs = [PathBuf::from("/a"), PathBuf::from("/b")];

@@ -66,9 +66,10 @@ impl<'a> Elements<'a, '_, '_> {
         let is_object = |form: &Form<'_>| form.schema["type"] == "object";
         // Nothing in an empty element says which of both it is.
         let in_json = forms.iter().any(is_list) && forms.iter().any(is_object);
-        let ways: Vec<String> = forms.into_iter().map(|form| self.content(form, in_json, &end)).collect();
+        let alternatives: Vec<String> =
+            forms.into_iter().map(|form| self.content(form, in_json, &end)).collect();
         let begin = self.rules.marker(&begin);
-        self.rules.define(&rule, &format!("{begin} ({})", ways.join(" | ")));
+        self.rules.define(&rule, &format!("{begin} ({})", alternatives.join(" | ")));
         rule
     }
 
@@ -81,16 +82,16 @@ impl<'a> Elements<'a, '_, '_> {
             Kind::Values(values) => {
                 let (texts, others): (Vec<&Value>, Vec<&Value>) =
                     values.into_iter().partition(|value| value.is_string());
-                let mut ways = Vec::new();
+                let mut alternatives = Vec::new();
                 if !texts.is_empty() {
                     let texts: Vec<String> =
                         texts.into_iter().filter_map(Value::as_str).map(str::to_owned).collect();
-                    ways.push(format!("{} {close}", choice(&texts)));
+                    alternatives.push(format!("{} {close}", choice(&texts)));
                 }
                 if !others.is_empty() {
-                    ways.push(format!("{} {close}", self.rules.json(json!({"enum": others}))));
+                    alternatives.push(format!("{} {close}", self.rules.json(json!({"enum": others}))));
                 }
-                ways.join(" | ")
+                alternatives.join(" | ")
             }
             Kind::Members(all) if !in_json => format!("{} {close}", self.row(all)),
             Kind::List { items, least, most } if !in_json => {

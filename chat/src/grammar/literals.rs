@@ -61,8 +61,9 @@ impl<'a> Literals<'a, '_, '_> {
         }
         let name = self.rules.reserve();
         self.named.insert(schema, name.clone());
-        let ways: Vec<String> = forms(schema, self.root).into_iter().map(|form| self.form(form)).collect();
-        self.rules.define(&name, &ways.join(" | "));
+        let alternatives: Vec<String> =
+            forms(schema, self.root).into_iter().map(|form| self.form(form)).collect();
+        self.rules.define(&name, &alternatives.join(" | "));
         name
     }
 

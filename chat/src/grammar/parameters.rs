@@ -11,12 +11,12 @@ pub(super) fn in_tags(tag: &str, schema: &Value, rules: &mut LarkRules<'_>) -> S
     let members = schema.as_object().map(members).unwrap_or_default();
     let mut written = Vec::new();
     for member in members {
-        let ways: Vec<String> =
-            ways(&forms(member.schema, schema), member.schema, schema, tag.contains("$TYPE"))
+        let alternatives: Vec<String> =
+            alternatives(&forms(member.schema, schema), member.schema, schema, tag.contains("$TYPE"))
                 .into_iter()
-                .map(|way| parameter(tag, member.key, way, rules))
+                .map(|alternative| parameter(tag, member.key, alternative, rules))
                 .collect();
-        let one = rules.rule("", &ways.join(" | "));
+        let one = rules.rule("", &alternatives.join(" | "));
         written.push(if member.required { one } else { format!("({one})?") });
     }
     written.join(" ")
@@ -31,7 +31,7 @@ pub(super) fn unenforced(schema: &Value, root: &Value) -> Option<&'static str> {
 }
 
 /// How a value is written, and the name of its type.
-struct Way {
+struct Alternative {
     kind: &'static str,
     value: Written,
 }
@@ -42,18 +42,20 @@ enum Written {
     Json(Value),
 }
 
-fn ways(forms: &[Form<'_>], schema: &Value, root: &Value, has_types: bool) -> Vec<Way> {
-    let mut ways = Vec::new();
+fn alternatives(forms: &[Form<'_>], schema: &Value, root: &Value, has_types: bool) -> Vec<Alternative> {
+    let mut alternatives = Vec::new();
     let mut others = Vec::new();
     for form in forms {
         match &form.kind {
-            Kind::Text => ways.push(Way { kind: "string", value: Written::Text(length(&form.schema)) }),
-            Kind::Any => ways.push(Way { kind: "string", value: Written::Text((0, None)) }),
+            Kind::Text => {
+                alternatives.push(Alternative { kind: "string", value: Written::Text(length(&form.schema)) })
+            }
+            Kind::Any => alternatives.push(Alternative { kind: "string", value: Written::Text((0, None)) }),
             Kind::Values(values) => {
                 let texts: Vec<String> =
                     values.iter().filter_map(|value| value.as_str()).map(str::to_owned).collect();
                 if !texts.is_empty() {
-                    ways.push(Way { kind: "string", value: Written::Choice(texts) });
+                    alternatives.push(Alternative { kind: "string", value: Written::Choice(texts) });
                 }
                 let rest = values.iter().filter(|value| !value.is_string());
                 others.extend(rest.map(|value| (json_type(value), json!({"const": value}))));
@@ -67,24 +69,24 @@ fn ways(forms: &[Form<'_>], schema: &Value, root: &Value, has_types: bool) -> Ve
         }
     }
     if has_types {
-        ways.extend(
-            others
-                .into_iter()
-                .map(|(kind, schema)| Way { kind, value: Written::Json(with_definitions(&schema, root)) }),
-        );
+        alternatives.extend(others.into_iter().map(|(kind, schema)| Alternative {
+            kind,
+            value: Written::Json(with_definitions(&schema, root)),
+        }));
     } else if !others.is_empty() {
         let all = others.into_iter().map(|(_, schema)| schema).collect::<Vec<_>>();
         // The schema as it is, where no part of it is text.
-        let schema = if ways.is_empty() { schema.clone() } else { json!({"anyOf": all}) };
-        ways.push(Way { kind: "object", value: Written::Json(with_definitions(&schema, root)) });
+        let schema = if alternatives.is_empty() { schema.clone() } else { json!({"anyOf": all}) };
+        alternatives
+            .push(Alternative { kind: "object", value: Written::Json(with_definitions(&schema, root)) });
     }
-    ways
+    alternatives
 }
 
-fn parameter(tag: &str, key: &str, way: Way, rules: &mut LarkRules<'_>) -> String {
+fn parameter(tag: &str, key: &str, alternative: Alternative, rules: &mut LarkRules<'_>) -> String {
     let (before, after) = tag.split_once("$VALUE").unwrap_or((tag, ""));
-    let string = if way.kind == "string" { "true" } else { "false" };
-    let texts = [("$KEY", key), ("$STRING", string), ("$TYPE", way.kind)];
+    let string = if alternative.kind == "string" { "true" } else { "false" };
+    let texts = [("$KEY", key), ("$STRING", string), ("$TYPE", alternative.kind)];
     let before = places(parts(before, &texts), rules);
     let mut after = parts(after, &texts);
     // What ends a text is the marker behind it.
@@ -93,7 +95,7 @@ fn parameter(tag: &str, key: &str, way: Way, rules: &mut LarkRules<'_>) -> Strin
         Some(Part::Place(_)) | None => String::new(),
     };
     let after = places(after, rules);
-    let value = match way.value {
+    let value = match alternative.value {
         Written::Text(length) => rules.text_until(length, &end),
         Written::Choice(texts) => format!("{} {}", choice(&texts), rules.marker(&end)),
         Written::Json(schema) => format!("{} {}", rules.json(schema), rules.marker(&end)),

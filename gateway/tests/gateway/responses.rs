@@ -227,7 +227,7 @@ async fn many_short_answers_share_a_connection_that_stays() {
 }
 
 #[tokio::test]
-async fn the_engine_is_told_the_adapter_behind_the_models_name() {
+async fn the_adapter_behind_the_models_name_reaches_the_engine() {
     let lab = GatewayLab::start(limits()).await;
     let engine = lab.only_engine(hello());
     lab.change(|table| {
