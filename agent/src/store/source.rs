@@ -109,8 +109,7 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
     if let Some(names) = gguf_files(&names)? {
         return gguf::read_headers(source, names).await;
     }
-    let has = |name: &str| source.files.iter().any(|file| file.name == name);
-    if !has(CONFIG) && has(ADAPTER_CONFIG) {
+    if is_adapter(&source) {
         return read_adapter(source).await;
     }
     let config = source.read_small(CONFIG, MAX_CONFIG_BYTES).await?;
@@ -145,6 +144,15 @@ async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, Model
         Ok(shape)
     });
     Ok((source, shape.await?))
+}
+
+/// Whether a source is of an adapter. Some trainers leave the configuration of its model beside it, and no weights of that.
+fn is_adapter(source: &SourceListing) -> bool {
+    let has = |name: &str| source.files.iter().any(|file| file.name == name);
+    let is_weights = |name: &str| name.ends_with(".safetensors") && !name.ends_with("_adapters.safetensors");
+    let names = || source.files.iter().map(|file| file.name.as_str());
+    let mut others = names().filter(|name| is_weights(name) && !ADAPTER_WEIGHTS.contains(name));
+    has(ADAPTER_CONFIG) && (!has(CONFIG) || others.next().is_none())
 }
 
 /// The same of an adapter. Of what is beside it only its configuration and its weights are kept: mlx-lm leaves those of
@@ -409,6 +417,13 @@ mod tests {
             .err()
             .unwrap();
         assert!(format!("{error:?}").contains("neither adapters.safetensors nor adapter_model"), "{error:?}");
+        let beside = [
+            carried(CONFIG, "{}"),
+            carried(ADAPTER_CONFIG, of_mlx),
+            carried("adapters.safetensors", mlx.clone()),
+        ];
+        let beside = SourceListing { commit: None, files: beside.into(), web: None };
+        assert!(HeaderTurns::default().read(beside).await.unwrap().1.adapter.is_some());
         // Beside a model they are what they always were: not used.
         let mut model = smoke(&[]).await;
         model.files.extend([carried(ADAPTER_CONFIG, of_mlx), carried("adapters.safetensors", mlx)]);

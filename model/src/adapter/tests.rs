@@ -1,3 +1,5 @@
+//! Files of adapters that are read, refused, and bound to a model.
+
 use serde_json::{Value, json};
 
 use super::*;
