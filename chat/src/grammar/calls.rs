@@ -213,7 +213,7 @@ fn check(
     }
     let mut rules = LarkRules::new(vocabulary);
     let expression = rules.json(schema.clone());
-    GrammarMatcher::new(vocabulary, rules.start(&expression), what).map(|_| ())
+    GrammarMatcher::new(vocabulary, rules.start(&expression, what)?, what).map(|_| ())
 }
 
 /// The schema of a tool's arguments, always of an object.

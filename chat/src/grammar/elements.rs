@@ -57,6 +57,9 @@ impl<'a> Elements<'a, '_, '_> {
         if let Some(rule) = self.named.get(&place) {
             return rule.clone();
         }
+        if self.rules.is_too_large() {
+            return String::new();
+        }
         let rule = self.rules.reserve();
         self.named.insert(place, rule.clone());
         let token = self.token;

@@ -6,6 +6,9 @@ use serde_json::{Map, Value, json};
 /// References and unions within each other that are followed for one value.
 const MAX_DEPTH: usize = 16;
 
+/// Schemas that are looked at for one value: unions of references to unions are as many as somebody likes.
+const MAX_VISITS: usize = 256;
+
 /// Keywords that say nothing about the value.
 const ANNOTATIONS: [&str; 13] = [
     "title",
@@ -61,9 +64,12 @@ pub(super) struct Member<'a> {
 
 /// The kinds of values of a schema in the document `root`, in which `oneOf` is `anyOf` already.
 pub(super) fn forms<'a>(schema: &'a Value, root: &'a Value) -> Vec<Form<'a>> {
-    let mut forms = Vec::new();
-    collect(schema, root, 0, &mut forms);
-    forms
+    let mut collected = Collected { root, forms: Vec::new(), visits: 0 };
+    collected.add(schema, 0);
+    if collected.visits > MAX_VISITS {
+        return vec![Form { kind: Kind::Other, schema: schema.clone() }];
+    }
+    collected.forms
 }
 
 /// The members of an object, in the order of its schema.
@@ -98,47 +104,63 @@ pub(super) fn with_definitions(part: &Value, root: &Value) -> Value {
     part
 }
 
-fn collect<'a>(schema: &'a Value, root: &'a Value, depth: usize, forms: &mut Vec<Form<'a>>) {
-    let Value::Object(fields) = schema else {
-        let kind = if *schema == ANY { Kind::Any } else { Kind::Other };
-        return forms.push(Form { kind, schema: schema.clone() });
-    };
-    let rules: Map<String, Value> = fields
-        .iter()
-        .filter(|(key, _)| !ANNOTATIONS.contains(&key.as_str()))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    let only = |key: &str| fields.get(key).filter(|_| rules.len() == 1 && depth < MAX_DEPTH);
-    let target = only("$ref").and_then(Value::as_str).and_then(|name| root.pointer(name.strip_prefix('#')?));
-    let alternatives = only("anyOf").and_then(Value::as_array);
-    let single = only("allOf").and_then(Value::as_array).filter(|all| all.len() == 1);
-    if let Some(target) = target {
-        return collect(target, root, depth + 1, forms);
-    }
-    if let Some(alternatives) = alternatives.or(single) {
-        return alternatives.iter().for_each(|one| collect(one, root, depth + 1, forms));
-    }
-    let schema = Value::Object(rules);
-    let kind_of_type = |name: &str| kind_of_type(name, fields, &schema);
-    match (&fields.get("type"), fields.get("enum"), fields.get("const")) {
-        (kind, Some(Value::Array(values)), None) => {
-            let of_type = |value: &&Value| kind.is_none_or(|kind| has_type(value, kind));
-            forms.push(Form { kind: Kind::Values(values.iter().filter(of_type).collect()), schema });
+/// The forms of a value so far.
+struct Collected<'a> {
+    root: &'a Value,
+    forms: Vec<Form<'a>>,
+    visits: usize,
+}
+
+impl<'a> Collected<'a> {
+    fn add(&mut self, schema: &'a Value, depth: usize) {
+        self.visits += 1;
+        if self.visits > MAX_VISITS {
+            return;
         }
-        (_, None, Some(value)) => forms.push(Form { kind: Kind::Values(vec![value]), schema }),
-        (Some(Value::String(name)), None, None) => forms.push(Form { kind: kind_of_type(name), schema }),
-        (Some(Value::Array(names)), None, None) => {
-            for name in names.iter().filter_map(Value::as_str) {
-                let mut schema = schema.clone();
-                schema["type"] = name.into();
-                forms.push(Form { kind: kind_of_type(name), schema });
+        let root = self.root;
+        let forms = &mut self.forms;
+        let Value::Object(fields) = schema else {
+            let kind = if *schema == ANY { Kind::Any } else { Kind::Other };
+            return forms.push(Form { kind, schema: schema.clone() });
+        };
+        let rules: Map<String, Value> = fields
+            .iter()
+            .filter(|(key, _)| !ANNOTATIONS.contains(&key.as_str()))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let only = |key: &str| fields.get(key).filter(|_| rules.len() == 1 && depth < MAX_DEPTH);
+        let target =
+            only("$ref").and_then(Value::as_str).and_then(|name| root.pointer(name.strip_prefix('#')?));
+        let alternatives = only("anyOf").and_then(Value::as_array);
+        let single = only("allOf").and_then(Value::as_array).filter(|all| all.len() == 1);
+        if let Some(target) = target {
+            return self.add(target, depth + 1);
+        }
+        if let Some(alternatives) = alternatives.or(single) {
+            return alternatives.iter().for_each(|one| self.add(one, depth + 1));
+        }
+        let schema = Value::Object(rules);
+        let kind_of_type = |name: &str| kind_of_type(name, fields, &schema);
+        match (&fields.get("type"), fields.get("enum"), fields.get("const")) {
+            (kind, Some(Value::Array(values)), None) => {
+                let of_type = |value: &&Value| kind.is_none_or(|kind| has_type(value, kind));
+                forms.push(Form { kind: Kind::Values(values.iter().filter(of_type).collect()), schema });
             }
+            (_, None, Some(value)) => forms.push(Form { kind: Kind::Values(vec![value]), schema }),
+            (Some(Value::String(name)), None, None) => forms.push(Form { kind: kind_of_type(name), schema }),
+            (Some(Value::Array(names)), None, None) => {
+                for name in names.iter().filter_map(Value::as_str) {
+                    let mut schema = schema.clone();
+                    schema["type"] = name.into();
+                    forms.push(Form { kind: kind_of_type(name), schema });
+                }
+            }
+            (None, None, None) if is_within(&schema, &[]) => forms.push(Form { kind: Kind::Any, schema }),
+            (None, None, None) if is_within(&schema, &["minLength", "maxLength", "pattern", "format"]) => {
+                forms.push(Form { kind: Kind::Text, schema: with_type(&schema, "string") });
+            }
+            _ => forms.push(Form { kind: Kind::Other, schema }),
         }
-        (None, None, None) if is_within(&schema, &[]) => forms.push(Form { kind: Kind::Any, schema }),
-        (None, None, None) if is_within(&schema, &["minLength", "maxLength", "pattern", "format"]) => {
-            forms.push(Form { kind: Kind::Text, schema: with_type(&schema, "string") });
-        }
-        _ => forms.push(Form { kind: Kind::Other, schema }),
     }
 }
 

@@ -7,9 +7,12 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 
 use serde_json::Value;
 
-use super::Vocabulary;
 use super::output::json_schema;
+use super::{GrammarError, Vocabulary};
 
+/// Bytes of all rules and schemas of a grammar: those of a request have at most 256 KiB, and each argument that is JSON
+/// repeats the definitions of its schema.
+const MAX_BYTES: usize = 8 << 20;
 /// All text.
 const ANY: &str = "(?s:.*)";
 
@@ -21,19 +24,36 @@ pub(super) struct LarkRules<'v> {
     grammars: Vec<GrammarWithLexer>,
     /// The grammars of JSON Schemas, by their text: many arguments have the same.
     schemas: HashMap<String, String>,
+    /// Bytes of these.
+    bytes: usize,
 }
 
 impl<'v> LarkRules<'v> {
     pub(super) fn new(vocabulary: &'v Vocabulary) -> Self {
-        Self { vocabulary, rules: String::new(), count: 0, grammars: Vec::new(), schemas: HashMap::new() }
+        let (rules, grammars, schemas) = (String::new(), Vec::new(), HashMap::new());
+        Self { vocabulary, rules, count: 0, grammars, schemas, bytes: 0 }
     }
 
-    /// The grammar whose output is this expression.
-    pub(super) fn start(self, expression: &str) -> TopLevelGrammar {
+    /// The grammar whose output is this expression; `what` is what the request has.
+    ///
+    /// # Errors
+    /// It is too large.
+    pub(super) fn start(self, expression: &str, what: &str) -> Result<TopLevelGrammar, GrammarError> {
+        if self.is_too_large() {
+            let reason = format!(
+                "its grammar has more than {MAX_BYTES} bytes; name fewer definitions, or use each less"
+            );
+            return Err(GrammarError::Refused { what: what.to_owned(), reason });
+        }
         let rules = format!("start: {expression}\n{}", self.rules);
         let mut grammars = vec![GrammarWithLexer::from_lark(rules)];
         grammars.extend(self.grammars);
-        TopLevelGrammar { grammars, max_tokens: None }
+        Ok(TopLevelGrammar { grammars, max_tokens: None })
+    }
+
+    /// Whether it is too large already: nothing that is added then is kept, and its end is an error.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.bytes + self.rules.len() > MAX_BYTES
     }
 
     /// A grammar of its own; an expression.
@@ -45,9 +65,16 @@ impl<'v> LarkRules<'v> {
 
     /// JSON of a schema; an expression.
     pub(super) fn json(&mut self, schema: Value) -> String {
+        if self.is_too_large() {
+            return String::new();
+        }
         let text = schema.to_string();
         if let Some(part) = self.schemas.get(&text) {
             return part.clone();
+        }
+        self.bytes += text.len();
+        if self.is_too_large() {
+            return String::new();
         }
         let part = self.grammar(json_schema(schema));
         self.schemas.insert(text, part.clone());
@@ -57,7 +84,9 @@ impl<'v> LarkRules<'v> {
     /// A named rule; an expression.
     pub(super) fn rule(&mut self, attributes: &str, body: &str) -> String {
         let name = self.reserve();
-        let _ = writeln!(self.rules, "{name}{attributes}: {body}");
+        if !self.is_too_large() {
+            let _ = writeln!(self.rules, "{name}{attributes}: {body}");
+        }
         name
     }
 
@@ -69,7 +98,9 @@ impl<'v> LarkRules<'v> {
 
     /// The rule of a name that was reserved.
     pub(super) fn define(&mut self, name: &str, body: &str) {
-        let _ = writeln!(self.rules, "{name}: {body}");
+        if !self.is_too_large() {
+            let _ = writeln!(self.rules, "{name}: {body}");
+        }
     }
 
     /// This text exactly, special tokens among it; an expression.

@@ -59,6 +59,9 @@ impl<'a> Literals<'a, '_, '_> {
         if let Some(name) = self.named.get(&std::ptr::from_ref(schema)) {
             return name.clone();
         }
+        if self.rules.is_too_large() {
+            return String::new();
+        }
         let name = self.rules.reserve();
         self.named.insert(schema, name.clone());
         let alternatives: Vec<String> =

@@ -92,7 +92,7 @@ impl<'a> OutputRules<'a> {
             }
             Some(calls) => calls.expression(text, self, &mut rules),
         };
-        Ok(rules.start(&expression))
+        rules.start(&expression, self.what())
     }
 }
 

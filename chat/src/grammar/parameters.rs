@@ -11,6 +11,9 @@ pub(super) fn in_tags(tag: &str, schema: &Value, rules: &mut LarkRules<'_>) -> S
     let members = schema.as_object().map(members).unwrap_or_default();
     let mut written = Vec::new();
     for member in members {
+        if rules.is_too_large() {
+            break;
+        }
         let alternatives: Vec<String> =
             alternatives(&forms(member.schema, schema), member.schema, schema, tag.contains("$TYPE"))
                 .into_iter()

@@ -211,3 +211,53 @@ fn keys_that_a_notation_cannot_write_are_refused() {
         assert!(OutputRules { tools: &loose, ..rules }.matcher(|| Ok(BYTES.clone())).is_ok(), "{name}");
     }
 }
+
+/// Unions of references to unions, eight deep, each of sixteen: four thousand million values, if all were looked at.
+#[test]
+fn unions_of_unions_are_looked_at_only_so_far() {
+    let union = |next: usize| {
+        format!("{{\"anyOf\": [{}]}}", vec![format!("{{\"$ref\": \"#/$defs/u{next}\"}}"); 16].join(","))
+    };
+    let last = r#""u8": {"anyOf": []}"#.to_owned();
+    for last in [last, r#""u8": {"type": "string"}"#.to_owned()] {
+        let unions: Vec<String> =
+            (0..8).map(|number| format!("\"u{number}\": {}", union(number + 1))).chain([last]).collect();
+        let schema = format!("{{\"$ref\": \"#/$defs/u0\", \"$defs\": {{{}}}}}", unions.join(","));
+        let schema: Value = serde_json::from_str(&schema).unwrap();
+        let forms = super::super::forms::forms(&schema["$defs"]["u0"], &schema);
+        assert!(matches!(
+            forms[..],
+            [super::super::forms::Form { kind: super::super::forms::Kind::Other, .. }]
+        ));
+    }
+}
+
+#[test]
+fn definitions_that_are_repeated_too_often_are_refused() {
+    // Each argument is JSON with all definitions.
+    let definition = format!(
+        "{{\"type\": \"object\", \"additionalProperties\": {{\"description\": \"{}\"}}}}",
+        "x".repeat(100_000)
+    );
+    let arguments: Vec<String> = (0..2000)
+        .map(|number| {
+            let values = "{\"$ref\": \"#/$defs/d\"}";
+            format!("\"a{number}\": {{\"type\": \"object\", \"maxProperties\": {number}, \"additionalProperties\": {values}}}")
+        })
+        .collect();
+    let schema = format!(
+        "{{\"type\": \"object\", \"properties\": {{{}}}, \"$defs\": {{\"d\": {definition}}}}}",
+        arguments.join(",")
+    );
+    let tools = [tool("f", &schema)];
+    for name in ["pythonic", "qwen3_coder", "minimax_m3"] {
+        let format = OutputFormat::default().tools_by_name(name).unwrap();
+        let rules =
+            OutputRules { tools: &tools, tool_choice: &ToolChoice::Required, ..OutputRules::free(&format) };
+        let begin = std::time::Instant::now();
+        let outcome = rules.matcher(|| Ok(BYTES.clone()));
+        println!("{name}: {:?} after {:?}", outcome.as_ref().err().map(ToString::to_string), begin.elapsed());
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("its grammar has more than"), "{name}: {error}");
+    }
+}
