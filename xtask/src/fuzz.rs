@@ -1,10 +1,10 @@
-//! `cargo xtask proof fuzz [EXECUTIONS] [FOLDER]`: the fuzz targets of `model/fuzz` and `chat/fuzz`, those of a folder at the
-//! same time, and the table of what they found in docs/evidence; of one folder alone no table is written. What they learn of
-//! the code is kept in the cache folder and is where the next run begins.
+//! `cargo xtask proof fuzz [EXECUTIONS] [FOLDER|TARGET...]`: the fuzz targets of `model/fuzz` and `chat/fuzz`, those of a
+//! folder at the same time, and the table of what they found in docs/evidence, in which lines of others stay; fewer
+//! executions than it has of each are not written. What they learn of the code is kept in the cache folder and is where the
+//! next run begins.
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -42,14 +42,18 @@ pub fn proof(arguments: &[String]) -> Result<()> {
         .first()
         .map_or(Ok(EXECUTIONS), |text| text.parse())
         .context("the second word is a number of executions")?;
-    let only = arguments.get(1);
-    let crates: Vec<FuzzCrate> =
-        FUZZ_CRATES.iter().filter(|(folder, _)| only.is_none_or(|only| only == folder)).copied().collect();
-    ensure!(!crates.is_empty(), "the third word is a folder with fuzz targets: model or chat");
+    let only = arguments.get(1..).unwrap_or_default();
+    let is_meant = |folder: &str, target: &str| {
+        only.is_empty() || only.iter().any(|name| [folder, target].contains(&name.as_str()))
+    };
     let commit = commit()?;
     let corpus = mlx::cache_dir()?.join("fuzz");
     let mut found = Vec::new();
-    for (folder, targets) in crates {
+    for (folder, targets) in FUZZ_CRATES {
+        let targets: Vec<&str> = targets.iter().copied().filter(|target| is_meant(folder, target)).collect();
+        if targets.is_empty() {
+            continue;
+        }
         let programs = build(folder)?;
         found.extend(thread::scope(|scope| {
             let runs: Vec<_> = targets
@@ -60,9 +64,11 @@ pub fn proof(arguments: &[String]) -> Result<()> {
             ended.collect::<Result<Vec<Figures>>>()
         })?);
     }
-    let page = page(&found, &commit);
-    if only.is_none() {
-        fs::write(cargo::root().join(PAGE), &page).with_context(|| format!("write {PAGE}"))?;
+    ensure!(!found.is_empty(), "the third word is a folder with fuzz targets, model or chat, or a target");
+    let path = cargo::root().join(PAGE);
+    let page = page(&fs::read_to_string(&path).unwrap_or_default(), &found, &commit);
+    if executions >= EXECUTIONS {
+        fs::write(path, &page).with_context(|| format!("write {PAGE}"))?;
     }
     println!("{page}");
     let failed: Vec<&str> = found.iter().filter_map(|figures| figures.finding.as_deref()).collect();
@@ -178,23 +184,33 @@ impl Figures {
         }
     }
 
+    fn line(&self, commit: &str) -> String {
+        let [executions, slowest, memory] =
+            ["number_of_executed_units", "slowest_unit_time_sec", "peak_rss_mb"].map(|name| self.stat(name));
+        let finding = self.finding.as_deref().unwrap_or("nothing");
+        let (target, branches) = (self.target, self.branches);
+        format!("| {target} | {executions} | {branches} | {slowest} | {memory} | {finding} | {commit} |")
+    }
+
     fn stat(&self, name: &str) -> u64 {
         self.stats.get(name).copied().unwrap_or_default()
     }
 }
 
-fn page(found: &[Figures], commit: &str) -> String {
+/// The page with new lines in place of those of the same targets.
+fn page(former: &str, found: &[Figures], commit: &str) -> String {
     let mut page = format!(
-        "# Strangers' bytes\n\n`cargo xtask proof fuzz`, at {commit}. {ABOUT}\n\n\
-        | target | executions | branches | slowest input, s | most memory, MB | found |\n|---|---|---|---|---|---|\n"
+        "# Strangers' bytes\n\n`cargo xtask proof fuzz`. {ABOUT}\n\n\
+        | target | executions | branches | slowest input, s | most memory, MB | found | commit |\n\
+        |---|---|---|---|---|---|---|\n"
     );
-    for figures in found {
-        let [executions, slowest, memory] =
-            ["number_of_executed_units", "slowest_unit_time_sec", "peak_rss_mb"]
-                .map(|name| figures.stat(name));
-        let finding = figures.finding.as_deref().unwrap_or("nothing");
-        let (target, branches) = (figures.target, figures.branches);
-        let _ = writeln!(page, "| {target} | {executions} | {branches} | {slowest} | {memory} | {finding} |");
+    for target in FUZZ_CRATES.iter().flat_map(|(_, targets)| *targets) {
+        let old = former.lines().find(|line| line.starts_with(&format!("| {target} |")));
+        let line = match found.iter().find(|figures| figures.target == *target) {
+            Some(figures) => Some(figures.line(commit)),
+            None => old.map(str::to_owned),
+        };
+        line.into_iter().for_each(|line| page += &format!("{line}\n"));
     }
     page
 }
@@ -216,8 +232,11 @@ mod tests {
         ] {
             figures.read(line);
         }
-        let page = page(&[figures], "abc");
-        assert!(page.ends_with("| gguf | 5000 | 813 | 1 | 29 | nothing |\n"), "{page}");
+        let former = "| index | 9 | 8 | 7 | 6 | nothing | old |\n| gguf | 1 | 1 | 1 | 1 | nothing | old |\n";
+        let page = page(former, &[figures], "abc");
+        let lines =
+            "| index | 9 | 8 | 7 | 6 | nothing | old |\n| gguf | 5000 | 813 | 1 | 29 | nothing | abc |\n";
+        assert!(page.ends_with(lines), "{page}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ cargo xtask VERB
                     memory's groups
   proof exactness [--missing] [PART...]
                     every group compared with mlx-lm, written to docs/evidence; or those it lacks and those of a PART
-  proof fuzz [EXECUTIONS]
+  proof fuzz [EXECUTIONS] [FOLDER|TARGET...]
                     the fuzz targets of model/fuzz, 10 million executions each, written to docs/evidence
   proof scenarios   every end-to-end scenario, written to docs/evidence
   proof hostile     hostile inputs against a running machine, written to docs/evidence
