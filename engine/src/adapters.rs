@@ -33,10 +33,15 @@ enum Selection {
 
 impl ActiveAdapters {
     /// Selects for a batch: the number of positions of each sequence, in order, and the number of its adapter, 0 for none.
-    pub fn select(&self, sequences: &[(i32, u32)]) {
+    pub fn select(&self, sequences: impl Iterator<Item = (i32, u32)> + Clone) {
+        // Of most batches: nothing is made.
+        if sequences.clone().all(|(_, number)| number == 0) {
+            self.selection.replace(Selection::None);
+            return;
+        }
+        let sequences: Vec<(i32, u32)> = sequences.collect();
         let numbers: BTreeSet<u32> = sequences.iter().map(|(_, number)| *number).collect();
         let selection = match numbers.iter().copied().collect::<Vec<_>>()[..] {
-            [] | [0] => Selection::None,
             [one] => Selection::All(one),
             _ => Selection::Some(
                 numbers

@@ -233,7 +233,7 @@ impl Decoder {
         batch: &mut PackedBatch<'_>,
         stage: &TpGroup,
     ) -> Result<Array, Exception> {
-        self.adapters.select(&batch.adapters());
+        self.adapters.select(batch.adapters());
         let Some((hidden_size, width)) = self.input_widths else {
             let mut layers = self.layers.iter();
             return layers.try_fold(hidden, |hidden, layer| layer.forward(&hidden, None, batch, stage));

@@ -22,7 +22,7 @@ pub struct ServedAdapter {
 
 /// All adapters of this engine.
 #[derive(Clone, Debug, Default)]
-pub struct ServedAdapters(Vec<ServedAdapter>);
+pub struct ServedAdapters(Arc<[ServedAdapter]>);
 
 impl ServedAdapters {
     /// Those of an engine's configuration.

@@ -10,6 +10,7 @@
 mod checkpoint;
 mod gguf;
 mod loader;
+mod plain_file;
 mod shard_read;
 mod source_file;
 mod weight;
@@ -23,6 +24,8 @@ use thiserror::Error;
 
 pub use checkpoint::Checkpoint;
 pub use loader::Weights;
+pub(crate) use loader::turned;
+pub use plain_file::PlainFile;
 pub(crate) use shard_read::shares;
 pub use weight::{Weight, exception};
 

@@ -207,15 +207,20 @@ fn with_type(schema: &Value, name: &str) -> Value {
     schema
 }
 
+/// The type of a value by JSON Schema, of which an integer is a number.
+pub(super) fn json_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
 fn has_type(value: &Value, kind: &Value) -> bool {
-    let is = |name: &str| match name {
-        "string" => value.is_string(),
-        "integer" | "number" => value.is_number(),
-        "boolean" => value.is_boolean(),
-        "null" => value.is_null(),
-        "array" => value.is_array(),
-        _ => value.is_object(),
-    };
+    let is = |name: &str| json_type(value) == if name == "integer" { "number" } else { name };
     match kind {
         Value::Array(names) => names.iter().filter_map(Value::as_str).any(is),
         _ => kind.as_str().is_none_or(is),

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use super::forms::json_type;
+
 /// References followed for one schema.
 const MAX_REFERENCES: usize = 8;
 
@@ -95,15 +97,7 @@ fn types(schema: &Map<String, Value>) -> BTreeSet<&str> {
     };
     let named = |value: &Value| value.as_str().and_then(name);
     if let Some(values) = values(schema) {
-        let kind = |value: &&Value| match value {
-            Value::Null => "null",
-            Value::Bool(_) => "boolean",
-            Value::Number(_) => "number",
-            Value::String(_) => "string",
-            Value::Array(_) => "array",
-            Value::Object(_) => "object",
-        };
-        return values.iter().map(kind).collect();
+        return values.into_iter().map(json_type).collect();
     }
     match schema.get("type") {
         Some(Value::Array(kinds)) => kinds.iter().filter_map(named).collect(),

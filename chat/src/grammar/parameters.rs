@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::forms::{Form, Kind, forms, length, members, with_definitions};
+use super::forms::{Form, Kind, forms, json_type, length, members, with_definitions};
 use super::lark::{LarkRules, quoted};
 use super::template::{Part, parts, places};
 
@@ -113,17 +113,6 @@ pub(super) fn choice(texts: &[String]) -> String {
         (true, _) => String::new(),
         (false, true) => format!("({})", some.join(" | ")),
         (false, false) => format!("({})?", some.join(" | ")),
-    }
-}
-
-fn json_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
     }
 }
 

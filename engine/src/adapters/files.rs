@@ -1,24 +1,11 @@
 //! The files of adapters: opened and checked against the model, then read matrix by matrix, each rank its part.
 
-use std::{
-    cell::RefCell,
-    collections::HashSet,
-    fs::File,
-    io,
-    ops::Range,
-    os::unix::fs::FileExt as _,
-    path::{Path, PathBuf},
-    rc::Rc,
-};
+use std::{cell::RefCell, collections::HashSet, rc::Rc};
 
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
     ops::{concatenate, indexing::TryIndexOp as _},
-};
-use russet_mlx::{
-    filled::{FillError, filled},
-    quantized::QuantizedWeight,
 };
 use russet_model::{
     adapter::{
@@ -26,7 +13,6 @@ use russet_model::{
     },
     error::{Error, FileError},
     partition::RankPart,
-    safetensors::{self, Headers},
     tensors::{Role, Rows, Stored, Tensor},
 };
 use russet_wire::engine_config::AdapterDir;
@@ -35,7 +21,7 @@ use super::{ActiveAdapters, Adapted, LowRank};
 use crate::{
     partition::TpShard,
     small_file,
-    weights::{LoadDtype, Weight, WeightsError, exception, shares},
+    weights::{LoadDtype, PlainFile, Weight, WeightsError, shares, turned},
 };
 
 /// Rows of a matrix whose lengths are computed at once: few enough that they need no memory of note.
@@ -56,9 +42,7 @@ struct OpenAdapter {
     number: u32,
     adapter: Adapter,
     binding: Binding,
-    headers: Headers,
-    path: PathBuf,
-    file: File,
+    weights: PlainFile,
 }
 
 impl AdapterFiles {
@@ -122,29 +106,21 @@ impl OpenAdapter {
         let refused = |reason: String| WeightsError::Adapter { adapter: name.clone(), reason };
         let wrong = |error: FileError| refused(error.to_string());
         let path = dir.join(ADAPTER_CONFIG);
-        let io = |path: &Path, source: io::Error| WeightsError::Io { path: path.to_owned(), source };
-        let config = small_file::read(&path, MAX_ADAPTER_CONFIG_BYTES).map_err(|error| io(&path, error))?;
+        let config = small_file::read(&path, MAX_ADAPTER_CONFIG_BYTES)
+            .map_err(|source| WeightsError::Io { path: path.clone(), source })?;
         let problem = || format!("{ADAPTER_CONFIG} is missing");
         let config = config.ok_or_else(|| wrong(FileError::BadAdapter { problem: problem() }))?;
         let found =
             ADAPTER_WEIGHTS.iter().map(|file| (*file, dir.join(file))).find(|(_, path)| path.exists());
         let neither = || format!("it has neither {}", ADAPTER_WEIGHTS.join(" nor "));
         let (file_name, path) = found.ok_or_else(|| wrong(FileError::BadAdapter { problem: neither() }))?;
-        let file = File::open(&path).map_err(|error| io(&path, error))?;
-        let read = |out: &mut [u8], from| file.read_exact_at(out, from).map_err(|error| io(&path, error));
-        let size = file.metadata().map_err(|error| io(&path, error))?.len();
-        let mut headers = Headers::default();
-        let mut start = vec![0; size.min(8) as usize];
-        read(&mut start, 0)?;
-        let mut header = vec![0; headers.next_length(file_name, &start, size).map_err(wrong)? as usize];
-        read(&mut header, 8)?;
-        headers.add(file_name, &header, size).map_err(wrong)?;
-        let adapter = Adapter::read(&config, &headers).map_err(|error| match error {
+        let weights = PlainFile::open(path, file_name, wrong)?;
+        let adapter = Adapter::read(&config, weights.headers()).map_err(|error| match error {
             Error::File(error) => refused(error.to_string()),
             Error::Unsupported(error) => refused(error.to_string()),
         })?;
         let binding = adapter.bind(tensors).map_err(|error| refused(error.to_string()))?;
-        Ok(Self { name: name.clone(), number, adapter, binding, headers, path, file })
+        Ok(Self { name: name.clone(), number, adapter, binding, weights })
     }
 
     fn refused(&self, reason: String) -> WeightsError {
@@ -218,32 +194,12 @@ impl OpenAdapter {
         Factor { tensor, transposed }: &Factor,
         dtype: LoadDtype,
     ) -> Result<Array, WeightsError> {
-        let array = self.array(tensor, dtype)?;
-        if !transposed {
-            return Ok(array);
-        }
-        let turned = array.swap_axes(-1, -2).and_then(|turned| turned.contiguous());
-        turned.map_err(|error| WeightsError::mlx(tensor, &error))
+        turned(tensor, self.array(tensor, dtype)?, *transposed)
     }
 
     /// A whole tensor.
     fn array(&self, name: &str, load: LoadDtype) -> Result<Array, WeightsError> {
-        let failed = |reason: String| WeightsError::Mlx { tensor: name.to_owned(), reason };
-        let entry = self.headers.get(name).ok_or_else(|| WeightsError::NoTensor(name.to_owned()))?;
-        let dtype = match entry.dtype {
-            safetensors::Dtype::F32 => Dtype::Float32,
-            safetensors::Dtype::F16 => Dtype::Float16,
-            safetensors::Dtype::BF16 => Dtype::Bfloat16,
-            ref other => return Err(failed(format!("its element type {other} is not supported"))),
-        };
-        let dims = entry.shape.iter().map(|&dim| i32::try_from(dim)).collect::<Result<Vec<i32>, _>>();
-        let dims = dims.map_err(|_| failed(format!("shape {:?} is beyond 32 bits", entry.shape)))?;
-        let start = self.headers.files().get(entry.file).map_or(0, |file| file.data_start) + entry.begin;
-        let array = filled(&dims, dtype, |memory| self.file.read_exact_at(memory, start));
-        let array = array.map_err(|error| match error {
-            FillError::Mlx(error) => failed(error.to_string()),
-            FillError::Fill(source) => WeightsError::Io { path: self.path.clone(), source },
-        })?;
+        let array = self.weights.tensor(name)?;
         match load {
             LoadDtype::AsStored => Ok(array),
             LoadDtype::Float32 => {
@@ -277,7 +233,8 @@ fn row_lengths(weight: &Weight, a: &Array, b: &Array, scale: &Array) -> Result<A
     let mut lengths = Vec::new();
     for from in (0..outputs).step_by(ROWS_AT_ONCE as usize) {
         let span = from..(from + ROWS_AT_ONCE).min(outputs);
-        let own = rows(weight, span.clone())?;
+        let rows: Vec<i32> = span.clone().collect();
+        let own = weight.rows(&Array::from_slice(&rows, &[rows.len() as i32]))?;
         let change = b.try_index((.., span))?.multiply(scale)?.transpose()?.matmul(a.transpose()?)?;
         let row = own.add(change)?.as_dtype(Dtype::Float32)?;
         let length = row.square()?.sum_axis(-1, false)?.sqrt()?;
@@ -285,17 +242,4 @@ fn row_lengths(weight: &Weight, a: &Array, b: &Array, scale: &Array) -> Result<A
         lengths.push(length);
     }
     concatenate(&lengths, 0)
-}
-
-/// Some rows of a matrix, unpacked.
-fn rows(weight: &Weight, span: Range<i32>) -> Result<Array, Exception> {
-    match weight {
-        Weight::Plain(weight) => weight.try_index(span),
-        Weight::Quantised(QuantizedWeight { packed, scales, biases, quantization }) => {
-            let biases = biases.as_ref().map(|biases| biases.try_index(span.clone())).transpose()?;
-            let (packed, scales) = (packed.try_index(span.clone())?, scales.try_index(span)?);
-            let rows = QuantizedWeight { packed, scales, biases, quantization: *quantization };
-            rows.dequantize(None).map_err(exception)
-        }
-    }
 }

@@ -59,9 +59,8 @@ impl<'a> PackedBatch<'a> {
     }
 
     /// Positions of each sequence, and the number of its adapter.
-    pub fn adapters(&self) -> Vec<(i32, u32)> {
-        let rows = self.decode_rows.iter().chain(&self.prefill_rows);
-        rows.map(|row| (row.length, row.adapter)).collect()
+    pub fn adapters(&self) -> impl Iterator<Item = (i32, u32)> + Clone {
+        self.decode_rows.iter().chain(&self.prefill_rows).map(|row| (row.length, row.adapter))
     }
 
     /// Every sequence and which positions of the batch are its own.

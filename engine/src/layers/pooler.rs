@@ -7,18 +7,16 @@ use mlx_rs::{
     error::Exception,
     ops::{addmm, concatenate, indexing::TryIndexOp, maximum, sigmoid, tanh},
 };
-use russet_mlx::filled::filled;
 use russet_model::{
     description::{Classifier, DenseModule, Pooling, PoolingMode},
     error::FileError,
-    safetensors::{self, Headers},
     sentence_transformers::flat_name,
 };
 
 use super::linear::Linear;
 use crate::{
     model_modules::module_path,
-    weights::{Weights, WeightsError},
+    weights::{PlainFile, Weights, WeightsError},
 };
 
 /// Shortest vector that is made as long as one: PyTorch's.
@@ -149,9 +147,7 @@ impl Dense {
 /// The weights of a module, which are a few megabytes.
 struct ModuleFile {
     folder: PathBuf,
-    path: PathBuf,
-    headers: Headers,
-    bytes: Vec<u8>,
+    file: PlainFile,
 }
 
 impl ModuleFile {
@@ -168,39 +164,24 @@ impl ModuleFile {
         if size > Self::MAX_BYTES {
             return Err(wrong(FileError::TooLarge { file: name, size, limit: Self::MAX_BYTES }));
         }
-        let bytes = std::fs::read(&path).map_err(io)?;
-        let mut headers = Headers::default();
-        let start = bytes.get(..8).unwrap_or(&bytes);
-        let length = headers.next_length(&name, start, size).map_err(wrong)? as usize;
-        headers.add(&name, bytes.get(8..8 + length).unwrap_or_default(), size).map_err(wrong)?;
-        Ok(Self { folder: folder.to_owned(), path, headers, bytes })
+        Ok(Self { folder: folder.to_owned(), file: PlainFile::open(path, &name, wrong)? })
     }
 
     /// A tensor of this shape, in 32 bits.
     fn tensor(&self, name: &str, shape: &[i32]) -> Result<Array, WeightsError> {
         let wrong = |problem: String| WeightsError::File {
             folder: self.folder.clone(),
-            source: FileError::Disagree { problem: format!("{}: {problem}", self.path.display()) },
+            source: FileError::Disagree { problem: format!("{}: {problem}", self.file.path().display()) },
         };
-        let entry = self.headers.get(name).ok_or_else(|| wrong(format!("tensor {name} is missing")))?;
-        let dtype = match entry.dtype {
-            safetensors::Dtype::F32 => Dtype::Float32,
-            safetensors::Dtype::F16 => Dtype::Float16,
-            safetensors::Dtype::BF16 => Dtype::Bfloat16,
-            _ => return Err(wrong(format!("tensor {name} is {}, not F32, F16 or BF16", entry.dtype))),
-        };
+        let entry = self.file.headers().get(name);
+        let entry = entry.ok_or_else(|| wrong(format!("tensor {name} is missing")))?;
+        if !entry.dtype.is_float() {
+            return Err(wrong(format!("tensor {name} is {}, not F32, F16 or BF16", entry.dtype)));
+        }
         if !entry.shape.iter().copied().eq(shape.iter().map(|&size| size as u64)) {
             return Err(wrong(format!("tensor {name} is {:?}, not {shape:?}", entry.shape)));
         }
-        let start = self.headers.files().get(entry.file).map_or(0, |file| file.data_start) + entry.begin;
-        let range = start as usize..(start + entry.bytes()) as usize;
-        let bytes = self.bytes.get(range).ok_or_else(|| wrong(format!("tensor {name} lies outside it")))?;
-        let array = filled(shape, dtype, |memory| {
-            memory.copy_from_slice(bytes);
-            Ok(())
-        });
-        let mlx = |reason: String| WeightsError::Mlx { tensor: name.to_owned(), reason };
-        let array = array.map_err(|error| mlx(error.to_string()))?;
-        array.as_dtype(Dtype::Float32).map_err(|error| mlx(error.what().to_owned()))
+        let array = self.file.tensor(name)?;
+        array.as_dtype(Dtype::Float32).map_err(|error| WeightsError::mlx(name, &error))
     }
 }

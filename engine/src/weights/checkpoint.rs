@@ -2,8 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    os::unix::fs::FileExt as _,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -22,6 +21,7 @@ use russet_model::{
 use super::{
     LoadDtype, WeightsError,
     gguf::{self, GgufCheckpoint},
+    plain_file::open_with_header,
     shard_read::{RowRange, ShardRead},
     source_file::SourceFile,
     weight_file::{PackedFiles, WeightFile},
@@ -97,14 +97,7 @@ impl Checkpoint {
         let mut files = Vec::new();
         for name in weight_files(index.as_deref(), &names).map_err(wrong)?.names {
             let path = dir.join(&name);
-            let io = |source| WeightsError::Io { path: path.clone(), source };
-            let file = File::open(&path).map_err(io)?;
-            let size = file.metadata().map_err(io)?.len();
-            let mut start = vec![0; size.min(8) as usize];
-            file.read_exact_at(&mut start, 0).map_err(io)?;
-            let mut header = vec![0; headers.next_length(&name, &start, size).map_err(wrong)? as usize];
-            file.read_exact_at(&mut header, 8).map_err(io)?;
-            headers.add(&name, &header, size).map_err(wrong)?;
+            let file = open_with_header(&path, &name, &mut headers, wrong)?;
             files.push(OpenFile { path, file: WeightFile::Plain(SourceFile::new(file)) });
         }
         let modules = module_files(dir)?;

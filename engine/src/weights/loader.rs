@@ -224,7 +224,7 @@ impl<'a> Weights<'a> {
 }
 
 /// Heads `[heads, rows, columns]`, each transposed if asked.
-fn turned(tensor: &str, heads: Array, transposed: bool) -> Result<Array, WeightsError> {
+pub(crate) fn turned(tensor: &str, heads: Array, transposed: bool) -> Result<Array, WeightsError> {
     if !transposed {
         return Ok(heads);
     }
