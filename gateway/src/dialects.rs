@@ -2,7 +2,11 @@
 //! dialect-free [`russet_wire::request::GenerationRequest`] and formats responses and errors. What serves any
 //! dialect is in `serving`.
 
+mod field_table;
 mod openai;
+mod sse;
+mod stop_strings;
+mod values;
 
 use std::sync::Arc;
 

@@ -8,7 +8,8 @@ use russet_wire::event::{Delta, FinishReason, Logprobs, TokenLogprob, Usage};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::response::{KEEP_ALIVE, MIN_LOGPROB, STREAM_END, STREAM_TYPE, UsageBody, error_event, sse_event};
+use super::response::{MIN_LOGPROB, STREAM_END, UsageBody, error_event};
+use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -151,7 +152,7 @@ impl CompletionWriter {
 }
 
 impl ResponseWriter for CompletionWriter {
-    const STREAM_TYPE: &'static str = STREAM_TYPE;
+    const STREAM_TYPE: &'static str = sse::STREAM_TYPE;
 
     fn whole(mut self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         let choices = choices.iter().enumerate();

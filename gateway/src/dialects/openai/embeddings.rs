@@ -8,8 +8,9 @@ use russet_rpc::engine as pb;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::pooling_request::{FieldTable, SetFields, mismatched};
-use super::request::integer;
+use super::pooling_request::{SetFields, mismatched};
+use crate::dialects::field_table::{FieldGroup, Treatment, find, group, is_nothing};
+use crate::dialects::values::integer;
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -19,23 +20,35 @@ use crate::serving::{ParsedPooling, RequestContext};
 const MAX_INPUTS: usize = 2048;
 
 /// What becomes of the fields; another one is left out and listed.
-const KNOWN: FieldTable = FieldTable {
-    honoured: &["model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"],
-    refused: &[
-        "messages",
-        "images",
-        "embedding_types",
-        "input_type",
-        "task",
-        "instruction",
-        "late_chunking",
-        "normalize",
-    ],
-};
+const FIELDS: &[FieldGroup] = &[
+    group(
+        "OpenAI's and vLLM's",
+        Treatment::Honoured,
+        &["model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"],
+    ),
+    group(
+        "of Jina, Cohere and Voyage",
+        Treatment::Refused(is_nothing),
+        &[
+            "messages",
+            "images",
+            "embedding_types",
+            "input_type",
+            "task",
+            "instruction",
+            "late_chunking",
+            "normalize",
+        ],
+    ),
+];
+
+fn group_of(name: &str) -> Option<&'static FieldGroup> {
+    find(FIELDS, name)
+}
 
 /// Parses a request.
 pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<ParsedPooling, GatewayError> {
-    let SetFields { mut fields, model, ignored } = SetFields::read(body, &KNOWN)?;
+    let SetFields { mut fields, model, ignored } = SetFields::read(body, group_of)?;
     let inputs = inputs(fields.remove("input"))?;
     let base64 = match fields.get("encoding_format").map(Value::as_str) {
         None | Some(Some("float")) => false,

@@ -9,38 +9,34 @@ mod sampling;
 mod structured_output;
 mod template_arguments;
 mod tools;
-mod values;
 
 use std::collections::BTreeSet;
 
 use russet_wire::request::{ContextOverflow, GenerationRequest};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::response::ChatWriter;
+use crate::dialects::field_table::{ignored, refuse_unsupported};
+use crate::dialects::values::{self, boolean};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::serving::{ParsedRequest, RequestContext};
-pub(super) use fields::is_nothing;
-pub(super) use parameters::{fields, listed, model};
-pub(super) use values::{boolean, integer};
-
-type JsonObject = Map<String, Value>;
 
 /// Parses a chat request within the caller's limits.
 pub(super) fn parse(
     mut body: JsonBody<'_>,
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
-    let mut fields = parameters::fields(&mut body)?;
-    let model = parameters::model(&fields)?;
-    parameters::refuse_unsupported(&fields, fields::group_of)?;
+    let mut fields = values::fields(&mut body)?;
+    let model = values::model(&fields)?;
+    refuse_unsupported(&fields, fields::group_of)?;
     let choices = parameters::choices(&fields)?;
     let service_tier = parameters::service_tier(fields.get("service_tier"))?;
-    let mut ignored = BTreeSet::new();
+    let mut left_out = BTreeSet::new();
     let (tools, tool_choice) = tools::parse(&fields, &body)?;
     let request = GenerationRequest {
         // Taken, not copied: they are most of the body.
-        messages: messages::parse(fields.remove("messages"), &mut ignored)?,
+        messages: messages::parse(fields.remove("messages"), &mut left_out)?,
         tools,
         tool_choice,
         single_tool_call: boolean(&fields, "parallel_tool_calls")? == Some(false),
@@ -60,7 +56,7 @@ pub(super) fn parse(
         service_tier,
         tool_calls: vec![0; choices],
     };
-    let ignored = parameters::ignored(&fields, fields::group_of, ignored);
+    let ignored = ignored(&fields, fields::group_of, left_out);
     Ok(ParsedRequest {
         model,
         requests: vec![request],

@@ -6,8 +6,9 @@ use axum::response::{IntoResponse as _, Response};
 use russet_rpc::engine as pb;
 use serde_json::{Value, json};
 
-use super::pooling_request::{FieldTable, SetFields, mismatched};
-use super::request::{boolean, integer};
+use super::pooling_request::{SetFields, mismatched};
+use crate::dialects::field_table::{FieldGroup, Treatment, find, group, is_nothing};
+use crate::dialects::values::{boolean, integer};
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -17,14 +18,26 @@ use crate::serving::{ParsedPooling, RequestContext};
 const MAX_DOCUMENTS: usize = 2048;
 
 /// What becomes of the fields; another one is left out and listed.
-const KNOWN: FieldTable = FieldTable {
-    honoured: &["model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"],
-    refused: &["rank_fields", "max_chunks_per_doc", "max_tokens_per_doc", "instruction", "return_embeddings"],
-};
+const FIELDS: &[FieldGroup] = &[
+    group(
+        "Jina's and vLLM's",
+        Treatment::Honoured,
+        &["model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"],
+    ),
+    group(
+        "of Cohere, Jina and instructed rerankers",
+        Treatment::Refused(is_nothing),
+        &["rank_fields", "max_chunks_per_doc", "max_tokens_per_doc", "instruction", "return_embeddings"],
+    ),
+];
+
+fn group_of(name: &str) -> Option<&'static FieldGroup> {
+    find(FIELDS, name)
+}
 
 /// Parses a request.
 pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<ParsedPooling, GatewayError> {
-    let SetFields { mut fields, model, ignored } = SetFields::read(body, &KNOWN)?;
+    let SetFields { mut fields, model, ignored } = SetFields::read(body, group_of)?;
     let query = match fields.remove("query") {
         Some(Value::String(query)) if !query.is_empty() => query,
         _ => return Err(GatewayError::field("query", "`query` must be a text that is not empty")),

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error::error_body;
+use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -92,10 +93,6 @@ impl LogprobsBody {
 /// OpenAI's number for a token that is all but impossible; JSON has no infinity.
 pub(super) const MIN_LOGPROB: f32 = -9999.0;
 
-/// Server-sent events.
-pub(super) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
-/// A comment, which clients skip.
-pub(super) const KEEP_ALIVE: &[u8] = b": still working\n\n";
 /// What ends a stream that is complete.
 pub(super) const STREAM_END: &[u8] = b"data: [DONE]\n\n";
 
@@ -187,7 +184,7 @@ impl From<Usage> for UsageBody {
 }
 
 impl ResponseWriter for ChatWriter {
-    const STREAM_TYPE: &'static str = STREAM_TYPE;
+    const STREAM_TYPE: &'static str = sse::STREAM_TYPE;
 
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         Json(self.body(choices, usage)).into_response()
@@ -311,12 +308,4 @@ pub(super) fn error_event(error: &GatewayError) -> Bytes {
     let mut out = Vec::new();
     sse_event(&mut out, &error_body(error));
     out.into()
-}
-
-/// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.
-pub(super) fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
-    out.extend_from_slice(b"data: ");
-    // Only strings, numbers and null: serialising them into memory cannot fail.
-    let _ = serde_json::to_writer(&mut *out, value);
-    out.extend_from_slice(b"\n\n");
 }

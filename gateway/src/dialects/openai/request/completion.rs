@@ -4,10 +4,11 @@
 use russet_wire::request::{GenerationRequest, RawPrompt};
 use serde_json::Value;
 
-use super::fields::{FieldGroup, completion_group_of};
-use super::values::{boolean, integer, token_ids};
-use super::{JsonObject, parameters, sampling};
+use super::fields::completion_group_of;
+use super::{parameters, sampling};
+use crate::dialects::field_table::{ignored, refuse_unsupported};
 use crate::dialects::openai::completion_response::CompletionWriter;
+use crate::dialects::values::{self, JsonObject, boolean, integer, token_ids};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::serving::{ParsedRequest, RequestContext};
@@ -22,10 +23,9 @@ pub(in crate::dialects::openai) fn parse(
     mut body: JsonBody<'_>,
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<CompletionWriter>, GatewayError> {
-    let group_of: fn(&str) -> Option<&'static FieldGroup> = completion_group_of;
-    let mut fields = parameters::fields(&mut body)?;
-    let model = parameters::model(&fields)?;
-    parameters::refuse_unsupported(&fields, group_of)?;
+    let mut fields = values::fields(&mut body)?;
+    let model = values::model(&fields)?;
+    refuse_unsupported(&fields, completion_group_of)?;
     let choices = parameters::choices(&fields)?;
     best_of(&fields, choices)?;
     let prompts = prompts(fields.remove("prompt"))?;
@@ -60,7 +60,7 @@ pub(in crate::dialects::openai) fn parse(
         left_out: sampling::left_out(&fields),
         choices,
         streamed: boolean(&fields, "stream")?.unwrap_or(false),
-        ignored: parameters::ignored(&fields, group_of, [].into()),
+        ignored: ignored(&fields, completion_group_of, [].into()),
         writer,
     })
 }

@@ -1,33 +1,10 @@
 //! Every field of a request that clients are known to send: honoured, refused because it would change the response, or
 //! without effect. docs/gateway.md has this table; a field that is not in it is left out and listed in a header.
 
-use serde_json::Value;
-
-use super::values::is_empty;
-
-/// What becomes of a field.
-#[derive(Clone, Copy)]
-pub(super) enum Treatment {
-    /// It is parsed.
-    Honoured,
-    /// It would change the response, unless its value changes nothing.
-    Refused(IsHarmless),
-    /// It changes no response; a header lists it.
-    Ignored,
-}
-
-/// Whether a value changes nothing.
-type IsHarmless = fn(&Value) -> bool;
-
-/// A group of fields in the table of the documentation.
-pub(super) struct FieldGroup {
-    /// Who sends them, or what they are about.
-    pub(super) about: &'static str,
-    pub(super) treatment: Treatment,
-    pub(super) names: &'static [&'static str],
-}
-
-use Treatment::{Honoured, Ignored, Refused};
+use crate::dialects::field_table::Treatment::{Honoured, Ignored, Refused};
+use crate::dialects::field_table::{
+    FieldGroup, find, group, is_free, is_nothing, is_off, is_one, is_refuse, is_text_alone, is_true, never,
+};
 
 /// The fields.
 pub(super) const FIELDS: &[FieldGroup] = &[
@@ -270,51 +247,14 @@ pub(super) const COMPLETION_FIELDS: &[FieldGroup] = &[
     ),
 ];
 
-const fn group(about: &'static str, treatment: Treatment, names: &'static [&'static str]) -> FieldGroup {
-    FieldGroup { about, treatment, names }
-}
-
 /// The group of a field; `None` for one that is not in the table.
 pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
-    FIELDS.iter().find(|group| group.names.contains(&name))
+    find(FIELDS, name)
 }
 
 /// The group of a field in a request for completions.
 pub(super) fn completion_group_of(name: &str) -> Option<&'static FieldGroup> {
-    COMPLETION_FIELDS.iter().find(|group| group.names.contains(&name)).or_else(|| group_of(name))
-}
-
-/// An empty text too, which clients send for none; in a message it is a text.
-pub(in super::super) fn is_nothing(value: &Value) -> bool {
-    is_empty(value) || value == "" || value == false
-}
-
-fn never(_: &Value) -> bool {
-    false
-}
-
-fn is_off(value: &Value) -> bool {
-    value == false || value.as_f64() == Some(0.0)
-}
-
-fn is_one(value: &Value) -> bool {
-    value.as_f64() == Some(1.0)
-}
-
-fn is_true(value: &Value) -> bool {
-    value == true
-}
-
-fn is_free(value: &Value) -> bool {
-    value == "none" || value == "auto"
-}
-
-fn is_refuse(value: &Value) -> bool {
-    value == "refuse"
-}
-
-fn is_text_alone(value: &Value) -> bool {
-    value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
+    find(COMPLETION_FIELDS, name).or_else(|| group_of(name))
 }
 
 #[cfg(test)]

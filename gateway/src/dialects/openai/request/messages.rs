@@ -6,8 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use russet_wire::conversation::{Message, ToolCall};
 use serde_json::Value;
 
-use super::JsonObject;
-use super::values::{is_empty, shown};
+use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 
 /// Parses `messages`; adds the names of fields that are left out to `ignored`.

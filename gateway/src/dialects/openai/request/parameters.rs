@@ -1,67 +1,21 @@
-//! What requests of every kind share: the fields of a body, and how long, how and how urgently a response is generated.
-
-use std::collections::BTreeSet;
+//! What requests of every kind share: how long, how and how urgently a response is generated.
 
 use russet_wire::request::GenerationRequest;
 use serde_json::Value;
 
-use super::fields::{FieldGroup, Treatment};
-use super::values::{boolean, integer, shown, whole};
-use super::{JsonObject, sampling, structured_output};
-use crate::error::{ErrorKind, GatewayError};
+use super::{sampling, structured_output};
+use crate::dialects::stop_strings::stop_strings;
+use crate::dialects::values::{JsonObject, boolean, integer, shown, whole};
+use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::request_limits::{FLEX_LEVELS, RequestLimits};
 use crate::serving::RequestContext;
 
-/// The engine's limit. OpenAI's is 4, but other servers take any number, and role play needs some fifteen.
-const MAX_STOPS: usize = 32;
-/// Longest stop string in bytes: an engine withholds up to this much of every response.
-const MAX_STOP_BYTES: usize = 1024;
 /// Most responses to one request, each of which takes a place in an engine; OpenAI's limit is 128.
 const MAX_CHOICES: i64 = 16;
 /// Longest salt in bytes: more than any secret of a user or a session needs. With the namespace before it, it stays below
 /// the engine's limit of 1,024.
 const MAX_SALT_BYTES: usize = 512;
-/// Clients of other servers send many fields; this limit keeps the header that lists them short.
-const MAX_IGNORED_FIELDS: usize = 16;
-
-/// The fields of a body, without those that are null: OpenAI's SDKs send it for unset ones.
-pub(in crate::dialects::openai) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError> {
-    let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
-        return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
-    };
-    fields.retain(|_, value| !value.is_null());
-    Ok(fields)
-}
-
-/// The name of the model.
-pub(in crate::dialects::openai) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
-    match fields.get("model") {
-        Some(Value::String(model)) if !model.is_empty() => Ok(model.clone()),
-        Some(_) => Err(GatewayError::field("model", "`model` must be the name of a model")),
-        None => Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names")),
-    }
-}
-
-/// Which group a field is in.
-pub(super) type GroupOf = fn(&str) -> Option<&'static FieldGroup>;
-
-/// An error for a field that is not supported and would change the response.
-pub(super) fn refuse_unsupported(fields: &JsonObject, group_of: GroupOf) -> Result<(), GatewayError> {
-    for (field, value) in fields {
-        if let Some(FieldGroup { about, treatment: Treatment::Refused(is_harmless), .. }) = group_of(field)
-            && !is_harmless(value)
-        {
-            return Err(GatewayError::field(
-                field,
-                format!(
-                    "`{field}` is not supported by this release and would change the response; leave it out ({about})"
-                ),
-            ));
-        }
-    }
-    Ok(())
-}
 
 /// How many responses it asks for.
 pub(super) fn choices(fields: &JsonObject) -> Result<usize, GatewayError> {
@@ -81,7 +35,7 @@ pub(super) fn request(
         structured_output: structured_output::parse(fields, body)?,
         max_tokens: max_tokens(fields, limits)?,
         sampling: sampling::parse(fields)?,
-        stop: stop(fields.get("stop"))?,
+        stop: stop_strings(fields, "stop")?,
         stop_token_ids: sampling::stop_token_ids(fields.get("stop_token_ids"))?,
         ignore_eos: boolean(fields, "ignore_eos")?.unwrap_or(false),
         truncate_prompt_tokens: truncate_prompt_tokens(fields)?,
@@ -168,54 +122,6 @@ pub(super) fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError>
         },
         Some(_) => Err(GatewayError::field("stream_options", "`stream_options` must be an object")),
     }
-}
-
-fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
-    let invalid = || {
-        GatewayError::field(
-            "stop",
-            format!("`stop` must be a string or a list of at most {MAX_STOPS} strings"),
-        )
-    };
-    let mut strings: Vec<String> = match value {
-        None => vec![],
-        Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(items)) => items
-            .iter()
-            .map(|item| item.as_str().map(str::to_owned))
-            .collect::<Option<_>>()
-            .ok_or_else(invalid)?,
-        Some(_) => return Err(invalid()),
-    };
-    // Some clients send an empty text for none.
-    strings.retain(|text| !text.is_empty());
-    if strings.len() > MAX_STOPS {
-        return Err(invalid());
-    }
-    if let Some(long) = strings.iter().find(|text| text.len() > MAX_STOP_BYTES) {
-        let length = long.len();
-        return Err(GatewayError::field(
-            "stop",
-            format!("`stop` must be strings of at most {MAX_STOP_BYTES} bytes; one has {length}"),
-        ));
-    }
-    Ok(strings)
-}
-
-/// The names of fields that are left out, as far as a header can list them, with those that are `ignored` already.
-pub(super) fn ignored(fields: &JsonObject, group_of: GroupOf, mut ignored: BTreeSet<String>) -> Vec<String> {
-    let is_left_out =
-        |name: &&String| group_of(name).is_none_or(|group| matches!(group.treatment, Treatment::Ignored));
-    ignored.extend(fields.keys().filter(is_left_out).cloned());
-    listed(ignored)
-}
-
-/// The names that a header can list.
-pub(in crate::dialects::openai) fn listed(names: BTreeSet<String>) -> Vec<String> {
-    let is_printable = |name: &String| {
-        name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
-    };
-    names.into_iter().filter(is_printable).take(MAX_IGNORED_FIELDS).collect()
 }
 
 /// vLLM's `cache_salt`: requests share cached prefixes only with those of the same salt.

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use russet_wire::request::{DrySampling, Sampling};
 use serde_json::Value;
 
-use super::JsonObject;
-use super::values::{boolean, integer, number, shown, token_ids, whole};
+use crate::dialects::values::{JsonObject, boolean, integer, number, shown, token_ids, whole};
 use crate::error::GatewayError;
 use crate::request_defaults::LeftOut;
 

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::JsonObject;
-use super::fields::is_nothing;
+use crate::dialects::field_table::is_nothing;
+use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 

@@ -5,8 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::JsonObject;
-use super::values::boolean;
+use crate::dialects::values::{JsonObject, boolean};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 

@@ -1,9 +1,30 @@
-//! Values of a request's fields, each with an error that names the field.
+//! The fields of a request's body and their values, each with an error that names the field.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::JsonObject;
-use crate::error::GatewayError;
+use crate::error::{ErrorKind, GatewayError};
+use crate::json_body::JsonBody;
+
+/// Fields of a body, in the client's order.
+pub(super) type JsonObject = Map<String, Value>;
+
+/// The fields of a body, without those that are null: SDKs send it for unset ones.
+pub(super) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError> {
+    let Value::Object(mut fields) = std::mem::take(&mut body.value) else {
+        return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
+    };
+    fields.retain(|_, value| !value.is_null());
+    Ok(fields)
+}
+
+/// The name of the model.
+pub(super) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
+    match fields.get("model") {
+        Some(Value::String(model)) if !model.is_empty() => Ok(model.clone()),
+        Some(_) => Err(GatewayError::field("model", "`model` must be the name of a model")),
+        None => Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names")),
+    }
+}
 
 pub(super) fn is_empty(value: &Value) -> bool {
     match value {
@@ -13,10 +34,7 @@ pub(super) fn is_empty(value: &Value) -> bool {
     }
 }
 
-pub(in crate::dialects::openai) fn boolean(
-    fields: &JsonObject,
-    name: &str,
-) -> Result<Option<bool>, GatewayError> {
+pub(super) fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
     match fields.get(name) {
         None => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
@@ -48,7 +66,7 @@ pub(super) fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| float().map(|float| float as i64))
 }
 
-pub(in crate::dialects::openai) fn integer(
+pub(super) fn integer(
     fields: &JsonObject,
     name: &str,
     min: i64,

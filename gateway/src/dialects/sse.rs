@@ -1,0 +1,16 @@
+//! Server-sent events, the streams of most dialects.
+
+use serde::Serialize;
+
+/// Their content type.
+pub(super) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
+/// A comment, which clients skip.
+pub(super) const KEEP_ALIVE: &[u8] = b": still working\n\n";
+
+/// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.
+pub(super) fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    // Only strings, numbers and null: serialising them into memory cannot fail.
+    let _ = serde_json::to_writer(&mut *out, value);
+    out.extend_from_slice(b"\n\n");
+}
