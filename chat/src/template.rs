@@ -252,7 +252,7 @@ fn explain(error: &Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(TemplateRefusal(message)) = current.downcast_ref() {
-            return TemplateError::Refused(message.clone());
+            return TemplateError::Refused(shortened(message.clone()));
         }
         if current.downcast_ref::<OverBudget>().is_some() {
             return TemplateError::TooLarge;
@@ -262,7 +262,17 @@ fn explain(error: &Error) -> TemplateError {
         }
         cause = current.source();
     }
-    TemplateError::Failed(error.to_string())
+    TemplateError::Failed(shortened(error.to_string()))
+}
+
+/// A message that a client can be told: a template may raise all of a conversation.
+fn shortened(mut message: String) -> String {
+    const MAX_CHARS: usize = 2000;
+    if let Some((end, _)) = message.char_indices().nth(MAX_CHARS) {
+        message.truncate(end);
+        message.push('…');
+    }
+    message
 }
 
 /// The message of a template that refuses a conversation.
@@ -546,6 +556,23 @@ mod tests {
             ("{% extends 'chat_template' %}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ ''.__class__.__mro__ }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ messages[0].nothing.more }}", |error| matches!(error, TemplateError::Failed(_))),
+            // A list in a message would be written, each time that it holds the same.
+            (
+                "{{ (['x' * 1000] * 90000) % -5 }}",
+                |error| matches!(error, TemplateError::Failed(text) if text.len() < 300),
+            ),
+            (
+                "{{ 1 * messages * 400000 % 2 }}",
+                |error| matches!(error, TemplateError::Failed(text) if text.len() < 300),
+            ),
+            (
+                "{% include ['x' * 1000] * 90000 %}",
+                |error| matches!(error, TemplateError::Failed(text) if text.len() < 300),
+            ),
+            (
+                "{{ raise_exception('é' * 1000000) }}",
+                |error| matches!(error, TemplateError::Refused(text) if text.chars().count() == 2001),
+            ),
             // minijinja panics.
             ("{{ '%(é)s' % 1 }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{% for m in messages %}", |error| matches!(error, TemplateError::Syntax(_))),

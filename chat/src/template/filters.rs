@@ -103,6 +103,18 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
+/// A value in a message: lists, and long texts, by their kind alone, since a list may hold all of a conversation many times.
+fn shown(value: &Value) -> String {
+    const MAX_SHOWN_BYTES: usize = 64;
+    match value.kind() {
+        ValueKind::Number | ValueKind::Bool | ValueKind::None => value.to_string(),
+        kind => match value.as_str().filter(|text| text.len() <= MAX_SHOWN_BYTES) {
+            Some(text) => format!("{text:?}"),
+            None => format!("a {kind}"),
+        },
+    }
+}
+
 /// Bounds what one call makes of its arguments, before it does.
 fn check_arguments(made_of: MadeOf, arguments: &[Value]) -> Result<(), Error> {
     let lists = arguments.iter().filter(|value| !value.is_kwargs());
@@ -149,7 +161,7 @@ fn length(value: &Value) -> Result<usize, Error> {
 
 /// A model has one template. By its own name it would run once more, without counting.
 fn other_template(name: Value) -> Result<Value, Error> {
-    let message = format!("include, import and extends of {name}: there is no other template");
+    let message = format!("include, import and extends of {}: there is no other template", shown(&name));
     Err(Error::new(ErrorKind::TemplateNotFound, message))
 }
 
@@ -209,7 +221,7 @@ fn numbers(
     integers: impl Fn(i128, i128) -> Option<i128>,
     floats: impl Fn(f64, f64) -> f64,
 ) -> Result<Value, Error> {
-    let impossible = || invalid(format!("{left} {operator} {right} has no value"));
+    let impossible = || invalid(format!("{} {operator} {} has no value", shown(left), shown(right)));
     let number = |value: &Value| {
         if value.kind() == ValueKind::Bool { Value::from(i64::from(value.is_true())) } else { value.clone() }
     };

@@ -123,7 +123,7 @@ fn xml_attributes(attributes: Value, autospace: Option<bool>) -> Result<Value, E
         // An escaped character has six bytes at most.
         memory::check(name.len().checked_add(value.len()).and_then(|bytes| bytes.checked_mul(6)))?;
         if name.contains([' ', '\t', '\n', '\u{c}', '\r', '/', '>', '=']) {
-            return Err(invalid(format!("{name:?} is no name of an attribute")));
+            return Err(invalid("the name of an attribute has a blank, or one of />="));
         }
         let space = if text.is_empty() && !autospace.unwrap_or(true) { "" } else { " " };
         let _ = write!(text, "{space}{}=\"{}\"", HtmlEscape(&name), HtmlEscape(&value));
