@@ -8,6 +8,8 @@
 mod filters;
 mod masks;
 mod top_logprobs;
+#[cfg(test)]
+mod vllm_cases;
 
 use mlx_rs::{
     Array, Dtype,

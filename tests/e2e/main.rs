@@ -24,6 +24,7 @@ mod skew;
 mod starts;
 mod tiers;
 mod tools;
+mod vllm_cases;
 
 use std::sync::Arc;
 
@@ -103,6 +104,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
         ("a_model_without_a_chat_template_continues_texts", |c| Box::pin(completions::completions(c))),
         ("the_openai_sdk_passes_its_own_tests", |c| Box::pin(completions::openai_resources(c))),
+        ("cases_of_vllm_hold_through_the_gateway", |c| Box::pin(vllm_cases::tables(c))),
         ("minilm_embeds_through_the_openai_sdk", |c| Box::pin(embeddings::minilm(c))),
         ("every_family_calls_tools_and_is_answered", |c| Box::pin(tools::rounds(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
