@@ -8,11 +8,12 @@
 //! ```
 
 mod batches;
+mod pooled_request;
 mod text_tokenizer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use russet_model::cost::PREFILL_TOKENS;
 use russet_model::description::Task;
@@ -23,8 +24,10 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::executor::{Executor, ExecutorError, PooledModel, PooledText};
 use crate::lifecycle::{FailureReport, Lifecycle, Phase};
+use crate::metrics::EngineMetrics;
 use crate::scheduler::{TokenizerPool, overloaded, unavailable};
 use batches::batches;
+use pooled_request::PooledRequest;
 pub use text_tokenizer::{TextInput, TextTokenizer};
 
 /// Most texts of a request: OpenAI's limit.
@@ -60,6 +63,7 @@ struct PoolingState {
     /// Requests that wait or are computed.
     active: watch::Sender<usize>,
     life: Lifecycle,
+    metrics: EngineMetrics,
 }
 
 /// Why a sound model cannot serve.
@@ -86,6 +90,7 @@ impl PoolingIntake {
         tokenizer: TextTokenizer,
         context_tokens: u32,
         life: Lifecycle,
+        metrics: EngineMetrics,
     ) -> Result<Self, PoolingError> {
         Ok(Self(Arc::new(PoolingState {
             compute,
@@ -96,6 +101,7 @@ impl PoolingIntake {
             turn: Semaphore::new(1),
             active: watch::Sender::new(0),
             life,
+            metrics,
         })))
     }
 
@@ -105,13 +111,15 @@ impl PoolingIntake {
             Task::Rerank => TextInput::Pair("Hello".into(), "world".into()),
             _ => TextInput::Text("Hello".into()),
         };
+        let begun = Instant::now();
         let texts = self.tokenize(vec![input], None).await;
         let pooled = match texts {
-            Ok(texts) => self.compute(texts).await,
+            Ok(texts) => self.compute(texts, None).await,
             Err(failure) => Err(failure),
         };
         let pooled = pooled.map_err(|failure| PoolingError::Failed(failure.message))?;
         let finite = pooled.vectors.iter().flatten().all(|number| number.is_finite());
+        self.0.metrics.record_smoke_test(begun.elapsed());
         if finite { Ok(()) } else { Err(PoolingError::NotFinite) }
     }
 
@@ -208,9 +216,13 @@ impl PoolingIntake {
         if let Some(reason) = self.0.life.unavailable_reason() {
             return Err(unavailable(reason));
         }
-        let _active = PooledRequest::begin(self.0.clone())?;
-        let texts = self.tokenize(inputs, truncate).await?;
-        self.compute(texts).await
+        let mut request = PooledRequest::begin(self.clone())?;
+        let result = match self.tokenize(inputs, truncate).await {
+            Ok(texts) => self.compute(texts, Some(&mut request)).await,
+            Err(failure) => Err(failure),
+        };
+        request.end(&result);
+        result
     }
 
     /// The texts in tokens.
@@ -259,23 +271,36 @@ impl PoolingIntake {
         })
     }
 
-    /// Vectors of texts, computed batch by batch.
-    async fn compute(&self, texts: Vec<PooledText>) -> Result<PooledTexts, GenerationFailure> {
+    /// Vectors of texts, computed batch by batch. Those of a request are counted; those of the test text are not.
+    async fn compute(
+        &self,
+        texts: Vec<PooledText>,
+        mut request: Option<&mut PooledRequest>,
+    ) -> Result<PooledTexts, GenerationFailure> {
         let tokens: Vec<u32> = texts.iter().map(|text| text.tokens.len() as u32).collect();
         let mut vectors: Vec<Vec<f32>> = vec![Vec::new(); texts.len()];
         let mut texts: Vec<Option<PooledText>> = texts.into_iter().map(Some).collect();
         for batch in batches(&tokens, PREFILL_TOKENS.max(self.0.context_tokens)) {
-            let own = batch.iter().filter_map(|&index| texts.get_mut(index)?.take()).collect();
+            let own: Vec<PooledText> =
+                batch.iter().filter_map(|&index| texts.get_mut(index)?.take()).collect();
+            let length: usize = own.iter().map(|text| text.tokens.len()).sum();
             let _turn = self.0.turn.acquire().await;
             let now = self.0.life.status();
             if now.phase == Phase::Failed {
                 return Err(unavailable(now.message));
             }
+            if let Some(request) = &mut request {
+                request.run();
+            }
+            let begun = Instant::now();
             let pooled = self.0.compute.pool(own).await.unwrap_or_else(|_| {
                 Err(ExecutorError::Local("the compute thread has ended; see the engine's log".to_owned()))
             });
             match pooled {
                 Ok(pooled) => {
+                    if let Some(request) = &mut request {
+                        request.count(batch.len(), length, begun.elapsed());
+                    }
                     for (index, vector) in batch.into_iter().zip(pooled) {
                         vectors[index] = vector;
                     }
@@ -293,29 +318,6 @@ impl PoolingIntake {
             return Err(GenerationFailure { kind: FailureKind::Internal, message: message.to_owned() });
         }
         Ok(PooledTexts { vectors, tokens })
-    }
-}
-
-/// One request, counted while it is there.
-struct PooledRequest(Arc<PoolingState>);
-
-impl PooledRequest {
-    fn begin(state: Arc<PoolingState>) -> Result<Self, GenerationFailure> {
-        let begun = state.active.send_if_modified(|active| {
-            let has_room = *active < MAX_REQUESTS;
-            *active += usize::from(has_room);
-            has_room
-        });
-        if begun {
-            return Ok(Self(state));
-        }
-        Err(overloaded(format!("{MAX_REQUESTS} requests wait already, the limit; try again later")))
-    }
-}
-
-impl Drop for PooledRequest {
-    fn drop(&mut self) {
-        self.0.active.send_modify(|active| *active -= 1);
     }
 }
 

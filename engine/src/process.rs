@@ -413,7 +413,9 @@ async fn run_rank(
     };
     let tokens = match tokens {
         GroupTokenizer::Chat(tokens) => *tokens,
-        GroupTokenizer::Texts(tokens) => return run_pooling(&config, compute, *tokens, life, &intake).await,
+        GroupTokenizer::Texts(tokens) => {
+            return run_pooling(&config, compute, *tokens, life, metrics, &intake).await;
+        }
     };
     let support = compute.cache_support();
     if support != CacheSupport::ALL {
@@ -500,12 +502,13 @@ async fn run_pooling(
     compute: Arc<dyn Executor>,
     tokenizer: TextTokenizer,
     life: Lifecycle,
+    metrics: EngineMetrics,
     intake: &OnceLock<LeaderIntake>,
 ) {
     let Some(model) = compute.pooled_model() else {
         return life.fail("the model was loaded as one that generates; see the engine's log");
     };
-    let opened = PoolingIntake::new(compute, model, tokenizer, config.context_tokens, life.clone());
+    let opened = PoolingIntake::new(compute, model, tokenizer, config.context_tokens, life.clone(), metrics);
     let pooling = match opened {
         Ok(pooling) => pooling,
         Err(error) => return life.fail(error.to_string()),

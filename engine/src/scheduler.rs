@@ -57,7 +57,7 @@ use queue_limit::QueueLimit;
 pub(crate) use queue_limit::overloaded;
 use ranks::Ranks;
 use request::ScheduledRequest;
-pub(crate) use response_sink::unavailable;
+pub(crate) use response_sink::{kind_label, unavailable};
 use slot_caches::{FetchedBlocks, SlotCaches};
 use smoke::SmokeError;
 use speculation::{SpeculationState, propose, request_drafts};

@@ -21,7 +21,7 @@ use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
 use tonic::Streaming;
 
-use engines::{EngineHarness, TestEngine, ask, collect, next, say, within};
+use engines::{EngineHarness, ask, collect, next, say, within};
 
 /// Timeout for the smallest model's group to detect a killed rank.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -169,13 +169,6 @@ async fn another_group_resumes_an_answer_unchanged() {
     }
 }
 
-/// A metric of rank 0.
-async fn shown(engine: &TestEngine, metric: &str) -> f64 {
-    let text = engine.metrics().await;
-    let line = text.lines().find(|line| line.starts_with(metric)).unwrap();
-    line.rsplit_once(' ').unwrap().1.parse().unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn preempted_answer_equals_an_undisturbed_one() {
     let model = model::random_model_dir();
@@ -203,7 +196,7 @@ async fn preempted_answer_equals_an_undisturbed_one() {
             assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Length, .. }), "{end:?}");
             group.push(ids);
         }
-        assert_eq!(shown(&engines[0], "vllm:num_preemptions_total").await, preemptions, "{layers:?}");
+        assert_eq!(engines[0].metric("vllm:num_preemptions_total").await, preemptions, "{layers:?}");
         answers.push(group);
     }
     // Prefill rounds differently from decode, in the seventh digit; no two candidate tokens of these outputs

@@ -71,7 +71,8 @@ impl Drop for ResponseSink {
     }
 }
 
-fn kind_label(kind: FailureKind) -> &'static str {
+/// The word of a failure in metrics.
+pub(crate) fn kind_label(kind: FailureKind) -> &'static str {
     match kind {
         FailureKind::InvalidRequest | FailureKind::ContextLengthExceeded => "invalid_request",
         FailureKind::Overloaded => "overloaded",

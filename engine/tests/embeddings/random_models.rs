@@ -165,7 +165,13 @@ fn encoder(own: Value) -> Value {
 
 /// A small BERT with its modules in folders, as repositories have them.
 pub fn bert() -> RandomModel {
-    let config = encoder(json!({"model_type": "bert", "architectures": ["BertModel"]}));
+    bert_of(&json!({}))
+}
+
+/// The same with these fields of its configuration.
+pub fn bert_of(own: &Value) -> RandomModel {
+    let mut config = encoder(json!({"model_type": "bert", "architectures": ["BertModel"]}));
+    config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
     let modules = [pooling("mean"), (NORMALIZE, json!({}))];
     asked(model(&config, &["embeddings.word_embeddings.weight"], false, &modules), texts(false))
 }
@@ -197,12 +203,18 @@ fn roberta_cross_encoder() -> RandomModel {
 }
 
 fn qwen3() -> RandomModel {
-    let config = json!({
+    qwen3_of(&json!({}))
+}
+
+/// A small Qwen3 that embeds, with these fields of its configuration.
+pub fn qwen3_of(own: &Value) -> RandomModel {
+    let mut config = json!({
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 48, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 80,
         "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
         "hidden_act": "silu", "tie_word_embeddings": true, "eos_token_id": 259,
     });
+    config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
     let modules = [pooling("lasttoken"), (NORMALIZE, json!({}))];
     asked(model(&config, &["embed_tokens.weight"], false, &modules), texts(false))
 }

@@ -91,6 +91,16 @@ async fn engine_embeds_batches_and_refuses_with_numbers() {
     ] {
         refused(client.embed(request).await.unwrap().into_inner().failed, said);
     }
+    // Every text of every request is counted, and what was refused.
+    for (metric, counted) in [
+        ("vllm:prompt_tokens_total", f64::from(expected.iter().sum::<u32>() + 7 + 1 + 2 * 64)),
+        ("vllm:request_success_total{engine=\"0\",finished_reason=\"stop\"", 5.0),
+        ("russet_engine_request_failures_total{kind=\"invalid_request\"", 5.0),
+        ("vllm:num_requests_running", 0.0),
+        ("vllm:num_requests_waiting", 0.0),
+    ] {
+        assert_eq!(engines[0].metric(metric).await, counted, "{metric}");
+    }
     // A model that embeds has no scores and no answers.
     let rerank =
         pb::RerankRequest { query: "a".into(), documents: vec!["b".into()], ..pb::RerankRequest::default() };

@@ -7,12 +7,16 @@
 
 #[path = "../support/adapter.rs"]
 mod adapter;
+mod embeddings;
 #[path = "../support/engines.rs"]
 mod engines;
 #[path = "../support/identities.rs"]
 mod identities;
 #[path = "../support/model.rs"]
 mod model;
+#[path = "../embeddings/random_models.rs"]
+#[allow(dead_code, reason = "the models alone are of interest here")]
+mod random_models;
 #[path = "../support/random_weights.rs"]
 mod random_weights;
 #[path = "../support/share.rs"]
@@ -219,6 +223,26 @@ async fn engines_with_adapters_never_take_more_than_was_planned() {
     let adapters = [("lora", &lora), ("dora", &dora)].map(dir);
     let beside = Beside { adapters: &adapters, ..Beside::default() };
     small_model_takes_no_more(SMALL, capacity(None, KvCacheType::AsComputed), beside, 16 * MIB).await;
+}
+
+/// Models that embed keep nothing of a text, and compute it at once however long it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_that_embed_never_take_more_than_was_planned() {
+    for (model, context_tokens) in embeddings::models() {
+        let shape = shape_of(model.dir.path()).await;
+        let room = ServingCapacity { context_tokens, ..capacity(None, KvCacheType::AsComputed) };
+        let peak = embeddings::peak(&model, shape.layers as usize, context_tokens).await;
+        let need = MemoryModel::new(&shape, room).whole_model();
+        let planned = need.total() - ENGINE_BASE_BYTES;
+        assert!(need.kv == 0, "{need:?}");
+        assert!(
+            peak <= planned,
+            "{peak} bytes at the most, {planned} planned: {need:?}, {context_tokens} tokens"
+        );
+        // An encoder has no gate, and room for one is reserved.
+        let bound = peak + peak / 10 + 32 * MIB;
+        assert!(planned <= bound, "{planned} bytes planned for {peak} at the most: {need:?}");
+    }
 }
 
 fn capacity(kv_tokens: Option<u64>, kv_cache: KvCacheType) -> ServingCapacity {

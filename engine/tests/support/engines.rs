@@ -90,6 +90,13 @@ impl TestEngine {
         self.page("/metrics").await.unwrap()
     }
 
+    /// The number of the first metric whose line begins with this.
+    pub async fn metric(&self, begins: &str) -> f64 {
+        let text = self.metrics().await;
+        let line = text.lines().find(|line| line.starts_with(begins)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
     pub async fn exit(&mut self) -> ExitStatus {
         within("the exit of an engine", async {
             loop {
