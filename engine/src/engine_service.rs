@@ -80,6 +80,9 @@ impl GroupNodes {
     }
 }
 
+/// Why a model that pools generates nothing.
+const GENERATES_NONE: &str = "the model embeds or scores texts and generates none; send the request to /v1/embeddings or /v1/rerank, or name a model that generates";
+
 /// The node that a user is, if it is one: engines authenticate as their node.
 fn node_of(user: &str) -> Option<&str> {
     user.strip_prefix(tls::NODE_USER_PREFIX).filter(|node| !node.is_empty())
@@ -146,9 +149,7 @@ impl Engine for EngineService {
             Box::pin(futures::stream::iter([Ok(failure.into())]))
         };
         let events: Self::GenerateStream = match self.intake()? {
-            Ok(LeaderIntake::Pool(_)) => failed(invalid(
-                "the model embeds or scores texts and generates none; send the request to /v1/embeddings or /v1/rerank, or name a model that generates".to_owned(),
-            )),
+            Ok(LeaderIntake::Pool(_)) => failed(invalid(GENERATES_NONE.to_owned())),
             Ok(LeaderIntake::Generate(intake)) => {
                 let events = intake.prepare(request.into_inner().into()).await;
                 Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
@@ -184,6 +185,22 @@ impl Engine for EngineService {
                 pb::RerankReply { failed: None, scores: vectors.concat(), prompt_tokens: tokens }
             }
             Err(failure) => pb::RerankReply { failed: Some(failure.into()), ..pb::RerankReply::default() },
+        }))
+    }
+
+    async fn count_tokens(
+        &self,
+        request: Request<pb::GenerateRequest>,
+    ) -> Result<Response<pb::CountTokensReply>, Status> {
+        authorise(&request, "count tokens", |user| self.nodes.may_generate(user))?;
+        let result = match self.intake()? {
+            Ok(LeaderIntake::Generate(intake)) => intake.count_tokens(request.into_inner().into()).await,
+            Ok(LeaderIntake::Pool(_)) => Err(invalid(GENERATES_NONE.to_owned())),
+            Err(failure) => Err(failure),
+        };
+        Ok(Response::new(match result {
+            Ok(prompt_tokens) => pb::CountTokensReply { failed: None, prompt_tokens },
+            Err(failure) => pb::CountTokensReply { failed: Some(failure.into()), prompt_tokens: 0 },
         }))
     }
 

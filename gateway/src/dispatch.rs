@@ -21,6 +21,7 @@ mod pooling_call;
 mod response;
 mod route_decision;
 mod suspects;
+mod token_count;
 
 use std::sync::Arc;
 
@@ -60,6 +61,18 @@ impl Dispatcher {
         let result = self.run_pooling(&mut pending, &mut tracker).await;
         match &result {
             Ok(reply) => tracker.finished(Usage { prompt_tokens: reply.tokens(), ..Usage::default() }),
+            Err(error) => tracker.failed(error),
+        }
+        result
+    }
+
+    /// The number of tokens of the prompt of `pending`, as a deployment that serves its model would read it.
+    pub(crate) async fn count_tokens(&self, mut pending: PendingRequest) -> Result<u32, GatewayError> {
+        let mut tracker = self.begin(&mut pending).await?;
+        let result = self.run_token_count(&mut pending, &mut tracker).await;
+        match &result {
+            // Nothing is computed of them.
+            Ok(_) => tracker.finished(Usage::default()),
             Err(error) => tracker.failed(error),
         }
         result

@@ -17,6 +17,7 @@ mod model_summary;
 mod pooling;
 mod stalled_reader;
 mod streamed_response;
+mod token_count;
 mod whole_response;
 
 use std::sync::Arc;
@@ -43,6 +44,7 @@ pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, R
 pub(crate) use model_summary::ModelSummary;
 pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
+pub(crate) use token_count::token_count;
 
 /// Header with the names of fields that were recognised and ignored.
 const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");

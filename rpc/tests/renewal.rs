@@ -56,6 +56,13 @@ impl Engine for StubEngine {
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
     }
 
+    async fn count_tokens(
+        &self,
+        _: Request<pb::GenerateRequest>,
+    ) -> Result<Response<pb::CountTokensReply>, Status> {
+        Err(Status::unimplemented("nothing is counted here"))
+    }
+
     async fn embed(&self, _: Request<pb::EmbedRequest>) -> Result<Response<pb::EmbedReply>, Status> {
         Err(Status::unimplemented("nothing embeds here"))
     }

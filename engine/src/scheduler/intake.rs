@@ -19,7 +19,7 @@ use super::kv_budget;
 use super::queue_limit::{QueueLimit, overloaded};
 use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, unavailable};
-use super::tokenizer_pool::TokenizerPool;
+use super::tokenizer_pool::{PromptReservation, TokenizerPool};
 use super::wait_queue::QueuePosition;
 use crate::executor::DraftRewind;
 use crate::lifecycle::Lifecycle;
@@ -94,12 +94,10 @@ impl Intake {
                 return receiver;
             }
         };
-        let room = match self.tokenizer_pool.reserve(prompt_bytes(&request)) {
+        let room = match self.reserve(&request) {
             Ok(room) => room,
-            Err(queued) => {
-                sink.fail(overloaded(format!(
-                    "prompts of {queued} bytes wait to be tokenised, and this one is too long to wait with them; try again later"
-                )));
+            Err(failure) => {
+                sink.fail(failure);
                 return receiver;
             }
         };
@@ -125,6 +123,36 @@ impl Intake {
         receiver
     }
 
+    /// Tokens of a request's prompt, also of one that is longer than the context. Dropping the future cancels it.
+    pub async fn count_tokens(&self, request: GenerationRequest) -> Result<u32, GenerationFailure> {
+        sequence::validate(&request)?;
+        if let Some(reason) = self.life.unavailable_reason() {
+            return Err(unavailable(reason));
+        }
+        let (sender, counted) = oneshot::channel();
+        let (intake, room) = (self.clone(), self.reserve(&request)?);
+        self.tokenizer_pool.spawn(room, move || {
+            let limits = PromptLimits { context_tokens: u32::MAX, is_abandoned: &|| sender.is_closed() };
+            let prepared = intake.prepared(&request, PromptFit::default(), &limits);
+            // Its caller may have left.
+            let _ = sender.send(prepared.map(|prepared| prepared.tokens.len() as u32));
+        });
+        counted.await.unwrap_or_else(|_| {
+            let message =
+                "the prompt could not be turned into tokens: a bug of this engine, see its log".to_owned();
+            Err(GenerationFailure { kind: FailureKind::Internal, message })
+        })
+    }
+
+    /// Room for the prompt of a request among those that wait to be tokenised.
+    fn reserve(&self, request: &GenerationRequest) -> Result<PromptReservation, GenerationFailure> {
+        self.tokenizer_pool.reserve(prompt_bytes(request)).map_err(|queued| {
+            overloaded(format!(
+                "prompts of {queued} bytes wait to be tokenised, and this one is too long to wait with them; try again later"
+            ))
+        })
+    }
+
     /// Root hash of this model, and a subscription to the blocks cached here.
     pub fn prefixes(&self) -> (BlockHash, mpsc::Receiver<BlockEvent>) {
         (self.root, self.block_events.subscribe())
@@ -143,39 +171,13 @@ impl Intake {
             context_tokens: u32::try_from(self.kv_tokens).unwrap_or(u32::MAX).min(self.context_tokens),
             is_abandoned: &|| sink.is_closed() || overdue(timeout, sink).is_some(),
         };
-        let arguments = TemplateArguments::new(&request.template_arguments)
-            .map_err(|error| prompt_failure(&error.into()))?;
-        let conversation = Prompt {
-            messages: &request.messages,
-            tools: &request.tools,
-            arguments: &[&arguments],
-            continue_final_message: request.continue_final_message,
-            now: &Zoned::now(),
-        };
-        let rules = ResponseRules {
-            tool_choice: Some(&request.tool_choice),
-            single_tool_call: request.single_tool_call,
-            structured_output: request.structured_output.as_ref(),
-        };
-        let source = match &request.raw_prompt {
-            Some(raw) => PromptSource::Raw(raw),
-            None => PromptSource::Conversation(&conversation),
-        };
         let fit = PromptFit {
             truncate_prompt_tokens: request.truncate_prompt_tokens,
             context_overflow: request.context_overflow,
             max_tokens: request.max_tokens,
         };
-        let prepared = self.tokenizer.prepare(source, rules, fit, &limits);
         let PreparedPrompt { tokens: prompt, parser, grammar, thinking_end } =
-            prepared.map_err(|error| match error {
-                TokenizerError::ContextLength { tokens, .. }
-                    if self.kv_tokens < u64::from(self.context_tokens) =>
-                {
-                    kv_budget::prompt_exceeds_capacity(&format!("at least {tokens}"), self.kv_tokens)
-                }
-                error => prompt_failure(&error),
-            })?;
+            self.prepared(request, fit, &limits)?;
         let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, self.context_tokens)?;
         let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
         let seed = request.sampling.seed.unwrap_or_else(rand::random);
@@ -195,6 +197,41 @@ impl Intake {
             sequence = sequence.with_breakers(breakers.map_err(|error| prompt_failure(&error))?);
         }
         Ok((sequence.with_speculation(self.proposers, self.draft_rewind), finished))
+    }
+
+    /// The prompt of a request in tokens, with what reads and constrains the answer.
+    fn prepared(
+        &self,
+        request: &GenerationRequest,
+        fit: PromptFit,
+        limits: &PromptLimits<'_>,
+    ) -> Result<PreparedPrompt, GenerationFailure> {
+        let arguments = TemplateArguments::new(&request.template_arguments)
+            .map_err(|error| prompt_failure(&error.into()))?;
+        let conversation = Prompt {
+            messages: &request.messages,
+            tools: &request.tools,
+            arguments: &[&arguments],
+            continue_final_message: request.continue_final_message,
+            now: &Zoned::now(),
+        };
+        let rules = ResponseRules {
+            tool_choice: Some(&request.tool_choice),
+            single_tool_call: request.single_tool_call,
+            structured_output: request.structured_output.as_ref(),
+        };
+        let source = match &request.raw_prompt {
+            Some(raw) => PromptSource::Raw(raw),
+            None => PromptSource::Conversation(&conversation),
+        };
+        self.tokenizer.prepare(source, rules, fit, limits).map_err(|error| match error {
+            TokenizerError::ContextLength { tokens, .. }
+                if self.kv_tokens < u64::from(self.context_tokens) =>
+            {
+                kv_budget::prompt_exceeds_capacity(&format!("at least {tokens}"), self.kv_tokens)
+            }
+            error => prompt_failure(&error),
+        })
     }
 
     /// The budget of a request's thinking, on a model that ends it with this text.

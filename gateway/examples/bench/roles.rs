@@ -64,6 +64,13 @@ impl Engine for InstantEngine {
         Err(Status::unimplemented("not called by gateways"))
     }
 
+    async fn count_tokens(
+        &self,
+        _: Request<pb::GenerateRequest>,
+    ) -> Result<Response<pb::CountTokensReply>, Status> {
+        Err(Status::unimplemented("not measured"))
+    }
+
     async fn embed(&self, _: Request<pb::EmbedRequest>) -> Result<Response<pb::EmbedReply>, Status> {
         Err(Status::unimplemented("not measured"))
     }

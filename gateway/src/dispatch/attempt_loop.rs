@@ -24,6 +24,7 @@ use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error,
 use super::pooling_call::{PoolingReply, PoolingRequest};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
 use super::suspects::{Isolation, PromptDigest, Suspicion};
+use super::token_count::token_count;
 use crate::body_budget::BodyPermit;
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
@@ -48,8 +49,17 @@ pub(crate) struct PendingRequest {
     /// The endpoint lost last; it is backed off before it is tried again.
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
-    /// What is asked for in place of generated text.
-    pooling: Option<PoolingRequest>,
+    ask: Ask,
+}
+
+/// What is asked of a model.
+enum Ask {
+    /// Generated text.
+    Text,
+    /// Vectors or scores.
+    Pooled(PoolingRequest),
+    /// The number of tokens of the prompt.
+    TokenCount,
 }
 
 impl PendingRequest {
@@ -76,13 +86,18 @@ impl PendingRequest {
             resume_point: None,
             last_lost: None,
             body_permit,
-            pooling: None,
+            ask: Ask::Text,
         }
     }
 
     /// The same, which asks for vectors or scores.
     pub(crate) fn with_pooling(self, pooling: PoolingRequest) -> Self {
-        Self { pooling: Some(pooling), ..self }
+        Self { ask: Ask::Pooled(pooling), ..self }
+    }
+
+    /// The same, which asks for the number of tokens of its prompt.
+    pub(crate) fn with_token_count(self) -> Self {
+        Self { ask: Ask::TokenCount, ..self }
     }
 
     /// The model name as the client sent it.
@@ -115,6 +130,8 @@ enum Opened {
     Stream(Box<OpenedStream>),
     /// Vectors or scores, all of them.
     Pooled(PoolingReply),
+    /// The number of tokens of the prompt.
+    Counted(u32),
 }
 
 impl Dispatcher {
@@ -126,7 +143,7 @@ impl Dispatcher {
     ) -> Result<OpenedStream, GatewayError> {
         match AttemptLoop::new(self, request, tracker).run().await? {
             Opened::Stream(opened) => Ok(*opened),
-            Opened::Pooled(_) => Err(other_answer()),
+            Opened::Pooled(_) | Opened::Counted(_) => Err(other_answer()),
         }
     }
 
@@ -138,7 +155,19 @@ impl Dispatcher {
     ) -> Result<PoolingReply, GatewayError> {
         match AttemptLoop::new(self, request, tracker).run().await? {
             Opened::Pooled(reply) => Ok(reply),
-            Opened::Stream(_) => Err(other_answer()),
+            Opened::Stream(_) | Opened::Counted(_) => Err(other_answer()),
+        }
+    }
+
+    /// Tries endpoints until one counts the tokens of the prompt; holds the request while none is ready.
+    pub(super) async fn run_token_count(
+        &self,
+        request: &mut PendingRequest,
+        tracker: &mut RequestTracker,
+    ) -> Result<u32, GatewayError> {
+        match AttemptLoop::new(self, request, tracker).run().await? {
+            Opened::Counted(tokens) => Ok(tokens),
+            Opened::Stream(_) | Opened::Pooled(_) => Err(other_answer()),
         }
     }
 
@@ -340,17 +369,27 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<Opened, AttemptError> {
-        let PendingRequest { request, deadline, pooling, .. } = &*self.request;
-        let Some(pooling) = pooling else {
-            let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
-            return Ok(Opened::Stream(Box::new(opened)));
+        let PendingRequest { request, asked, deadline, ask, .. } = &mut *self.request;
+        let opened = match ask {
+            Ask::Text => {
+                let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
+                return Ok(Opened::Stream(Box::new(opened)));
+            }
+            Ask::Pooled(pooling) => {
+                let milliseconds = request.deadline_milliseconds;
+                let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);
+                Opened::Pooled(within(isolation, call).await?)
+            }
+            Ask::TokenCount => {
+                deployment.defaults.complete(request, asked);
+                adapter.clone_into(&mut request.adapter);
+                let call = token_count(self.dispatcher, deployment, endpoint, request.clone(), *deadline);
+                Opened::Counted(within(isolation, call).await?)
+            }
         };
-        let milliseconds = request.deadline_milliseconds;
-        let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);
-        let reply = within(isolation, call).await?;
         self.tracker.dispatched();
         self.tracker.token();
-        Ok(Opened::Pooled(reply))
+        Ok(opened)
     }
 
     /// Opens a stream to the endpoint and reads it up to the first event that the client sees.

@@ -280,6 +280,19 @@ impl Service for ScriptedService {
         Ok(Response::new(pb::RerankReply { failed, scores, prompt_tokens: lengths }))
     }
 
+    /// The bytes of all messages as their tokens, behind the steps of a chat.
+    async fn count_tokens(
+        &self,
+        request: Request<pb::GenerateRequest>,
+    ) -> Result<Response<pb::CountTokensReply>, Status> {
+        let request = request.into_inner();
+        let prompt_tokens = request.messages.iter().map(|message| message.content.len() as u32).sum();
+        let first = request.messages.first().map(|message| message.content.clone()).unwrap_or_default();
+        self.received.lock().unwrap().push(request);
+        let failed = self.script(first).await?;
+        Ok(Response::new(pb::CountTokensReply { failed, prompt_tokens }))
+    }
+
     async fn generate(
         &self,
         request: Request<pb::GenerateRequest>,

@@ -1,0 +1,60 @@
+//! Serves requests for the number of tokens that a prompt has: read like those for text, and answered by an engine, which
+//! renders the prompt as it would to generate.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::{MethodRouter, post};
+
+use super::api_state::ApiState;
+use super::dialect::{Dialect, ParseRequest, ParsedRequest};
+use super::{ReceivedRequest, list_ignored, within_quota};
+use crate::dispatch::{PendingRequest, PromptDigest};
+use crate::error::GatewayError;
+use crate::keys::Caller;
+use crate::request_id::RequestId;
+
+/// The handler of a path that counts tokens: `parse` reads its request, of which the first prompt counts, and `respond`
+/// formats the number.
+pub(crate) fn token_count<W: Send + 'static>(
+    dialect: &'static Dialect,
+    parse: ParseRequest<W>,
+    respond: fn(u32) -> Response,
+) -> MethodRouter<Arc<ApiState>> {
+    post(
+        move |State(api): State<Arc<ApiState>>,
+              Extension(id): Extension<RequestId>,
+              Extension(caller): Extension<Caller>,
+              request: Request| async move {
+            let work = |request| count(&api, id, caller.clone(), request, parse, respond);
+            within_quota(&api, dialect, &caller, request, work).await
+        },
+    )
+}
+
+async fn count<W: Send + 'static>(
+    api: &Arc<ApiState>,
+    id: RequestId,
+    caller: Caller,
+    request: Request,
+    parse: ParseRequest<W>,
+    respond: fn(u32) -> Response,
+) -> Result<Response, GatewayError> {
+    let ReceivedRequest { unread, deadline, permit } =
+        ReceivedRequest::read(api, &id, &caller, request).await?;
+    let parsed = unread.read(move |body, context, caller| {
+        let mut parsed = parse(body, context)?;
+        let request = parsed.requests.drain(..).next().unwrap_or_default();
+        let prompt = PromptDigest::new(caller, &parsed.model, &request);
+        Ok((parsed, request, prompt))
+    });
+    let (ParsedRequest { model, left_out, ignored, .. }, request, prompt) = parsed.await?;
+    tracing::debug!(request_id = id.shown, engine_id = id.unique, model, "count tokens");
+    let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
+    let tokens = api.dispatcher.count_tokens(pending.with_token_count()).await?;
+    let mut response = respond(tokens);
+    list_ignored(&mut response, &ignored);
+    Ok(response)
+}
