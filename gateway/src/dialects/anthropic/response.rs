@@ -68,10 +68,10 @@ impl ResponseWriter for MessageWriter {
         let Delta { reasoning, text, tool_calls, logprobs: _ } = delta;
         let mut out = Vec::with_capacity(256);
         if !reasoning.is_empty() {
-            self.add(&mut out, OpenBlock::Thinking, BlockDelta::ThinkingDelta { thinking: reasoning });
+            self.add(&mut out, OpenBlock::Thinking, BlockDelta::Thinking { thinking: reasoning });
         }
         if !text.is_empty() {
-            self.add(&mut out, OpenBlock::Text, BlockDelta::TextDelta { text });
+            self.add(&mut out, OpenBlock::Text, BlockDelta::Text { text });
         }
         for call in tool_calls {
             self.add_call(&mut out, call);
@@ -155,7 +155,7 @@ impl MessageWriter {
         let index = self.index;
         let content_block = BlockBody::ToolUse { id, name, input: raw_input("{}") };
         StreamEvent::ContentBlockStart { index, content_block }.write(out);
-        let delta = BlockDelta::InputJsonDelta { partial_json: &input_text(call) };
+        let delta = BlockDelta::InputJson { partial_json: &input_text(call) };
         StreamEvent::ContentBlockDelta { index, delta }.write(out);
         StreamEvent::ContentBlockStop { index }.write(out);
         self.index += 1;
@@ -165,7 +165,7 @@ impl MessageWriter {
         let Some(kind) = self.open.take() else { return };
         let index = self.index;
         if kind == OpenBlock::Thinking {
-            let delta = BlockDelta::SignatureDelta { signature: SIGNATURE };
+            let delta = BlockDelta::Signature { signature: SIGNATURE };
             StreamEvent::ContentBlockDelta { index, delta }.write(out);
         }
         StreamEvent::ContentBlockStop { index }.write(out);

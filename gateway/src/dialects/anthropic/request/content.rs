@@ -156,10 +156,9 @@ mod tests {
 
     use super::*;
 
-    fn check(content: Value) -> Result<(Vec<ContentBlock>, Vec<String>), (Option<String>, String)> {
+    fn check(content: Value) -> Result<(Vec<ContentBlock>, Vec<String>), GatewayError> {
         let mut ignored = BTreeSet::new();
-        let blocks = blocks("messages[0].content", Some(content), &mut ignored);
-        let blocks = blocks.map_err(|error| (error.param, error.message))?;
+        let blocks = blocks("messages[0].content", Some(content), &mut ignored)?;
         Ok((blocks, ignored.into_iter().collect()))
     }
 
@@ -248,7 +247,7 @@ mod tests {
                 "must be \"text\"",
             ),
         ] {
-            let (found, message) = check(content.clone()).unwrap_err();
+            let GatewayError { param: found, message, .. } = check(content.clone()).unwrap_err();
             assert_eq!(found.as_deref(), Some(param.as_str()), "{content}");
             assert!(message.contains(&param) && message.contains(words), "{message}");
             assert!(message.len() < 300, "{message}");

@@ -155,11 +155,10 @@ mod tests {
     use super::*;
     use crate::json_body::JsonScan;
 
-    fn check(text: &str) -> Result<(ToolSet, Vec<String>), (Option<String>, String)> {
+    fn check(text: &str) -> Result<(ToolSet, Vec<String>), GatewayError> {
         let body = JsonScan::new(text.as_bytes()).unwrap().decode(text.as_bytes()).unwrap();
         let mut ignored = BTreeSet::new();
-        let parsed = parse(body.value.as_object().unwrap(), &body, &mut ignored);
-        let parsed = parsed.map_err(|error| (error.param, error.message))?;
+        let parsed = parse(body.value.as_object().unwrap(), &body, &mut ignored)?;
         Ok((parsed, ignored.into_iter().collect()))
     }
 
@@ -256,7 +255,7 @@ mod tests {
                 "true or false",
             ),
         ] {
-            let (found, message) = check(body).unwrap_err();
+            let GatewayError { param: found, message, .. } = check(body).unwrap_err();
             assert_eq!(found.as_deref(), Some(param), "{body}");
             assert!(message.contains(words), "{message}");
         }
