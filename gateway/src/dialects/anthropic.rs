@@ -2,12 +2,12 @@
 //! are rejected by name, and fields that do not change the response are ignored and listed in a header. Betas are no
 //! features: no value of the header `anthropic-beta` is refused.
 
+mod body;
 mod error;
 mod model_page;
 mod quota_headers;
 mod request;
 mod response;
-mod stream_event;
 
 use axum::Router;
 

@@ -271,4 +271,62 @@ mod tests {
         assert_eq!(error.param.as_deref(), Some("max_tokens"));
         assert!(error.message.contains("is 10, but this key allows at most 9"), "{error}");
     }
+
+    /// Puts a value in the place of each value of a request in turn, and says where.
+    fn replaced(value: &Value, new: &Value) -> Vec<Value> {
+        let inner: Vec<Value> = match value {
+            Value::Array(items) => (0..items.len())
+                .flat_map(|index| {
+                    replaced(&items[index], new).into_iter().map(move |item| {
+                        let mut items = items.clone();
+                        items[index] = item;
+                        Value::Array(items)
+                    })
+                })
+                .collect(),
+            Value::Object(fields) => fields
+                .iter()
+                .flat_map(|(name, value)| {
+                    replaced(value, new).into_iter().map(move |value| {
+                        let mut fields = fields.clone();
+                        fields.insert(name.clone(), value);
+                        Value::Object(fields)
+                    })
+                })
+                .collect(),
+            _ => vec![],
+        };
+        inner.into_iter().chain([new.clone()]).collect()
+    }
+
+    #[test]
+    fn a_wrong_value_anywhere_is_an_error_with_its_field_or_none() {
+        let whole = with(json!({
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "tools": [{"type": "custom", "name": "f", "description": "F.", "input_schema": {"a": 1}, "strict": true}],
+            "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": true},
+            "thinking": {"type": "enabled", "budget_tokens": 9}, "stop_sequences": ["x"], "temperature": 1,
+            "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "d"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1]}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "is_error": true, "content": [{"type": "text", "text": "r"}]}]},
+            ],
+        }));
+        let mut errors = 0;
+        for new in [json!(null), json!(-1.5), json!("x"), json!([]), json!([[{}]]), json!({}), json!(true)] {
+            for body in replaced(&whole, &new) {
+                if let Err(error) = parse_bytes(body.to_string().as_bytes(), RequestLimits::default()) {
+                    assert_eq!(error.kind, ErrorKind::InvalidRequest, "{body}");
+                    let param = error.param.as_deref().unwrap_or("the body");
+                    assert!(error.message.contains(param), "{error}: {body}");
+                    errors += 1;
+                }
+            }
+        }
+        assert!(errors > 150, "{errors}");
+    }
 }

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use russet_wire::conversation::ToolCall;
 use russet_wire::event::{Delta, FinishReason, Usage};
 
-use super::error::error_body;
-use super::stream_event::{
-    BlockBody, BlockDelta, MessageBody, MessageEnd, StreamEvent, UsageBody, input_text, raw_input,
+use super::body::{
+    BlockBody, BlockDelta, MessageEnd, MessageEnvelope, MessageUsage, StreamEvent, input_text, raw_input,
 };
+use super::error::error_body;
 use crate::dialects::sse::{self, sse_named_event};
 use crate::error::GatewayError;
 use crate::request_id::RequestId;
@@ -59,7 +59,7 @@ impl ResponseWriter for MessageWriter {
     fn start(&mut self) -> Bytes {
         let mut out = Vec::new();
         // The tokens of the prompt are told at the end: the stream may begin before they are counted.
-        let message = self.message(Vec::new(), None, UsageBody::default());
+        let message = self.message(Vec::new(), None, MessageUsage::default());
         StreamEvent::MessageStart { message }.write(&mut out);
         out.into()
     }
@@ -119,9 +119,9 @@ impl MessageWriter {
         &'a self,
         content: Vec<BlockBody<'a>>,
         stop_reason: Option<&'static str>,
-        usage: UsageBody,
-    ) -> MessageBody<'a> {
-        MessageBody {
+        usage: MessageUsage,
+    ) -> MessageEnvelope<'a> {
+        MessageEnvelope {
             id: &self.id,
             r#type: "message",
             role: "assistant",

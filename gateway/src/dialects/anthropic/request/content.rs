@@ -8,6 +8,9 @@ use serde_json::Value;
 use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 
+/// Longest name of a tool in bytes. Each result of a call repeats it; Anthropic's limit is 128.
+const MAX_NAME_BYTES: usize = 256;
+
 /// One block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ContentBlock {
@@ -122,6 +125,9 @@ fn text_field(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, G
 fn tool_use(at: &str, fields: &mut JsonObject) -> Result<ToolCall, GatewayError> {
     let id = text_field(at, fields, "id")?;
     let name = text_field(at, fields, "name")?;
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        return Err(invalid(&format!("{at}.name"), &format!("a name of at most {MAX_NAME_BYTES} bytes")));
+    }
     let arguments = match fields.remove("input") {
         // Its keys are in the client's order.
         Some(input @ Value::Object(_)) => input.to_string(),
@@ -225,6 +231,12 @@ mod tests {
             (json!([{"type": "thinking", "signature": "x"}]), at("[0].thinking"), "a string"),
             (json!([{"type": "tool_use", "name": "f"}]), at("[0].id"), "a string"),
             (json!([{"type": "tool_use", "id": "c"}]), at("[0].name"), "a string"),
+            (json!([{"type": "tool_use", "id": "c", "name": ""}]), at("[0].name"), "at most 256 bytes"),
+            (
+                json!([{"type": "tool_use", "id": "c", "name": "f".repeat(257)}]),
+                at("[0].name"),
+                "at most 256 bytes",
+            ),
             (
                 json!([{"type": "tool_use", "id": "c", "name": "f", "input": "{}"}]),
                 at("[0].input"),

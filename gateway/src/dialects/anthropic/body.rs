@@ -1,5 +1,5 @@
-//! Bodies of responses: blocks of content, usage, and the events of a stream. Every event has its type as its name too:
-//! Anthropic's SDKs skip events without one.
+//! What a response is made of: a message with its blocks and usage, and the events of a stream. Every event has its type
+//! as its name too: Anthropic's SDKs skip events without one.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::dialects::sse::sse_named_event;
 
 /// A message, whole or as it begins.
 #[derive(Serialize)]
-pub(super) struct MessageBody<'a> {
+pub(super) struct MessageEnvelope<'a> {
     pub(super) id: &'a str,
     pub(super) r#type: &'static str,
     pub(super) role: &'static str,
@@ -23,7 +23,7 @@ pub(super) struct MessageBody<'a> {
     pub(super) stop_reason: Option<&'static str>,
     /// Engines do not say which stop string matched.
     pub(super) stop_sequence: Option<()>,
-    pub(super) usage: UsageBody,
+    pub(super) usage: MessageUsage,
 }
 
 /// A block of content, whole or as it begins.
@@ -37,7 +37,7 @@ pub(super) enum BlockBody<'a> {
 
 /// Tokens of a request. Those of the prompt that were cached are not among the input tokens.
 #[derive(Default, Serialize)]
-pub(super) struct UsageBody {
+pub(super) struct MessageUsage {
     input_tokens: u32,
     /// What is written to the cache is not counted: it costs nothing.
     cache_creation_input_tokens: u32,
@@ -45,7 +45,7 @@ pub(super) struct UsageBody {
     output_tokens: u32,
 }
 
-impl From<Usage> for UsageBody {
+impl From<Usage> for MessageUsage {
     fn from(usage: Usage) -> Self {
         let Usage { prompt_tokens, completion_tokens, cached_tokens } = usage;
         Self {
@@ -61,11 +61,11 @@ impl From<Usage> for UsageBody {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum StreamEvent<'a> {
-    MessageStart { message: MessageBody<'a> },
+    MessageStart { message: MessageEnvelope<'a> },
     ContentBlockStart { index: usize, content_block: BlockBody<'a> },
     ContentBlockDelta { index: usize, delta: BlockDelta<'a> },
     ContentBlockStop { index: usize },
-    MessageDelta { delta: MessageEnd, usage: UsageBody },
+    MessageDelta { delta: MessageEnd, usage: MessageUsage },
     MessageStop,
     Ping,
 }
@@ -147,8 +147,8 @@ mod tests {
     #[test]
     fn cached_tokens_are_not_among_the_input_tokens() {
         for (prompt_tokens, cached_tokens, input) in [(7, 2, 5), (7, 0, 7), (7, 7, 0), (7, 9, 0)] {
-            let usage = UsageBody::from(Usage { prompt_tokens, completion_tokens: 3, cached_tokens });
-            let UsageBody {
+            let usage = MessageUsage::from(Usage { prompt_tokens, completion_tokens: 3, cached_tokens });
+            let MessageUsage {
                 input_tokens,
                 cache_creation_input_tokens,
                 cache_read_input_tokens,
