@@ -1,5 +1,5 @@
 //! The conversation of a request: the system prompt, and messages of one speaker in a row as one, as Anthropic has them.
-//! A user's results of tools become messages of their own.
+//! A user's results of tools become messages of their own; system prompts in the middle become a user's text.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -54,7 +54,6 @@ impl Conversation {
         match role.as_ref().and_then(Value::as_str) {
             Some("user") => self.user(&content_at, content, ignored)?,
             Some("assistant") => self.assistant(&content_at, content, ignored)?,
-            // Claude Code has them in the middle of a conversation too.
             Some("system") => self.system(&content_at, content, ignored)?,
             _ => return Err(invalid(&format!("{at}.role"), "user, assistant or system")),
         }
@@ -63,6 +62,7 @@ impl Conversation {
         Ok(())
     }
 
+    /// A system prompt, at the beginning or, as Claude Code has it, later on.
     fn system(
         &mut self,
         at: &str,
@@ -73,8 +73,14 @@ impl Conversation {
         for text in texts(at, content, ignored)? {
             add_paragraph(&mut system, &without_billing_header(&text));
         }
-        if !system.is_empty() {
+        if system.is_empty() {
+            return Ok(());
+        }
+        if self.messages.last().is_none_or(|last| last.role == "system") {
             self.add_text("system", &system);
+        } else {
+            // Most chat templates refuse a system message here. Claude Code marks such texts so where it has none.
+            self.add_text("user", &format!("<system-reminder>\n{system}\n</system-reminder>"));
         }
         Ok(())
     }
@@ -193,14 +199,14 @@ mod tests {
                     say("system", json!([text(BILLING), text("Three.")])),
                     say("assistant", json!([text("c"), text("d")])),
                     say("assistant", json!("e")),
+                    say("system", json!("Four.")),
                     say("user", json!("f")),
                 ]),
                 vec![
                     ("system", "One.\n\nTwo."),
-                    ("user", "a\n\nb"),
-                    ("system", "Three."),
+                    ("user", "a\n\nb\n\n<system-reminder>\nThree.\n</system-reminder>"),
                     ("assistant", "cde"),
-                    ("user", "f"),
+                    ("user", "<system-reminder>\nFour.\n</system-reminder>\n\nf"),
                 ],
             ),
         ] {
