@@ -2,32 +2,45 @@
 //! dialect-free [`russet_wire::request::GenerationRequest`] and formats responses and errors. What serves any
 //! dialect is in `serving`.
 
+mod anthropic;
 mod field_table;
+mod models;
 mod openai;
+mod retry_headers;
 mod sse;
 mod stop_strings;
+mod thinking;
 mod values;
 
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::Request;
 use axum::response::Response;
 
 use crate::error::GatewayError;
+use crate::request_id::RequestId;
 use crate::serving::{ApiState, Dialect};
 
 /// All dialects; the first also formats errors on paths that belong to none.
-const ALL: &[&Dialect] = &[&openai::DIALECT];
+const ALL: &[&Dialect] = &[&openai::DIALECT, &anthropic::DIALECT];
 
 /// The routes of all dialects.
 pub(crate) fn routes(api: &Arc<ApiState>) -> Router {
     let routers = ALL.iter().map(|dialect| (dialect.routes)());
-    routers.fold(Router::new(), Router::merge).with_state(api.clone())
+    routers.fold(models::routes(), Router::merge).with_state(api.clone())
 }
 
-/// An error in the format of the dialect that `path` belongs to: the one with the longest prefix.
-pub(crate) fn error_response(path: &str, error: &GatewayError) -> Response {
-    let owners = ALL.iter().filter_map(|dialect| Some((dialect.longest_prefix(path)?, dialect)));
-    let (_, dialect) = owners.max_by_key(|(length, _)| *length).unwrap_or((0, &ALL[0]));
-    (dialect.error_response)(error)
+/// An error in the format of the dialect of this request: of its headers where it is for a list of models, else of its
+/// path, which belongs to the one with the longest prefix.
+pub(crate) fn error_response(request: &Request, error: &GatewayError) -> Response {
+    let path = request.uri().path();
+    let dialect = models::dialect(path, request.headers()).unwrap_or_else(|| owner(path));
+    (dialect.error_response)(error, &RequestId::of(request))
+}
+
+/// The dialect that a path belongs to.
+fn owner(path: &str) -> &'static Dialect {
+    let owners = ALL.iter().filter_map(|dialect| Some((dialect.longest_prefix(path)?, *dialect)));
+    owners.max_by_key(|(length, _)| *length).map_or(ALL[0], |(_, dialect)| dialect)
 }

@@ -51,7 +51,7 @@ pub(crate) async fn check_request(
     if let Some(origin) = origin {
         allow_origin(response.headers_mut(), origin);
     }
-    id.set_header(response.headers_mut());
+    id.set_headers(response.headers_mut());
     response
 }
 
@@ -128,7 +128,7 @@ impl AuthLayer {
         keyring.caller(headers, open, Timestamp::now()).map_err(|error| {
             let message = match error {
                 AuthError::MissingKey => {
-                    "this gateway requires a key: send `Authorization: Bearer KEY`; `russet key create NAME` makes one"
+                    "this gateway requires a key: send `Authorization: Bearer KEY` or `x-api-key: KEY`; `russet key create NAME` makes one"
                 }
                 AuthError::RejectedKey => "the key is not accepted; ask the administrator of this gateway for a valid one",
             };

@@ -2,23 +2,28 @@
 //! refuses. The error has the format of the dialect that the path belongs to.
 
 use axum::extract::Request;
-use axum::response::Response;
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError};
 
-/// Formats an error for a client that requested `path`.
-pub(crate) type ErrorFormatter = fn(path: &str, error: &GatewayError) -> Response;
+/// Formats an error for the client of this request.
+pub(crate) type ErrorFormatter = fn(request: &Request, error: &GatewayError) -> Response;
 
 /// The response to a request that is rejected with this error.
 pub(crate) async fn reject(request: Request, error: &GatewayError, format: ErrorFormatter) -> Response {
-    let response = format(request.uri().path(), error);
+    let response = format(&request, error);
     discard(request.into_body()).await;
     response
 }
 
 /// The response to a request for an unknown path.
 pub(crate) async fn unknown_path(request: Request, format: ErrorFormatter) -> Response {
+    // Claude Code sees by it that there is a server.
+    if request.method() == Method::HEAD && request.uri().path() == "/" {
+        return StatusCode::OK.into_response();
+    }
     let message = format!("no such path: {} {}", request.method(), shorten(request.uri().path()));
     reject(request, &GatewayError::new(ErrorKind::UnknownPath, message), format).await
 }

@@ -59,8 +59,8 @@ pub(crate) fn generation<W: ResponseWriter>(
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let work = |request| generate(&api, dialect, id, caller.clone(), request, parse);
-            within_quota(&api, dialect, &caller, request, work).await
+            let work = |request| generate(&api, dialect, id.clone(), caller.clone(), request, parse);
+            within_quota(&api, dialect, &id, &caller, request, work).await
         },
     )
 }
@@ -69,6 +69,7 @@ pub(crate) fn generation<W: ResponseWriter>(
 async fn within_quota<F: Future<Output = Result<Response, GatewayError>>>(
     api: &ApiState,
     dialect: &Dialect,
+    id: &RequestId,
     caller: &Caller,
     request: Request,
     work: impl FnOnce(Request) -> F,
@@ -82,7 +83,7 @@ async fn within_quota<F: Future<Output = Result<Response, GatewayError>>>(
             Err(error)
         }
     };
-    let mut response = result.unwrap_or_else(|error| (dialect.error_response)(&error));
+    let mut response = result.unwrap_or_else(|error| (dialect.error_response)(&error, id));
     if let Some(quota) = quota {
         (dialect.set_quota_headers)(&quota, response.headers_mut());
     }

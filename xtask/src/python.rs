@@ -35,7 +35,8 @@ fn pins() -> String {
          numpy>=2,<3\n\
          safetensors==0.8.0\n\
          gguf==0.19.0\n\
-         openai=={OPENAI_VERSION}\n"
+         openai=={OPENAI_VERSION}\n\
+         anthropic==2.14.0\n"
     )
 }
 

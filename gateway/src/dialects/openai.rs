@@ -10,20 +10,15 @@ mod request;
 mod rerank;
 mod response;
 
-use std::sync::Arc;
-
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue};
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
-use axum::{Extension, Json, Router};
+use axum::response::IntoResponse as _;
+use axum::{Json, Router};
 use serde_json::{Value, json};
 
+use super::models::ModelPages;
 use crate::duration::short_text;
-use crate::error::GatewayError;
-use crate::keys::{Caller, Quota};
-use crate::serving::{ApiState, Dialect, ModelSummary, generation, pooling};
+use crate::keys::Quota;
+use crate::serving::{Dialect, ModelSummary, generation, pooling};
 use error::error_response;
 
 /// This dialect.
@@ -39,9 +34,6 @@ pub(super) static DIALECT: Dialect = Dialect {
             .route("/v1/rerank", pooling(&DIALECT, rerank::parse))
             .route("/v2/rerank", pooling(&DIALECT, rerank::parse))
             .route("/rerank", pooling(&DIALECT, rerank::parse))
-            .route("/v1/models", get(models))
-            // Names may contain slashes: `namespace/name`, `meta-llama/Llama-3`.
-            .route("/v1/models/{*id}", get(model))
     },
     error_response,
     set_quota_headers,
@@ -55,25 +47,16 @@ fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
     }
 }
 
-/// The response comes from memory: clients block their user interface on it.
-async fn models(State(api): State<Arc<ApiState>>, Extension(caller): Extension<Caller>) -> Response {
-    let data: Vec<Value> = api.models(&caller).iter().map(model_body).collect();
-    Json(json!({"object": "list", "data": data})).into_response()
-}
-
-async fn model(
-    State(api): State<Arc<ApiState>>,
-    Extension(caller): Extension<Caller>,
-    id: Result<Path<String>, PathRejection>,
-) -> Response {
-    let Ok(Path(id)) = id else {
-        return error_response(&GatewayError::field("model", "the model's name in the path is not UTF-8"));
-    };
-    match api.model(&id, &caller) {
-        Ok(model) => Json(model_body(&model)).into_response(),
-        Err(error) => error_response(&error),
-    }
-}
+/// Its lists of models, for every client that no other dialect claims.
+pub(super) static MODEL_PAGES: ModelPages = ModelPages {
+    dialect: &DIALECT,
+    is_requested: |_| true,
+    list: |models, _| {
+        let data: Vec<Value> = models.iter().map(model_body).collect();
+        Ok(Json(json!({"object": "list", "data": data})).into_response())
+    },
+    one: |model| Json(model_body(model)).into_response(),
+};
 
 fn model_body(model: &ModelSummary) -> Value {
     let ModelSummary { id, created, context_tokens, ready, message, deployments } = model;

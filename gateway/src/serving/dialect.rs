@@ -25,8 +25,8 @@ pub(crate) struct Dialect {
     pub(crate) prefixes: &'static [&'static str],
     /// Its routes.
     pub(crate) routes: fn() -> Router<Arc<ApiState>>,
-    /// Formats an error.
-    pub(crate) error_response: fn(&GatewayError) -> Response,
+    /// Formats the error of the request with this id.
+    pub(crate) error_response: fn(&GatewayError, &RequestId) -> Response,
     /// Sets the headers that report the caller's quota.
     pub(crate) set_quota_headers: fn(&Quota, &mut HeaderMap),
 }

@@ -41,8 +41,8 @@ pub(crate) fn pooling(dialect: &'static Dialect, parse: ParsePooling) -> MethodR
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let work = |request| pool(&api, dialect, id, caller.clone(), request, parse);
-            within_quota(&api, dialect, &caller, request, work).await
+            let work = |request| pool(&api, dialect, id.clone(), caller.clone(), request, parse);
+            within_quota(&api, dialect, &id, &caller, request, work).await
         },
     )
 }

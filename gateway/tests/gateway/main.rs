@@ -4,6 +4,7 @@
 // Test helpers may panic as tests may.
 #![allow(clippy::unwrap_used)]
 
+mod anthropic;
 mod cluster;
 mod errors;
 mod failures;

@@ -1,16 +1,32 @@
-//! The real OpenAI SDK against the listener for other machines.
+//! The real SDKs of OpenAI and Anthropic against the listener for other machines.
 
 use russet_gateway::routes::DeploymentState;
+use russet_wire::conversation::ToolCall;
+use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 
-use crate::harness::{GatewayLab, access_key, hello, limits};
+use crate::harness::{GatewayLab, ScriptStep, access_key, finished, hello, limits, started, token};
 
-#[tokio::test]
-async fn the_openai_sdk_raises_its_own_errors_over_tls() {
+/// Runs a script beside this folder with the URL of the listener; passes where there is no Python for it.
+async fn check(lab: &GatewayLab, script: &str, base: &str) {
     let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
         assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
         println!("RUSSET_PYTHON is not set: the SDK was not run; `cargo xtask test` sets it");
         return;
     };
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
+    let mut command = tokio::process::Command::new(python);
+    command.arg(script).arg(lab.network_url(base)).env("SSL_CERT_FILE", lab.certificates.ca_path());
+    let output = command.kill_on_drop(true).output().await.unwrap();
+    assert!(
+        output.status.success() && output.stdout.ends_with(b"passed\n"),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[tokio::test]
+async fn the_openai_sdk_raises_its_own_errors_over_tls() {
     let lab = GatewayLab::start(limits()).await;
     let engine = lab.engine("a", |_| hello());
     lab.publish(&[("m", DeploymentState::Ready, &[&engine]), ("large", DeploymentState::Ready, &[&engine])]);
@@ -19,14 +35,38 @@ async fn the_openai_sdk_raises_its_own_errors_over_tls() {
         access_key("all", "s-all", |_| {}),
         access_key("once", "s-once", |spec| spec.requests_per_minute = Some(1)),
     ]);
-    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_keys.py");
-    let mut command = tokio::process::Command::new(python);
-    command.arg(script).arg(lab.network_url("/v1")).env("SSL_CERT_FILE", lab.certificates.ca_path());
-    let output = command.kill_on_drop(true).output().await.unwrap();
-    assert!(
-        output.status.success() && output.stdout.ends_with(b"passed\n"),
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    check(&lab, "openai_keys.py", "/v1").await;
+}
+
+#[tokio::test]
+async fn the_anthropic_sdk_reads_messages_streams_and_errors() {
+    let lab = GatewayLab::start(limits()).await;
+    let add = |delta: Delta| ScriptStep::Say(GenerationEvent::Token { id: 1, delta });
+    let call = |id: &str, arguments: &str| ToolCall {
+        id: id.into(),
+        name: "weather".into(),
+        arguments: arguments.into(),
+    };
+    let calls = vec![call("c1", r#"{"city": "Zürich"}"#), call("c2", "{}")];
+    let turn = vec![
+        started(),
+        add(Delta { reasoning: "Look.".into(), ..Delta::default() }),
+        token("I look."),
+        add(Delta { tool_calls: calls, ..Delta::default() }),
+        finished(FinishReason::Stop),
+    ];
+    let failure = GenerationFailure { kind: FailureKind::Internal, message: "a rank diverged".into() };
+    let broken = vec![started(), token("Hel"), ScriptStep::Say(GenerationEvent::Failed(failure))];
+    let [plain, agent, broken] = [hello(), turn, broken].map(|steps| lab.engine("a", move |_| steps.clone()));
+    lab.publish(&[
+        ("m", DeploymentState::Ready, &[&plain]),
+        ("agent", DeploymentState::Ready, &[&agent]),
+        ("broken", DeploymentState::Ready, &[&broken]),
+    ]);
+    lab.keys(&[
+        access_key("some", "s-some", |_| {}),
+        access_key("one", "s-one", |spec| spec.models = vec!["m".into()]),
+        access_key("once", "s-once", |spec| spec.requests_per_minute = Some(1)),
+    ]);
+    check(&lab, "anthropic_sdk.py", "").await;
 }

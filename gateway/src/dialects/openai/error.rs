@@ -1,11 +1,13 @@
 //! Errors in OpenAI's format: status, `type`, `code`, and the headers that its SDKs retry by.
 
 use axum::Json;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
+use crate::dialects::retry_headers::set_retry_headers;
 use crate::error::{ErrorKind, GatewayError};
+use crate::request_id::RequestId;
 
 /// HTTP status and `type` of each error class; clients match on them and on `code`.
 fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
@@ -49,25 +51,12 @@ pub(super) fn error_body(error: &GatewayError) -> Value {
 }
 
 /// The response to a request that failed.
-pub(super) fn error_response(error: &GatewayError) -> Response {
+pub(super) fn error_response(error: &GatewayError, _: &RequestId) -> Response {
     let (status, _) = status_and_type(error.kind);
     let mut response = (status, Json(error_body(error))).into_response();
-    let headers = response.headers_mut();
     if error.kind == ErrorKind::InvalidApiKey {
-        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    match error.retry_after {
-        Some(wait) => {
-            let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000).max(1)));
-            // The SDKs prefer the header with milliseconds.
-            headers.insert("retry-after-ms", HeaderValue::from(ms));
-        }
-        // The SDKs retry every 5xx without this header; here that would only delay the failure.
-        None if status.is_server_error() => {
-            headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
-        }
-        None => {}
-    }
+    set_retry_headers(&mut response, error.retry_after);
     response
 }

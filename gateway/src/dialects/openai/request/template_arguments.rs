@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::dialects::thinking::{self, set_effort, set_thinking};
 use crate::dialects::values::{JsonObject, boolean};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -18,7 +19,7 @@ pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, 
     if let Some(effort) = effort(fields)? {
         // What OpenAI calls no effort is no thinking elsewhere.
         set_thinking(&mut variables, effort != "none");
-        variables.insert("reasoning_effort".into(), effort.into());
+        set_effort(&mut variables, effort);
     }
     for name in ["enable_thinking", "thinking", "think", "reasoning"] {
         if let Some(thinks) = fields.get(name).map(|value| switch(name, value)).transpose()?.flatten() {
@@ -54,27 +55,11 @@ pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, 
     Ok(text)
 }
 
-/// The names by which templates ask whether to think.
-fn set_thinking(variables: &mut JsonObject, thinks: bool) {
-    for name in ["enable_thinking", "thinking"] {
-        variables.insert(name.into(), thinks.into());
-    }
-}
-
 /// The effort, in OpenAI's words; also within `reasoning`, as OpenRouter has it.
 fn effort(fields: &JsonObject) -> Result<Option<&str>, GatewayError> {
-    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     let nested = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
-    match fields.get("reasoning_effort").or(nested).filter(|value| !value.is_null()) {
-        None => Ok(None),
-        Some(value) => match value.as_str().filter(|effort| EFFORTS.contains(effort)) {
-            Some(effort) => Ok(Some(effort)),
-            None => Err(GatewayError::field(
-                "reasoning_effort",
-                format!("`reasoning_effort` must be one of {}", EFFORTS.join(", ")),
-            )),
-        },
-    }
+    let value = fields.get("reasoning_effort").or(nested).filter(|value| !value.is_null());
+    value.map(|value| thinking::effort("reasoning_effort", value)).transpose()
 }
 
 /// Whether a switch is on: `true`, or `{"type": "enabled"}`, or `{"enabled": true}`; `None` where it does not say.

@@ -1,0 +1,26 @@
+//! Anthropic's Messages API, which Claude Code and Anthropic's SDKs speak. As in the OpenAI dialect, unsupported features
+//! are rejected by name, and fields that do not change the response are ignored and listed in a header. Betas are no
+//! features: no value of the header `anthropic-beta` is refused.
+
+mod body;
+mod error;
+mod model_page;
+mod quota_headers;
+mod request;
+mod response;
+
+use axum::Router;
+
+use crate::serving::{Dialect, generation};
+use error::error_response;
+pub(super) use model_page::MODEL_PAGES;
+use quota_headers::set_quota_headers;
+
+/// This dialect.
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "anthropic",
+    prefixes: &["/v1/messages"],
+    routes: || Router::new().route("/v1/messages", generation(&DIALECT, request::parse)),
+    error_response,
+    set_quota_headers,
+};
