@@ -13,10 +13,13 @@ use crate::error::{ErrorKind, GatewayError};
 const MAX_DEPTH: usize = 64;
 /// Maximum values (maps, lists and what is in them): some 60,000 messages, as many as the API server takes.
 const MAX_VALUES: usize = 200_000;
-/// Bytes of a value in memory, with its share of the list it is in, which may be twice as long as it has to be.
-const VALUE_BYTES: usize = 2 * size_of::<Value>();
-/// Bytes of a map beside its values: the smallest node of a tree has room for eleven fields.
-const MAP_BYTES: usize = 11 * (size_of::<String>() + size_of::<Value>());
+/// Bytes of a value in memory: its place in a map, which may have twice as many as it needs, with the hash of its key and
+/// its place in the order, and the least that the text of a key takes.
+const VALUE_BYTES: usize = 2 * (size_of::<(u64, String, Value)>() + PLACE_BYTES) + 32;
+/// Bytes of a map beside its values: the smallest one has room for three, and a little more.
+const MAP_BYTES: usize = 3 * size_of::<(u64, String, Value)>() + 8 * PLACE_BYTES;
+/// Bytes of a place in the table of a map.
+const PLACE_BYTES: usize = 9;
 
 /// What a body is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +135,7 @@ impl JsonScan {
 /// A decoded body.
 #[derive(Debug)]
 pub(crate) struct JsonBody<'a> {
-    /// Its values; the keys of maps are sorted.
+    /// Its values; the keys of maps are in the order of the body.
     pub(crate) value: Value,
     /// The JSON text that they are of.
     text: Cow<'a, [u8]>,
@@ -237,6 +240,7 @@ fn replace_surrogates(body: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use russet_tests::peak_memory;
     use serde_json::json;
 
     use super::*;
@@ -281,7 +285,6 @@ mod tests {
     #[test]
     fn bodies_are_bounded_by_what_they_decode_to() {
         let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
-        let list = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
         for (body, words) in [
             (nested(MAX_DEPTH), None),
             (nested(MAX_DEPTH + 1), Some("64 levels")),
@@ -303,6 +306,45 @@ mod tests {
         let scan = |body: &str| JsonScan::new(body.as_bytes()).unwrap().decoded_bytes;
         let (maps, text) = (list(r#"{"":1}"#, 1000), format!("[\"{}\"]", "x".repeat(7000)));
         assert!(scan(&maps) > 1000 * MAP_BYTES && scan(&text) < 2 * text.len());
+    }
+
+    /// That a body decodes to no more bytes than were counted; in a process of its own, of this test.
+    fn takes_no_more(test: &str, body: &str) {
+        let test = format!("json_body::tests::{test}");
+        let grown = peak_memory::growth(&test, || drop(std::hint::black_box(decode(body.as_bytes()))));
+        let counted = JsonScan::new(body.as_bytes()).unwrap().decoded_bytes as u64;
+        println!("{counted} bytes were counted");
+        assert!(grown <= counted, "{} takes {grown} bytes, {counted} were counted", &body[..20]);
+    }
+
+    fn list(item: &str, count: usize) -> String {
+        format!("[{}]", vec![item; count].join(","))
+    }
+
+    fn keyed(count: usize) -> String {
+        let fields: Vec<String> = (0..count).map(|key| format!("\"{key:x}\":0")).collect();
+        format!("{{{}}}", fields.join(","))
+    }
+
+    #[test]
+    fn short_strings_take_no_more_than_was_counted() {
+        takes_no_more("short_strings_take_no_more_than_was_counted", &list(r#""x""#, 190_000));
+    }
+
+    #[test]
+    fn small_maps_take_no_more_than_was_counted() {
+        takes_no_more("small_maps_take_no_more_than_was_counted", &list(r#"{"":1}"#, 90_000));
+    }
+
+    #[test]
+    fn maps_of_five_take_no_more_than_was_counted() {
+        takes_no_more("maps_of_five_take_no_more_than_was_counted", &list(&keyed(5), 30_000));
+    }
+
+    #[test]
+    fn a_wide_map_takes_no_more_than_was_counted() {
+        // Just past a power of two it has twice the room that it needs.
+        takes_no_more("a_wide_map_takes_no_more_than_was_counted", &keyed(132_000));
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub(crate) fn token_count<W: Send + 'static>(
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let work = |request| count(&api, id, caller.clone(), request, parse, respond);
-            within_quota(&api, dialect, &caller, request, work).await
+            let work = |request| count(&api, id.clone(), caller.clone(), request, parse, respond);
+            within_quota(&api, dialect, &id, &caller, request, work).await
         },
     )
 }
