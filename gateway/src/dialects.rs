@@ -3,9 +3,18 @@
 //! dialect is in `serving`.
 
 mod field_table;
+mod http_error;
+mod json_schema;
 mod openai;
+mod pooling_request;
+mod quota_headers;
+mod sampling;
 mod sse;
 mod stop_strings;
+mod thinking;
+mod token_logprobs;
+mod tool_calls;
+mod tools;
 mod values;
 
 use std::sync::Arc;

@@ -5,7 +5,6 @@
 mod completion_response;
 mod embeddings;
 mod error;
-mod pooling_request;
 mod request;
 mod rerank;
 mod response;
@@ -14,15 +13,14 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 
-use crate::duration::short_text;
+use super::quota_headers::set_quota_headers;
 use crate::error::GatewayError;
-use crate::keys::{Caller, Quota};
+use crate::keys::Caller;
 use crate::serving::{ApiState, Dialect, ModelSummary, generation, pooling};
 use error::error_response;
 
@@ -46,14 +44,6 @@ pub(super) static DIALECT: Dialect = Dialect {
     error_response,
     set_quota_headers,
 };
-
-fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
-    headers.insert("x-ratelimit-limit-requests", HeaderValue::from(quota.limit));
-    headers.insert("x-ratelimit-remaining-requests", HeaderValue::from(quota.remaining));
-    if let Ok(reset) = HeaderValue::from_str(&short_text(quota.reset)) {
-        headers.insert("x-ratelimit-reset-requests", reset);
-    }
-}
 
 /// The response comes from memory: clients block their user interface on it.
 async fn models(State(api): State<Arc<ApiState>>, Extension(caller): Extension<Caller>) -> Response {

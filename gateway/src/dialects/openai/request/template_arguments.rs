@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::dialects::thinking::{set_effort, set_thinking};
 use crate::dialects::values::{JsonObject, boolean};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -16,9 +17,7 @@ const MAX_BYTES: usize = 1 << 20;
 pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, GatewayError> {
     let mut variables = JsonObject::new();
     if let Some(effort) = effort(fields)? {
-        // What OpenAI calls no effort is no thinking elsewhere.
-        set_thinking(&mut variables, effort != "none");
-        variables.insert("reasoning_effort".into(), effort.into());
+        set_effort(&mut variables, effort);
     }
     for name in ["enable_thinking", "thinking", "think", "reasoning"] {
         if let Some(thinks) = fields.get(name).map(|value| switch(name, value)).transpose()?.flatten() {
@@ -52,13 +51,6 @@ pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, 
         return Err(GatewayError::field("chat_template_kwargs", message));
     }
     Ok(text)
-}
-
-/// The names by which templates ask whether to think.
-fn set_thinking(variables: &mut JsonObject, thinks: bool) {
-    for name in ["enable_thinking", "thinking"] {
-        variables.insert(name.into(), thinks.into());
-    }
 }
 
 /// The effort, in OpenAI's words; also within `reasoning`, as OpenRouter has it.
