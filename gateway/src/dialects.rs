@@ -5,6 +5,7 @@
 mod field_table;
 mod http_error;
 mod json_schema;
+mod ollama;
 mod openai;
 mod pooling_request;
 mod quota_headers;
@@ -26,7 +27,7 @@ use crate::error::GatewayError;
 use crate::serving::{ApiState, Dialect};
 
 /// All dialects; the first also formats errors on paths that belong to none.
-const ALL: &[&Dialect] = &[&openai::DIALECT];
+const ALL: &[&Dialect] = &[&openai::DIALECT, &ollama::DIALECT];
 
 /// The routes of all dialects.
 pub(crate) fn routes(api: &Arc<ApiState>) -> Router {

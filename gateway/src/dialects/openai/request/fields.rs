@@ -259,49 +259,14 @@ pub(super) fn completion_group_of(name: &str) -> Option<&'static FieldGroup> {
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write as _;
-    use std::path::Path;
-
     use super::*;
-
-    const BEGIN: &str = "<!-- fields of gateway/src/dialects/openai/request/fields.rs; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n";
-    const END: &str = "<!-- end of the fields -->\n";
-
-    #[test]
-    fn a_field_is_in_one_group() {
-        for fields in [FIELDS, COMPLETION_FIELDS] {
-            let names: Vec<&str> = fields.iter().flat_map(|group| group.names).copied().collect();
-            let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
-            assert_eq!(names.len(), distinct.len(), "{names:?}");
-        }
-    }
+    use crate::dialects::field_table::check_page;
 
     #[test]
     fn the_page_of_the_gateway_has_the_fields() {
-        const HEAD: &str = "| field | what becomes of it |\n|---|---|\n";
-        let mut table = String::from(HEAD);
-        for (index, FieldGroup { about, treatment, names }) in
-            FIELDS.iter().chain(COMPLETION_FIELDS).enumerate()
-        {
-            if index == FIELDS.len() {
-                write!(table, "\nIn a request to `/v1/completions`:\n\n{HEAD}").unwrap();
-            }
-            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-            let treatment = match treatment {
-                Honoured => "honoured",
-                Refused(_) => "400",
-                Ignored => "no effect, listed",
-            };
-            writeln!(table, "| {} | {treatment}: {about} |", names.join(", ")).unwrap();
-        }
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");
-        let page = std::fs::read_to_string(&path).unwrap();
-        let (before, rest) = page.split_once(BEGIN).unwrap();
-        let (found, after) = rest.split_once(END).unwrap();
-        if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
-            std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
-            return;
-        }
-        assert_eq!(found, table, "run this test with RUSSET_UPDATE_GOLDENS=1");
+        check_page(
+            "gateway/src/dialects/openai/request/fields.rs",
+            &[("", FIELDS), ("In a request to `/v1/completions`:", COMPLETION_FIELDS)],
+        );
     }
 }
