@@ -65,8 +65,8 @@ fn routes() -> Router<Arc<ApiState>> {
     router
 }
 
-/// Ollama says `Ollama is running` here. Clients look at the status alone; of some ten that name the text in public code,
-/// none refuses another.
+/// Ollama says `Ollama is running` here. Of the uses of that text that were found in public code, only tests of Ollama
+/// itself compare it; clients look at the status.
 async fn root() -> &'static str {
     "Russet is running"
 }
