@@ -116,43 +116,52 @@ pub(super) fn is_text_alone(value: &Value) -> bool {
     value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
 }
 
-/// Checks that docs/gateway.md has these tables, each behind its sentence, between comments that name `source`; writes them
-/// with RUSSET_UPDATE_GOLDENS=1.
 #[cfg(test)]
-pub(super) fn check_page(source: &str, tables: &[(&str, &[FieldGroup])]) {
-    use std::fmt::Write as _;
+pub(super) mod tests {
+    //! What the tests of every table share.
 
-    let begin = format!("<!-- fields of {source}; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n");
-    const END: &str = "<!-- end of the fields -->\n";
-    let mut written = Vec::new();
-    for (sentence, groups) in tables {
-        let names: Vec<&str> = groups.iter().flat_map(|group| group.names).copied().collect();
+    use std::collections::BTreeSet;
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Checks that a field is in one group.
+    pub(in crate::dialects) fn check_groups(table: &[FieldGroup]) {
+        let names: Vec<&str> = table.iter().flat_map(|group| group.names).copied().collect();
         let distinct: BTreeSet<&str> = names.iter().copied().collect();
-        assert_eq!(names.len(), distinct.len(), "a field is in one group: {names:?}");
-        let mut table = String::new();
-        if !sentence.is_empty() {
-            write!(table, "{sentence}\n\n").unwrap();
-        }
-        table.push_str("| field | what becomes of it |\n|---|---|\n");
-        for FieldGroup { about, treatment, names } in *groups {
+        assert_eq!(names.len(), distinct.len(), "{names:?}");
+    }
+
+    /// The table of the documentation.
+    pub(in crate::dialects) fn rows(table: &[FieldGroup]) -> String {
+        let mut rows = String::from("| field | what becomes of it |\n|---|---|\n");
+        for FieldGroup { about, treatment, names } in table {
             let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
             let treatment = match treatment {
                 Treatment::Honoured => "honoured",
                 Treatment::Refused(_) => "400",
                 Treatment::Ignored => "no effect, listed",
             };
-            writeln!(table, "| {} | {treatment}: {about} |", names.join(", ")).unwrap();
+            writeln!(rows, "| {} | {treatment}: {about} |", names.join(", ")).unwrap();
         }
-        written.push(table);
+        rows
     }
-    let written = written.join("\n");
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = page.split_once(&begin).unwrap();
-    let (found, after) = rest.split_once(END).unwrap();
-    if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
-        std::fs::write(&path, format!("{before}{begin}{written}{END}{after}")).unwrap();
-        return;
+
+    /// Checks that docs/gateway.md has this text for the dialect; writes it with `RUSSET_UPDATE_GOLDENS=1`.
+    pub(in crate::dialects) fn check_page(dialect: &str, text: &str) {
+        let begin = format!(
+            "<!-- fields of gateway/src/dialects/{dialect}/request/fields.rs; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n"
+        );
+        let end = "<!-- end of the fields -->\n";
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = page.split_once(&begin).unwrap();
+        let (found, after) = rest.split_once(end).unwrap();
+        if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
+            std::fs::write(&path, format!("{before}{begin}{text}{end}{after}")).unwrap();
+            return;
+        }
+        assert_eq!(found, text, "run this test with RUSSET_UPDATE_GOLDENS=1");
     }
-    assert_eq!(found, written, "run this test with RUSSET_UPDATE_GOLDENS=1");
 }

@@ -4,11 +4,8 @@
 mod clock;
 mod embed;
 mod error;
-mod fields;
 mod library;
-mod messages;
 mod models;
-mod options;
 mod request;
 mod response;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::clock::ResponseClock;
-use super::fields::{embed_group_of, embeddings_group_of};
+use super::request::fields::{embed_group_of, embeddings_group_of};
 use crate::dialects::pooling_request::{SetFields, VectorTable, floats};
 use crate::dialects::values::{boolean, integer};
 use crate::dispatch::{PoolingReply, PoolingRequest};

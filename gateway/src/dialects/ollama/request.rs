@@ -1,6 +1,10 @@
 //! Parses requests for chats and texts into the dialect-free one. Every error names the field. Streaming is the default
 //! here, and a conversation that is too long loses its oldest turns unless `truncate` is false.
 
+pub(super) mod fields;
+mod messages;
+mod options;
+
 use std::collections::BTreeSet;
 
 use russet_wire::conversation::Message;
@@ -11,9 +15,6 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::clock::ResponseClock;
-use super::fields::{chat_group_of, generate_group_of};
-use super::messages;
-use super::options::OllamaOptions;
 use super::response::{AnswerForm, OllamaWriter};
 use crate::dialects::field_table::{GroupOf, ignored, refuse_unsupported};
 use crate::dialects::json_schema::{check_bytes, schema};
@@ -24,6 +25,8 @@ use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::request_defaults::LeftOut;
 use crate::serving::{ParsedRequest, RequestContext};
+use fields::{chat_group_of, generate_group_of};
+use options::OllamaOptions;
 
 /// Parses a request to `/api/chat`.
 pub(super) fn parse_chat(
@@ -188,6 +191,7 @@ fn template_arguments(think: Option<&Value>) -> Result<String, GatewayError> {
         None => return Ok(String::new()),
         Some(Value::Bool(thinks)) => set_thinking(&mut variables, *thinks),
         Some(Value::String(effort)) if ["low", "medium", "high", "max"].contains(&effort.as_str()) => {
+            set_thinking(&mut variables, true);
             set_effort(&mut variables, effort);
         }
         Some(other) => {

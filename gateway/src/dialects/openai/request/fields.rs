@@ -260,13 +260,20 @@ pub(super) fn completion_group_of(name: &str) -> Option<&'static FieldGroup> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialects::field_table::check_page;
+    use crate::dialects::field_table::tests::{check_groups, check_page, rows};
+
+    #[test]
+    fn a_field_is_in_one_group() {
+        check_groups(FIELDS);
+        check_groups(COMPLETION_FIELDS);
+    }
 
     #[test]
     fn the_page_of_the_gateway_has_the_fields() {
+        let completions = rows(COMPLETION_FIELDS);
         check_page(
-            "gateway/src/dialects/openai/request/fields.rs",
-            &[("", FIELDS), ("In a request to `/v1/completions`:", COMPLETION_FIELDS)],
+            "openai",
+            &format!("{}\nIn a request to `/v1/completions`:\n\n{completions}", rows(FIELDS)),
         );
     }
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::dialects::thinking::{set_effort, set_thinking};
+use crate::dialects::thinking::{self, set_effort, set_thinking};
 use crate::dialects::values::{JsonObject, boolean};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -17,6 +17,8 @@ const MAX_BYTES: usize = 1 << 20;
 pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, GatewayError> {
     let mut variables = JsonObject::new();
     if let Some(effort) = effort(fields)? {
+        // What OpenAI calls no effort is no thinking elsewhere.
+        set_thinking(&mut variables, effort != "none");
         set_effort(&mut variables, effort);
     }
     for name in ["enable_thinking", "thinking", "think", "reasoning"] {
@@ -55,18 +57,9 @@ pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, 
 
 /// The effort, in OpenAI's words; also within `reasoning`, as OpenRouter has it.
 fn effort(fields: &JsonObject) -> Result<Option<&str>, GatewayError> {
-    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     let nested = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
-    match fields.get("reasoning_effort").or(nested).filter(|value| !value.is_null()) {
-        None => Ok(None),
-        Some(value) => match value.as_str().filter(|effort| EFFORTS.contains(effort)) {
-            Some(effort) => Ok(Some(effort)),
-            None => Err(GatewayError::field(
-                "reasoning_effort",
-                format!("`reasoning_effort` must be one of {}", EFFORTS.join(", ")),
-            )),
-        },
-    }
+    let value = fields.get("reasoning_effort").or(nested).filter(|value| !value.is_null());
+    value.map(|value| thinking::effort("reasoning_effort", value)).transpose()
 }
 
 /// Whether a switch is on: `true`, or `{"type": "enabled"}`, or `{"enabled": true}`; `None` where it does not say.

@@ -136,12 +136,12 @@ pub(super) fn generate_group_of(name: &str) -> Option<&'static FieldGroup> {
 }
 
 /// The group of a field of a request for vectors.
-pub(super) fn embed_group_of(name: &str) -> Option<&'static FieldGroup> {
+pub(in crate::dialects::ollama) fn embed_group_of(name: &str) -> Option<&'static FieldGroup> {
     find(EMBED, name)
 }
 
 /// The group of a field of a request for one vector.
-pub(super) fn embeddings_group_of(name: &str) -> Option<&'static FieldGroup> {
+pub(in crate::dialects::ollama) fn embeddings_group_of(name: &str) -> Option<&'static FieldGroup> {
     find(EMBEDDINGS, name)
 }
 
@@ -153,20 +153,22 @@ pub(super) fn option_group_of(name: &str) -> Option<&'static FieldGroup> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialects::field_table::check_page;
+    use crate::dialects::field_table::tests::{check_groups, check_page, rows};
 
     #[test]
     fn the_page_of_the_gateway_has_the_fields_of_ollama() {
-        check_page(
-            "gateway/src/dialects/ollama/fields.rs",
-            &[
-                ("In a request to `/api/chat` or `/api/generate`:", SHARED),
-                ("To `/api/chat` alone:", CHAT),
-                ("To `/api/generate` alone:", GENERATE),
-                ("To `/api/embed`:", EMBED),
-                ("To `/api/embeddings`:", EMBEDDINGS),
-                ("In `options`:", OPTIONS),
-            ],
-        );
+        let tables = [
+            ("In a request to `/api/chat` or `/api/generate`:", SHARED),
+            ("To `/api/chat` alone:", CHAT),
+            ("To `/api/generate` alone:", GENERATE),
+            ("To `/api/embed`:", EMBED),
+            ("To `/api/embeddings`:", EMBEDDINGS),
+            ("In `options`:", OPTIONS),
+        ];
+        let table = |(sentence, fields)| {
+            check_groups(fields);
+            format!("{sentence}\n\n{}", rows(fields))
+        };
+        check_page("ollama", &tables.map(table).join("\n"));
     }
 }
