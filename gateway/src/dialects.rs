@@ -4,12 +4,20 @@
 
 mod anthropic;
 mod field_table;
+mod http_error;
+mod json_schema;
 mod models;
+mod ollama;
 mod openai;
-mod retry_headers;
+mod pooling_request;
+mod quota_headers;
+mod sampling;
 mod sse;
 mod stop_strings;
 mod thinking;
+mod token_logprobs;
+mod tool_calls;
+mod tools;
 mod values;
 
 use std::sync::Arc;
@@ -23,7 +31,7 @@ use crate::request_id::RequestId;
 use crate::serving::{ApiState, Dialect};
 
 /// All dialects; the first also formats errors on paths that belong to none.
-const ALL: &[&Dialect] = &[&openai::DIALECT, &anthropic::DIALECT];
+const ALL: &[&Dialect] = &[&openai::DIALECT, &anthropic::DIALECT, &ollama::DIALECT];
 
 /// The routes of all dialects.
 pub(crate) fn routes(api: &Arc<ApiState>) -> Router {

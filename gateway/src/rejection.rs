@@ -2,8 +2,7 @@
 //! refuses. The error has the format of the dialect that the path belongs to.
 
 use axum::extract::Request;
-use axum::http::{Method, StatusCode};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError};
@@ -20,10 +19,6 @@ pub(crate) async fn reject(request: Request, error: &GatewayError, format: Error
 
 /// The response to a request for an unknown path.
 pub(crate) async fn unknown_path(request: Request, format: ErrorFormatter) -> Response {
-    // Claude Code sees by it that there is a server.
-    if request.method() == Method::HEAD && request.uri().path() == "/" {
-        return StatusCode::OK.into_response();
-    }
     let message = format!("no such path: {} {}", request.method(), shorten(request.uri().path()));
     reject(request, &GatewayError::new(ErrorKind::UnknownPath, message), format).await
 }

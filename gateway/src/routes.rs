@@ -164,7 +164,10 @@ impl RoutingTable {
     ///
     /// `name:adapter` is an adapter of what `name` resolves to, unless a ModelRoute has all of it as a name. Of several
     /// targets those count that have the adapter.
+    ///
+    /// `name:latest` is `name`, unless something has all of it as a name: Ollama's clients add that tag.
     pub fn resolve_adapter(&self, model: &str, scope: &ModelScope) -> (Resolved<'_>, &str) {
+        let model = self.untagged(model, scope);
         if !scope.allows(model) {
             return (Resolved::Forbidden, "");
         }
@@ -172,6 +175,16 @@ impl RoutingTable {
             Some((found, adapter, _)) => (Resolved::Deployments(found), adapter),
             None => (self.owned(self.owner(model, scope)), ""),
         }
+    }
+
+    /// The name without the tag that a name without one implies in Ollama, where that leads to something and nothing has
+    /// all of it as a name. It comes before a pattern that the whole name matches.
+    fn untagged<'m>(&self, model: &'m str, scope: &ModelScope) -> &'m str {
+        let Some(name) = model.strip_suffix(IMPLIED_TAG) else { return model };
+        let is_route = matches!(self.owner(model, scope), NameOwner::Route(alias) if alias.is_exact());
+        let leads_somewhere = self.adapted(name, scope).is_some()
+            || !matches!(self.owner(name, scope), NameOwner::Other(Resolved::Unknown));
+        if is_route || self.adapted(model, scope).is_some() || !leads_somewhere { model } else { name }
     }
 
     /// The deployments with the adapter that `name:adapter` asks for, and the name before it.
@@ -201,6 +214,7 @@ impl RoutingTable {
 
     /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
+        let model = self.untagged(model, scope);
         let name = self.adapted(model, scope).map_or(model, |(_, _, name)| name);
         match self.owner(name, scope) {
             NameOwner::Route(alias) => Some(alias),
@@ -315,6 +329,9 @@ impl RoutingTable {
 fn with_adapter(model: String, adapter: &str) -> String {
     if adapter.is_empty() { model } else { format!("{model}:{adapter}") }
 }
+
+/// The tag that every name without one has in Ollama.
+const IMPLIED_TAG: &str = ":latest";
 
 /// The namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -464,6 +481,39 @@ mod tests {
         for (id, found) in table.models(&ModelScope::ALL) {
             assert_eq!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(found), "{id}");
         }
+    }
+
+    #[test]
+    fn the_tag_latest_is_implied_unless_it_is_a_name() {
+        let mut table = table();
+        table.aliases.extend([alias("large:latest", "exact", &["twin"]), alias("*", "rest", &["small"])]);
+        table.deployments[1].adapters.insert("latest".into(), "m".into());
+        table.deployments[2].adapters.insert("pirate".into(), "m".into());
+        let found = |model: &str, scope: &ModelScope| match table.resolve_adapter(model, scope) {
+            (Resolved::Deployments(found), adapter) => format!("{} {adapter}", found[0].full_name()),
+            (other, _) => format!("{other:?}"),
+        };
+        for (model, expected) in [
+            ("gpt-4o:latest", "default/large "),
+            ("default/large:latest", "default/twin "),
+            ("large:latest", "default/twin "),
+            ("twin:latest", "default/twin latest"),
+            ("twin:latest:latest", "default/twin latest"),
+            ("large:pirate:latest", "default/large pirate"),
+            ("lab/twin:latest", "lab/twin "),
+            // Only the pattern has it.
+            ("nix:latest", "default/small "),
+        ] {
+            assert_eq!(found(model, &ModelScope::ALL), expected, "{model}");
+        }
+        table.aliases.clear();
+        let found = |model: &str, scope: &ModelScope| table.resolve(model, scope);
+        assert_eq!(found("nix:latest", &ModelScope::ALL), Resolved::Unknown);
+        let only = |pattern: &str| ModelScope::new("default", &[pattern.to_owned()]);
+        assert!(matches!(found("large:latest", &only("large")), Resolved::Deployments(_)));
+        assert_eq!(found("large:latest", &only("twin")), Resolved::Forbidden);
+        // A key for the model is none for its adapter of that name.
+        assert_eq!(found("twin:latest", &only("twin")), Resolved::Forbidden);
     }
 
     #[test]

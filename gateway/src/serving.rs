@@ -13,6 +13,7 @@
 mod api_state;
 mod choices;
 mod dialect;
+mod lookup;
 mod model_summary;
 mod pooling;
 mod stalled_reader;
@@ -29,6 +30,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
+use russet_wire::event::Usage;
 use tokio::time::Instant;
 
 use crate::body_budget::BodyPermit;
@@ -41,6 +43,7 @@ use crate::request_id::RequestId;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
 pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
+pub(crate) use lookup::lookup;
 pub(crate) use model_summary::ModelSummary;
 pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
@@ -122,6 +125,12 @@ async fn generate<W: ResponseWriter>(
         streamed,
         "generate"
     );
+    if requests.is_empty() {
+        api.model(&model, &caller)?;
+        let mut response = writer.whole(&[], Usage::default());
+        list_ignored(&mut response, &ignored);
+        return Ok(response);
+    }
     // Each further choice holds the request once more.
     let mut permits = vec![permit];
     for _ in 1..choices * requests.len() {

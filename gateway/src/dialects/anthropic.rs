@@ -9,9 +9,11 @@ mod quota_headers;
 mod request;
 mod response;
 
-use axum::Router;
+use axum::response::{IntoResponse as _, Response};
+use axum::{Json, Router};
+use serde_json::json;
 
-use crate::serving::{Dialect, generation};
+use crate::serving::{Dialect, generation, token_count};
 use error::error_response;
 pub(super) use model_page::MODEL_PAGES;
 use quota_headers::set_quota_headers;
@@ -20,7 +22,17 @@ use quota_headers::set_quota_headers;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "anthropic",
     prefixes: &["/v1/messages"],
-    routes: || Router::new().route("/v1/messages", generation(&DIALECT, request::parse)),
+    routes: || {
+        let counted = token_count(&DIALECT, request::parse_token_count, count_body);
+        Router::new()
+            .route("/v1/messages", generation(&DIALECT, request::parse))
+            .route("/v1/messages/count_tokens", counted)
+    },
     error_response,
     set_quota_headers,
 };
+
+/// The response to a request that counts tokens.
+fn count_body(tokens: u32) -> Response {
+    Json(json!({"input_tokens": tokens})).into_response()
+}

@@ -5,19 +5,16 @@
 mod completion_response;
 mod embeddings;
 mod error;
-mod pooling_request;
 mod request;
 mod rerank;
 mod response;
 
-use axum::http::{HeaderMap, HeaderValue};
 use axum::response::IntoResponse as _;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use super::models::ModelPages;
-use crate::duration::short_text;
-use crate::keys::Quota;
+use super::quota_headers::set_quota_headers;
 use crate::serving::{Dialect, ModelSummary, generation, pooling};
 use error::error_response;
 
@@ -38,14 +35,6 @@ pub(super) static DIALECT: Dialect = Dialect {
     error_response,
     set_quota_headers,
 };
-
-fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
-    headers.insert("x-ratelimit-limit-requests", HeaderValue::from(quota.limit));
-    headers.insert("x-ratelimit-remaining-requests", HeaderValue::from(quota.remaining));
-    if let Ok(reset) = HeaderValue::from_str(&short_text(quota.reset)) {
-        headers.insert("x-ratelimit-reset-requests", reset);
-    }
-}
 
 /// Its lists of models, for every client that no other dialect claims.
 pub(super) static MODEL_PAGES: ModelPages = ModelPages {

@@ -59,7 +59,8 @@ pub(crate) type ParseRequest<W> =
 pub(crate) struct ParsedRequest<W> {
     /// The model name as the client sent it.
     pub(crate) model: String,
-    /// A request for the engines for each of its prompts, at least one.
+    /// A request for the engines for each of its prompts. None where the client only asks whether the model is there:
+    /// no engine is asked then, and the response is whole.
     pub(crate) requests: Vec<GenerationRequest>,
     /// Sampling parameters that it leaves to the deployment.
     pub(crate) left_out: LeftOut,
@@ -78,6 +79,9 @@ pub(crate) struct ParsedRequest<W> {
 pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
+
+    /// The first token of a response that is not streamed has arrived.
+    fn first_token(&mut self) {}
 
     /// A complete response that is not streamed: the choices of the first prompt, then those of the next.
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response;

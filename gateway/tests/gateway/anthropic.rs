@@ -361,8 +361,46 @@ async fn models_are_pages_for_clients_of_anthropic() {
 #[tokio::test]
 async fn a_probe_of_the_root_finds_a_server() {
     let lab = GatewayLab::start(limits()).await;
-    for (method, path, status) in [("HEAD", "/", 200), ("GET", "/", 404), ("HEAD", "/nix", 404)] {
+    for (method, path, status) in [("HEAD", "/", 200), ("GET", "/", 200), ("HEAD", "/nix", 404)] {
         let request = lab.client.request(method.parse().unwrap(), lab.url(path));
         assert_eq!(request.send().await.unwrap().status(), status, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_are_counted_by_an_engine_with_the_deployments_rest() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.engine("a", |request| match request.messages[0].content.as_str() {
+        "too long" => vec![fail(FailureKind::InvalidRequest, "the template refuses it")],
+        _ => vec![],
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+    let count = |body: Value| {
+        let request = lab.client.post(lab.url("/v1/messages/count_tokens?beta=true")).json(&body);
+        request.header("anthropic-version", "2023-06-01").send()
+    };
+    let say = |text: &str| json!([{"role": "user", "content": text}]);
+    // No `max_tokens`, and what a message has: a system prompt, tools, thinking.
+    let whole = json!({
+        "model": "m", "system": "Be brief.", "messages": say("What is 17 + 25?"),
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "thinking": {"type": "enabled", "budget_tokens": 1024},
+    });
+    let response = count(whole).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(
+        response.json::<Value>().await.unwrap(),
+        json!({"input_tokens": "Be brief.What is 17 + 25?".len()})
+    );
+    let (status, kind, message) =
+        error(count(json!({"model": "m", "messages": say("too long")})).await.unwrap()).await;
+    assert_eq!((status, kind.as_str()), (400, "invalid_request_error"));
+    assert!(message.contains("the template refuses it"), "{message}");
+    for (body, status, words) in [
+        (json!({"model": "nobody", "messages": say("hi")}), 404, "nobody"),
+        (json!({"model": "m"}), 400, "messages"),
+        (json!({"model": "m", "messages": say("hi"), "container": "c"}), 400, "container"),
+    ] {
+        let (found, _, message) = error(count(body).await.unwrap()).await;
+        assert!(found == status && message.contains(words), "{found}: {message}");
     }
 }

@@ -51,8 +51,10 @@ async fn every_refusal_has_openais_shape_and_the_right_status() {
         ("GET", "/v1/models/nix", "localhost", "", 404, json!("model_not_found")),
         ("GET", "/v1/models/%ff", "localhost", "", 400, Value::Null),
         ("GET", "/v1/nix", "localhost", "", 404, json!("unknown_url")),
-        ("GET", "/", "localhost", "", 404, json!("unknown_url")),
-        ("GET", "/api/tags", "localhost", "", 404, json!("unknown_url")),
+        ("GET", "/nix", "localhost", "", 404, json!("unknown_url")),
+        // Clients that probe for vLLM and llama.cpp.
+        ("GET", "/version", "localhost", "", 404, json!("unknown_url")),
+        ("GET", "/v1/props", "localhost", "", 404, json!("unknown_url")),
         ("GET", chat, "localhost", "", 405, json!("method_not_allowed")),
         ("DELETE", "/v1/models", "localhost", "", 405, json!("method_not_allowed")),
         ("POST", chat, "evil.example", "{}", 403, json!("forbidden")),

@@ -13,6 +13,7 @@ mod holding;
 mod keys;
 mod limits;
 mod network;
+mod ollama;
 mod poison;
 mod pooling;
 mod responses;

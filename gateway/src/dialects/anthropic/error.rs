@@ -1,11 +1,10 @@
 //! Errors in Anthropic's format: status, `type`, message, and the headers that its SDKs retry by.
 
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::http::StatusCode;
+use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::dialects::retry_headers::set_retry_headers;
+use crate::dialects::http_error;
 use crate::error::{ErrorKind, GatewayError};
 use crate::request_id::RequestId;
 
@@ -51,12 +50,7 @@ pub(super) fn error_body(error: &GatewayError, request_id: &str) -> Value {
 pub(super) fn error_response(error: &GatewayError, id: &RequestId) -> Response {
     let (status, _) = status_and_type(error.kind);
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = (status, Json(error_body(error, &id.shown))).into_response();
-    if error.kind == ErrorKind::InvalidApiKey {
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    set_retry_headers(&mut response, error.retry_after);
-    response
+    http_error::response_with(status, error, error_body(error, &id.shown))
 }
 
 /// Claude Code compacts a conversation when it reads Anthropic's words and numbers. Engines say it in OpenAI's words,

@@ -33,13 +33,31 @@ pub(super) fn parse(
     mut body: JsonBody<'_>,
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<MessageWriter>, GatewayError> {
-    let mut fields = values::fields(&mut body)?;
+    let fields = values::fields(&mut body)?;
+    let max_tokens = max_tokens(&fields, &context.limits);
+    let mut parsed = parse_fields(fields, &body, context)?;
+    let max_tokens = max_tokens?;
+    parsed.requests.iter_mut().for_each(|request| request.max_tokens = Some(max_tokens));
+    Ok(parsed)
+}
+
+/// Parses a request for the number of tokens of its prompt, which is one for a message without `max_tokens`.
+pub(super) fn parse_token_count(
+    mut body: JsonBody<'_>,
+    context: &RequestContext<'_>,
+) -> Result<ParsedRequest<MessageWriter>, GatewayError> {
+    let fields = values::fields(&mut body)?;
+    parse_fields(fields, &body, context)
+}
+
+fn parse_fields(
+    mut fields: JsonObject,
+    body: &JsonBody<'_>,
+    context: &RequestContext<'_>,
+) -> Result<ParsedRequest<MessageWriter>, GatewayError> {
     let model = values::model(&fields)?;
     let mut left_out = BTreeSet::new();
-    let request = GenerationRequest {
-        max_tokens: Some(max_tokens(&fields, &context.limits)?),
-        ..request_for_prompt(&mut fields, &body, context, &mut left_out)?
-    };
+    let request = request_for_prompt(&mut fields, body, context, &mut left_out)?;
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = MessageWriter::new(context.id, model.clone());
     Ok(ParsedRequest {
@@ -59,9 +77,9 @@ pub(super) fn parse(
     })
 }
 
-/// All of a request but how long the response may be, which one that counts the tokens of its prompt does not say. Adds
+/// All of a request but how long the response may be. Adds
 /// the names of fields that are left out to `left_out`.
-pub(super) fn request_for_prompt(
+fn request_for_prompt(
     fields: &mut JsonObject,
     body: &JsonBody<'_>,
     context: &RequestContext<'_>,

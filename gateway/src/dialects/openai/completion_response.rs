@@ -8,8 +8,9 @@ use russet_wire::event::{Delta, FinishReason, Logprobs, TokenLogprob, Usage};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::response::{MIN_LOGPROB, STREAM_END, UsageBody, error_event};
+use super::response::{STREAM_END, UsageBody, error_event};
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
+use crate::dialects::token_logprobs::MIN_LOGPROB;
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 

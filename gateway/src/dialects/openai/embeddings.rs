@@ -8,8 +8,8 @@ use russet_rpc::engine as pb;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::pooling_request::{SetFields, mismatched};
 use crate::dialects::field_table::{FieldGroup, Treatment, find, group, is_nothing};
+use crate::dialects::pooling_request::{SetFields, VectorTable, floats};
 use crate::dialects::values::integer;
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;
@@ -137,18 +137,12 @@ struct EmbeddingUsage {
 
 fn respond(reply: PoolingReply, model: String, base64: bool) -> Result<Response, GatewayError> {
     let tokens = reply.tokens();
-    let PoolingReply::Embed(pb::EmbedReply { dimensions, values, prompt_tokens, .. }) = reply else {
-        return Err(mismatched("no vectors"));
-    };
-    let width = dimensions as usize * size_of::<f32>();
-    if width == 0 || values.len() != width * prompt_tokens.len() {
-        return Err(mismatched("vectors of another length than it says"));
-    }
     let numbers = |bytes: &[u8]| match base64 {
         true => Numbers::Base64(STANDARD.encode(bytes)),
-        false => Numbers::Floats(bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect()),
+        false => Numbers::Floats(floats(bytes)),
     };
-    let vectors = values.chunks_exact(width).map(numbers).enumerate();
+    let table = VectorTable::new(reply)?;
+    let vectors = table.vectors().map(numbers).enumerate();
     let data =
         vectors.map(|(index, embedding)| Embedding { object: "embedding", index, embedding }).collect();
     let usage = EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens };

@@ -5,10 +5,8 @@ pub(super) mod completion;
 mod fields;
 mod messages;
 mod parameters;
-mod sampling;
 mod structured_output;
 mod template_arguments;
-mod tools;
 
 use std::collections::BTreeSet;
 
@@ -18,6 +16,7 @@ use serde_json::Value;
 use super::response::ChatWriter;
 use crate::dialects::field_table::{ignored, refuse_unsupported};
 use crate::dialects::values::{self, boolean};
+use crate::dialects::{sampling, tools};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::serving::{ParsedRequest, RequestContext};

@@ -6,8 +6,8 @@ use axum::response::{IntoResponse as _, Response};
 use russet_rpc::engine as pb;
 use serde_json::{Value, json};
 
-use super::pooling_request::{SetFields, mismatched};
 use crate::dialects::field_table::{FieldGroup, Treatment, find, group, is_nothing};
+use crate::dialects::pooling_request::{SetFields, mismatched};
 use crate::dialects::values::{boolean, integer};
 use crate::dispatch::{PoolingReply, PoolingRequest};
 use crate::error::GatewayError;

@@ -6,12 +6,13 @@ use axum::Json;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use russet_wire::conversation::ToolCall;
-use russet_wire::event::{Delta, FinishReason, Logprobs, TokenLogprob, Usage};
+use russet_wire::event::{Delta, FinishReason, Logprobs, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error::error_body;
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
+use crate::dialects::token_logprobs::TokenBody;
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -61,37 +62,13 @@ struct LogprobsBody {
     refusal: Option<()>,
 }
 
-#[derive(Serialize)]
-struct TokenBody {
-    token: String,
-    logprob: f32,
-    bytes: Vec<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    top_logprobs: Option<Vec<TokenBody>>,
-}
-
-impl TokenBody {
-    fn new(token: &TokenLogprob, top: Option<&[TokenLogprob]>) -> Self {
-        Self {
-            token: String::from_utf8_lossy(&token.bytes).into_owned(),
-            logprob: token.logprob.max(MIN_LOGPROB),
-            bytes: token.bytes.clone(),
-            top_logprobs: top.map(|top| top.iter().map(|token| Self::new(token, None)).collect()),
-        }
-    }
-}
-
 impl LogprobsBody {
     /// `None` where the request asks for none.
     fn new(logprobs: &[Logprobs]) -> Option<Self> {
-        let body = |Logprobs { sampled, top }: &Logprobs| TokenBody::new(sampled, Some(top));
-        let content: Vec<TokenBody> = logprobs.iter().map(body).collect();
+        let content = TokenBody::list(logprobs);
         (!content.is_empty()).then_some(Self { content, refusal: None })
     }
 }
-
-/// OpenAI's number for a token that is all but impossible; JSON has no infinity.
-pub(super) const MIN_LOGPROB: f32 = -9999.0;
 
 /// What ends a stream that is complete.
 pub(super) const STREAM_END: &[u8] = b"data: [DONE]\n\n";

@@ -5,11 +5,9 @@ use std::collections::BTreeSet;
 use russet_wire::conversation::ToolCall;
 use serde_json::Value;
 
+use crate::dialects::tool_calls::MAX_NAME_BYTES;
 use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
-
-/// Longest name of a tool in bytes. Each result of a call repeats it; Anthropic's limit is 128.
-const MAX_NAME_BYTES: usize = 256;
 
 /// One block.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,12 +7,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::content::invalid;
+use crate::dialects::json_schema;
 use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
-
-/// Longest schema in bytes.
-const MAX_BYTES: usize = 256 << 10;
 
 /// What a request asks for; `None` for free text.
 pub(super) fn parse(
@@ -35,13 +33,8 @@ pub(super) fn parse(
     let Some(schema @ Value::Object(_)) = format.get("schema") else {
         return Err(invalid(&field, "a JSON Schema"));
     };
-    let text = raw.and_then(|raw| raw.schema).map_or_else(|| schema.to_string(), |raw| raw.get().to_owned());
-    match text.len() {
-        bytes if bytes > MAX_BYTES => {
-            Err(invalid(&field, &format!("at most {MAX_BYTES} bytes, not {bytes}")))
-        }
-        _ => Ok(Some(StructuredOutput::JsonSchema(text))),
-    }
+    let output = json_schema::schema(&field, schema, raw.and_then(|raw| raw.schema))?;
+    json_schema::check_bytes(&field, output).map(Some)
 }
 
 #[derive(Default, Deserialize)]
@@ -73,7 +66,7 @@ mod tests {
     fn a_schema_arrives_under_both_names_as_it_is_written() {
         const SCHEMA: &str = r#"{"type": "object", "properties": {"z": {}, "a": {"const": 1.0}}}"#;
         let format = format!(r#"{{"type": "json_schema", "schema": {SCHEMA}}}"#);
-        let long = "x".repeat(MAX_BYTES);
+        let long = "x".repeat(json_schema::MAX_BYTES);
         for (body, expected) in [
             ("{}".to_owned(), Ok(None)),
             (r#"{"output_config": {"effort": "low", "format": null}}"#.to_owned(), Ok(None)),

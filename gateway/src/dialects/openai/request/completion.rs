@@ -5,9 +5,10 @@ use russet_wire::request::{GenerationRequest, RawPrompt};
 use serde_json::Value;
 
 use super::fields::completion_group_of;
-use super::{parameters, sampling};
+use super::parameters;
 use crate::dialects::field_table::{ignored, refuse_unsupported};
 use crate::dialects::openai::completion_response::CompletionWriter;
+use crate::dialects::sampling;
 use crate::dialects::values::{self, JsonObject, boolean, integer, token_ids};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use russet_wire::conversation::{Message, ToolCall};
+use russet_wire::conversation::Message;
 use serde_json::Value;
 
+use crate::dialects::tool_calls;
 use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 
@@ -75,7 +76,8 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
                 message.reasoning = reasoning;
             }
         }
-        message.tool_calls = tool_calls(&format!("{at}.tool_calls"), fields.remove("tool_calls"))?;
+        message.tool_calls =
+            tool_calls::parse(&format!("{at}.tool_calls"), fields.remove("tool_calls"), &[])?;
     }
     if role == "tool" {
         message.tool_call_id = text_field(at, &mut fields, "tool_call_id")?;
@@ -95,43 +97,6 @@ fn text_field(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, G
             Err(GatewayError::field(&field, format!("`{field}` must be a string")))
         }
     }
-}
-
-/// The calls of an assistant's turn.
-fn tool_calls(at: &str, value: Option<Value>) -> Result<Vec<ToolCall>, GatewayError> {
-    fn invalid<T>(at: &str, what: &str) -> Result<T, GatewayError> {
-        Err(GatewayError::field(at, format!("`{at}` must be {what}")))
-    }
-    let calls = match value {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(calls)) => calls,
-        Some(_) => return invalid(at, "a list of calls"),
-    };
-    let call = |(index, call): (usize, Value)| {
-        let at = format!("{at}[{index}]");
-        let Value::Object(mut call) = call else { return invalid(&at, "an object with a function") };
-        let Some(Value::Object(mut function)) = call.remove("function") else {
-            return invalid(&format!("{at}.function"), "an object with a name and arguments");
-        };
-        let Some(Value::String(name)) = function.remove("name") else {
-            return invalid(&format!("{at}.function.name"), "a string");
-        };
-        let arguments = match function.remove("arguments") {
-            Some(Value::String(text)) => text,
-            // As OpenAI does not write them, but other servers do.
-            Some(object @ Value::Object(_)) => object.to_string(),
-            None | Some(Value::Null) => String::new(),
-            Some(_) => return invalid(&format!("{at}.function.arguments"), "JSON text of an object"),
-        };
-        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
-        let id = match call.remove("id") {
-            Some(Value::String(id)) => id,
-            None | Some(Value::Null) => String::new(),
-            Some(_) => return invalid(&format!("{at}.id"), "a string"),
-        };
-        Ok(ToolCall { id, name, arguments })
-    };
-    calls.into_iter().enumerate().map(call).collect()
 }
 
 /// Gives results of tools the name of their tool, which OpenAI's clients leave out and chat templates write.
@@ -206,6 +171,7 @@ fn part_text(
 
 #[cfg(test)]
 mod tests {
+    use russet_wire::conversation::ToolCall;
     use serde_json::json;
 
     use super::*;

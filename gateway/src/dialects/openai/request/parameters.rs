@@ -3,7 +3,8 @@
 use russet_wire::request::GenerationRequest;
 use serde_json::Value;
 
-use super::{sampling, structured_output};
+use super::structured_output;
+use crate::dialects::sampling;
 use crate::dialects::stop_strings::stop_strings;
 use crate::dialects::values::{JsonObject, boolean, integer, shown, whole};
 use crate::error::GatewayError;

@@ -7,12 +7,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::dialects::field_table::is_nothing;
+use crate::dialects::json_schema::{check_bytes, schema};
 use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
-/// Longest schema, expression or grammar in bytes.
-const MAX_BYTES: usize = 256 << 10;
 /// Maximum choices.
 const MAX_CHOICES: usize = 10_000;
 
@@ -66,22 +65,15 @@ pub(super) fn parse(
     }
     match asked.len() {
         0 => Ok(None),
-        1 => check(asked.remove(0)).map(Some),
+        1 => {
+            let (field, output) = asked.remove(0);
+            check_bytes(&field, output).map(Some)
+        }
         _ => {
             let names: Vec<String> = asked.iter().map(|(name, _)| format!("`{name}`")).collect();
             let message = format!("{} exclude each other; send one of them", names.join(" and "));
             Err(GatewayError::field(&asked[1].0, message))
         }
-    }
-}
-
-fn check((field, output): (String, StructuredOutput)) -> Result<StructuredOutput, GatewayError> {
-    match output.bytes() {
-        bytes if bytes > MAX_BYTES => {
-            let message = format!("`{field}` must be at most {MAX_BYTES} bytes, not {bytes}");
-            Err(GatewayError::field(&field, message))
-        }
-        _ => Ok(output),
     }
 }
 
@@ -136,18 +128,6 @@ fn response_format(
             }
         }
         _ => Err(invalid("response_format", "{\"type\": \"text\"}, \"json_object\" or \"json_schema\"")),
-    }
-}
-
-/// A JSON Schema: an object, or its text.
-fn schema(field: &str, value: &Value, raw: Option<&RawValue>) -> Result<StructuredOutput, GatewayError> {
-    match value {
-        Value::Object(_) | Value::Bool(_) => {
-            let text = raw.map_or_else(|| value.to_string(), |raw| raw.get().to_owned());
-            Ok(StructuredOutput::JsonSchema(text))
-        }
-        Value::String(text) => Ok(StructuredOutput::JsonSchema(text.clone())),
-        _ => Err(invalid(field, "a JSON Schema")),
     }
 }
 
@@ -214,6 +194,7 @@ struct RawStructured<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialects::json_schema::MAX_BYTES;
     use crate::json_body::JsonScan;
 
     fn asked(text: &str) -> Result<Option<StructuredOutput>, Option<String>> {

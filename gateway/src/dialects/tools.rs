@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::dialects::values::{JsonObject, is_empty};
+use super::values::{JsonObject, is_empty};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use russet_wire::request::{DrySampling, Sampling};
 use serde_json::Value;
 
-use crate::dialects::values::{JsonObject, boolean, integer, number, shown, token_ids, whole};
+use super::values::{JsonObject, boolean, integer, number, shown, token_ids, whole};
 use crate::error::GatewayError;
 use crate::request_defaults::LeftOut;
 

@@ -1,0 +1,77 @@
+//! The calls of tools in a history: what an assistant called in an earlier turn.
+
+use russet_wire::conversation::ToolCall;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::error::GatewayError;
+
+/// Longest name of a tool in bytes: each result of a call repeats it. OpenAI's limit is 64, Anthropic's 128.
+pub(super) const MAX_NAME_BYTES: usize = 256;
+
+/// A call with its arguments as the client wrote them: a model reads the keys in their order.
+#[derive(Deserialize)]
+pub(super) struct RawCall<'a> {
+    #[serde(borrow, default)]
+    function: Option<RawFunction<'a>>,
+}
+
+#[derive(Deserialize)]
+struct RawFunction<'a> {
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
+}
+
+impl RawCall<'_> {
+    fn arguments(&self) -> Option<&str> {
+        Some(self.function.as_ref()?.arguments?.get())
+    }
+}
+
+/// The calls; `raw` has them once more as they were written, where they were read so.
+pub(super) fn parse(
+    at: &str,
+    value: Option<Value>,
+    raw: &[RawCall<'_>],
+) -> Result<Vec<ToolCall>, GatewayError> {
+    fn invalid<T>(at: &str, what: &str) -> Result<T, GatewayError> {
+        Err(GatewayError::field(at, format!("`{at}` must be {what}")))
+    }
+    let calls = match value {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(calls)) => calls,
+        Some(_) => return invalid(at, "a list of calls"),
+    };
+    let call = |(index, call): (usize, Value)| {
+        let at = format!("{at}[{index}]");
+        let Value::Object(mut call) = call else { return invalid(&at, "an object with a function") };
+        let Some(Value::Object(mut function)) = call.remove("function") else {
+            return invalid(&format!("{at}.function"), "an object with a name and arguments");
+        };
+        let Some(Value::String(name)) = function.remove("name") else {
+            return invalid(&format!("{at}.function.name"), "a string");
+        };
+        if name.len() > MAX_NAME_BYTES {
+            let what = format!("a name of at most {MAX_NAME_BYTES} bytes, not {}", name.len());
+            return invalid(&format!("{at}.function.name"), &what);
+        }
+        let arguments = match function.remove("arguments") {
+            Some(Value::String(text)) => text,
+            // OpenAI writes them as text; Ollama and other servers as an object.
+            Some(object @ Value::Object(_)) => {
+                raw.get(index).and_then(RawCall::arguments).map_or_else(|| object.to_string(), str::to_owned)
+            }
+            None | Some(Value::Null) => String::new(),
+            Some(_) => return invalid(&format!("{at}.function.arguments"), "an object, or its JSON text"),
+        };
+        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        let id = match call.remove("id") {
+            Some(Value::String(id)) => id,
+            None | Some(Value::Null) => String::new(),
+            Some(_) => return invalid(&format!("{at}.id"), "a string"),
+        };
+        Ok(ToolCall { id, name, arguments })
+    };
+    calls.into_iter().enumerate().map(call).collect()
+}
