@@ -1,4 +1,4 @@
-"""Rounds of tools through the real OpenAI SDK, with models that write what each family writes.
+"""Rounds of tools through the real clients of three dialects, with models that write what each family writes.
 
     tools.py make TEMPLATES FOLDER    makes a model of every family, in folders of these names
     tools.py talk BASE_URL FAMILY     declares tools, is called, answers, and reads the answer; whole and streamed
@@ -10,6 +10,8 @@ import json
 import os
 import struct
 import sys
+
+import dialects
 
 RESULT = "§42"  # No other text has the last byte of §.
 ANSWER = "Die Summe ist 42.\n\"Über\" 日本 🙂"
@@ -293,6 +295,9 @@ def talk(base_url, family):
         message, reason = ask(client, messages=messages, **request)
         assert (message.get("content"), reason) == (ANSWER, "stop"), f"{family} {ask.__name__}: {message} {reason}"
         assert not message.get("tool_calls"), f"{family} {ask.__name__}: {message}"
+    root, result = base_url.removesuffix("/v1"), None if family == "qwen3-long" else RESULT
+    for round in (dialects.messages, dialects.chats):
+        round(root, family, TOOLS, calls, reasoning, result, ANSWER)
     if family == "qwen3-long":
         return print(f"{family}: arguments of {len(LONG)} bytes, whole and streamed")
     one, reason = whole(client, messages=messages[:1], parallel_tool_calls=False, **request)

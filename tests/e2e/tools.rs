@@ -1,4 +1,5 @@
-//! Calls of tools: models that write what each family writes, a whole round through the real OpenAI SDK.
+//! Calls of tools: models that write what each family writes, a whole round through the real clients of OpenAI, Anthropic
+//! and Ollama.
 
 use std::path::Path;
 use std::process::Output;

@@ -36,7 +36,8 @@ fn pins() -> String {
          safetensors==0.8.0\n\
          gguf==0.19.0\n\
          openai=={OPENAI_VERSION}\n\
-         anthropic==2.14.0\n"
+         anthropic==2.14.0\n\
+         ollama==0.6.3\n"
     )
 }
 
