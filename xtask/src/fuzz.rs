@@ -34,7 +34,8 @@ const LIMITS: &[&str] =
     &["-max_len=8192", "-timeout=5", "-rss_limit_mb=1024", "-malloc_limit_mb=256", "-print_final_stats=1"];
 const ABOUT: &str = "\
 Programs of `model/fuzz` and `chat/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
-5 s, a program within 1 GiB and one allocation within 256 MiB. Branches are those that the inputs kept reach.";
+5 s, a program within 1 GiB and one allocation within 256 MiB. Branches are those that the inputs kept reach. Templates may take \
+500,000 steps and make 1 MiB here, a tenth and a sixteenth of what they may elsewhere: most of the time would go into the few that do.";
 
 /// Runs every target; the page is written whatever they found, and a finding is an error.
 pub fn proof(arguments: &[String]) -> Result<()> {
