@@ -83,6 +83,39 @@ pub(super) fn listed(names: BTreeSet<String>) -> Vec<String> {
     names.into_iter().filter(is_printable).take(MAX_IGNORED_FIELDS).collect()
 }
 
+/// A table of fields for the documentation.
+#[cfg(test)]
+pub(super) fn page_table(fields: &[FieldGroup]) -> String {
+    let mut table = String::from("| field | what becomes of it |\n|---|---|\n");
+    for FieldGroup { about, treatment, names } in fields {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let treatment = match treatment {
+            Treatment::Honoured => "honoured",
+            Treatment::Refused(_) => "400",
+            Treatment::Ignored => "no effect, listed",
+        };
+        table.push_str(&format!("| {} | {treatment}: {about} |\n", names.join(", ")));
+    }
+    table
+}
+
+/// Checks that docs/gateway.md has this text between the marks of the fields in this file; writes it there with
+/// `RUSSET_UPDATE_GOLDENS=1`.
+#[cfg(test)]
+pub(super) fn check_page(file: &str, text: &str) {
+    let begin = format!("<!-- fields of {file}; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n");
+    let end = "<!-- end of the fields -->\n";
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(&begin).unwrap();
+    let (found, after) = rest.split_once(end).unwrap();
+    if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
+        std::fs::write(&path, format!("{before}{begin}{text}{end}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(found, text, "run this test with RUSSET_UPDATE_GOLDENS=1");
+}
+
 /// An empty text too, which clients send for none; in a message it is a text.
 pub(super) fn is_nothing(value: &Value) -> bool {
     is_empty(value) || value == "" || value == false

@@ -1,6 +1,6 @@
-//! OpenAI's chat completions, completions, embeddings and model list, and reranking beside them. Unsupported features are
-//! rejected by name, so that no client believes it got them; fields that do not change the response are ignored and listed
-//! in a header.
+//! OpenAI's chat completions, responses, completions, embeddings and model list, and reranking beside them. Unsupported
+//! features are rejected by name, so that no client believes it got them; fields that do not change the response are
+//! ignored and listed in a header.
 
 mod completion_response;
 mod embeddings;
@@ -9,14 +9,15 @@ mod pooling_request;
 mod request;
 mod rerank;
 mod response;
+mod responses;
 
 use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::routing::{any, get};
 use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 
@@ -25,6 +26,7 @@ use crate::error::GatewayError;
 use crate::keys::{Caller, Quota};
 use crate::serving::{ApiState, Dialect, ModelSummary, generation, pooling};
 use error::error_response;
+use responses::codex_models;
 
 /// This dialect.
 pub(super) static DIALECT: Dialect = Dialect {
@@ -34,6 +36,8 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: || {
         Router::new()
             .route("/v1/chat/completions", generation(&DIALECT, request::parse))
+            .route("/v1/responses", generation(&DIALECT, responses::parse))
+            .route("/v1/responses/{*rest}", any(responses::not_kept))
             .route("/v1/completions", generation(&DIALECT, request::completion::parse))
             .route("/v1/embeddings", pooling(&DIALECT, embeddings::parse))
             .route("/v1/rerank", pooling(&DIALECT, rerank::parse))
@@ -56,9 +60,18 @@ fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
 }
 
 /// The response comes from memory: clients block their user interface on it.
-async fn models(State(api): State<Arc<ApiState>>, Extension(caller): Extension<Caller>) -> Response {
-    let data: Vec<Value> = api.models(&caller).iter().map(model_body).collect();
-    Json(json!({"object": "list", "data": data})).into_response()
+async fn models(
+    State(api): State<Arc<ApiState>>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let models = api.models(&caller);
+    let data: Vec<Value> = models.iter().map(model_body).collect();
+    let mut list = json!({"object": "list", "data": data});
+    if codex_models::is_asked_for(query.as_deref()) {
+        list["models"] = models.iter().enumerate().map(codex_models::body).collect();
+    }
+    Json(list).into_response()
 }
 
 async fn model(

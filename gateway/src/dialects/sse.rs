@@ -7,6 +7,14 @@ pub(super) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 /// A comment, which clients skip.
 pub(super) const KEEP_ALIVE: &[u8] = b": still working\n\n";
 
+/// One server-sent event with a name.
+pub(super) fn named_event(out: &mut Vec<u8>, name: &str, value: &impl Serialize) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    sse_event(out, value);
+}
+
 /// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.
 pub(super) fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
     out.extend_from_slice(b"data: ");

@@ -79,6 +79,10 @@ pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
 
+    /// What is added to a choice of a response that is not streamed: for formats that tell in which order thinking, texts
+    /// and calls came, because `whole` has each of them together.
+    fn observe(&mut self, _choice: usize, _delta: &Delta) {}
+
     /// A complete response that is not streamed: the choices of the first prompt, then those of the next.
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response;
 

@@ -15,14 +15,17 @@ pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: &Arc<Dispatcher>,
     requests: Vec<PendingRequest>,
     mut usage: TotalUsage,
-    writer: W,
+    mut writer: W,
 ) -> Result<Response, GatewayError> {
     let mut choices: Vec<(Delta, Option<FinishReason>)> = vec![(Delta::default(), None); requests.len()];
     let mut events = Choices::open(dispatcher.clone(), requests).await?;
     while let Some((choice, event)) = events.next().await {
         let Some((response, finished)) = choices.get_mut(choice) else { continue };
         match event? {
-            GenerationEvent::Token { id: _, delta } => response.append(delta),
+            GenerationEvent::Token { id: _, delta } => {
+                writer.observe(choice, &delta);
+                response.append(delta);
+            }
             GenerationEvent::Finished { reason, usage: tokens } => {
                 *finished = Some(reason);
                 usage.add(choice, tokens);

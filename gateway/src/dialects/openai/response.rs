@@ -61,8 +61,9 @@ struct LogprobsBody {
     refusal: Option<()>,
 }
 
+/// A token and its log-probability.
 #[derive(Serialize)]
-struct TokenBody {
+pub(super) struct TokenBody {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
@@ -71,7 +72,8 @@ struct TokenBody {
 }
 
 impl TokenBody {
-    fn new(token: &TokenLogprob, top: Option<&[TokenLogprob]>) -> Self {
+    /// A token of a response, with the most probable ones where it is not one of them.
+    pub(super) fn new(token: &TokenLogprob, top: Option<&[TokenLogprob]>) -> Self {
         Self {
             token: String::from_utf8_lossy(&token.bytes).into_owned(),
             logprob: token.logprob.max(MIN_LOGPROB),

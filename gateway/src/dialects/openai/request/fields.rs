@@ -7,7 +7,7 @@ use crate::dialects::field_table::{
 };
 
 /// The fields.
-pub(super) const FIELDS: &[FieldGroup] = &[
+const FIELDS: &[FieldGroup] = &[
     group(
         "OpenAI's",
         Honoured,
@@ -219,7 +219,7 @@ pub(super) const FIELDS: &[FieldGroup] = &[
 ];
 
 /// What is otherwise in a request for completions.
-pub(super) const COMPLETION_FIELDS: &[FieldGroup] = &[
+const COMPLETION_FIELDS: &[FieldGroup] = &[
     group("OpenAI's", Honoured, &["prompt", "echo", "best_of"]),
     group("a text after the answer", Refused(is_nothing), &["suffix"]),
     group("of conversations", Refused(is_nothing), &["messages", "tools"]),
@@ -248,7 +248,7 @@ pub(super) const COMPLETION_FIELDS: &[FieldGroup] = &[
 ];
 
 /// The group of a field; `None` for one that is not in the table.
-pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
+pub(in crate::dialects::openai) fn group_of(name: &str) -> Option<&'static FieldGroup> {
     find(FIELDS, name)
 }
 
@@ -259,13 +259,8 @@ pub(super) fn completion_group_of(name: &str) -> Option<&'static FieldGroup> {
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write as _;
-    use std::path::Path;
-
     use super::*;
-
-    const BEGIN: &str = "<!-- fields of gateway/src/dialects/openai/request/fields.rs; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n";
-    const END: &str = "<!-- end of the fields -->\n";
+    use crate::dialects::field_table::{check_page, page_table};
 
     #[test]
     fn a_field_is_in_one_group() {
@@ -278,30 +273,8 @@ mod tests {
 
     #[test]
     fn the_page_of_the_gateway_has_the_fields() {
-        const HEAD: &str = "| field | what becomes of it |\n|---|---|\n";
-        let mut table = String::from(HEAD);
-        for (index, FieldGroup { about, treatment, names }) in
-            FIELDS.iter().chain(COMPLETION_FIELDS).enumerate()
-        {
-            if index == FIELDS.len() {
-                write!(table, "\nIn a request to `/v1/completions`:\n\n{HEAD}").unwrap();
-            }
-            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-            let treatment = match treatment {
-                Honoured => "honoured",
-                Refused(_) => "400",
-                Ignored => "no effect, listed",
-            };
-            writeln!(table, "| {} | {treatment}: {about} |", names.join(", ")).unwrap();
-        }
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");
-        let page = std::fs::read_to_string(&path).unwrap();
-        let (before, rest) = page.split_once(BEGIN).unwrap();
-        let (found, after) = rest.split_once(END).unwrap();
-        if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
-            std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
-            return;
-        }
-        assert_eq!(found, table, "run this test with RUSSET_UPDATE_GOLDENS=1");
+        let (chat, completions) = (page_table(FIELDS), page_table(COMPLETION_FIELDS));
+        let tables = format!("{chat}\nIn a request to `/v1/completions`:\n\n{completions}");
+        check_page("gateway/src/dialects/openai/request/fields.rs", &tables);
     }
 }

@@ -58,7 +58,13 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
     }
     let is_assistant = role == "assistant";
     let refusal = if is_assistant { fields.remove("refusal") } else { None };
-    let content = content(&format!("{at}.content"), fields.remove("content"), is_assistant, ignored)?;
+    let content = content(
+        &format!("{at}.content"),
+        fields.remove("content"),
+        is_assistant,
+        "messages.content",
+        ignored,
+    )?;
     let content = match (content, refusal) {
         (Some(content), _) => content,
         (None, Some(Value::String(refusal))) => refusal,
@@ -116,14 +122,7 @@ fn tool_calls(at: &str, value: Option<Value>) -> Result<Vec<ToolCall>, GatewayEr
         let Some(Value::String(name)) = function.remove("name") else {
             return invalid(&format!("{at}.function.name"), "a string");
         };
-        let arguments = match function.remove("arguments") {
-            Some(Value::String(text)) => text,
-            // As OpenAI does not write them, but other servers do.
-            Some(object @ Value::Object(_)) => object.to_string(),
-            None | Some(Value::Null) => String::new(),
-            Some(_) => return invalid(&format!("{at}.function.arguments"), "JSON text of an object"),
-        };
-        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        let arguments = arguments(&format!("{at}.function.arguments"), function.remove("arguments"))?;
         let id = match call.remove("id") {
             Some(Value::String(id)) => id,
             None | Some(Value::Null) => String::new(),
@@ -134,8 +133,19 @@ fn tool_calls(at: &str, value: Option<Value>) -> Result<Vec<ToolCall>, GatewayEr
     calls.into_iter().enumerate().map(call).collect()
 }
 
+/// JSON text of a call's arguments.
+pub(in crate::dialects::openai) fn arguments(at: &str, value: Option<Value>) -> Result<String, GatewayError> {
+    match value {
+        Some(Value::String(text)) if !text.trim().is_empty() => Ok(text),
+        // As OpenAI does not write them, but other servers do.
+        Some(object @ Value::Object(_)) => Ok(object.to_string()),
+        None | Some(Value::Null | Value::String(_)) => Ok("{}".to_owned()),
+        Some(_) => Err(GatewayError::field(at, format!("`{at}` must be JSON text of an object"))),
+    }
+}
+
 /// Gives results of tools the name of their tool, which OpenAI's clients leave out and chat templates write.
-fn name_results(messages: &mut [Message]) {
+pub(in crate::dialects::openai) fn name_results(messages: &mut [Message]) {
     let mut names: HashMap<String, String> = HashMap::new();
     for message in messages {
         names.extend(message.tool_calls.iter().map(|call| (call.id.clone(), call.name.clone())));
@@ -148,11 +158,13 @@ fn name_results(messages: &mut [Message]) {
     }
 }
 
-/// The text of a content; `None` where an assistant has none.
-fn content(
+/// The text of a content; `None` where an assistant has none. Fields of its parts that are left out are added to `ignored`
+/// under this name.
+pub(in crate::dialects::openai) fn content(
     at: &str,
     value: Option<Value>,
     is_assistant: bool,
+    name: &str,
     ignored: &mut BTreeSet<String>,
 ) -> Result<Option<String>, GatewayError> {
     match value {
@@ -160,7 +172,7 @@ fn content(
         Some(Value::Array(parts)) => {
             let mut content = String::new();
             for (index, part) in parts.into_iter().enumerate() {
-                content.push_str(&part_text(&format!("{at}[{index}]"), part, is_assistant, ignored)?);
+                content.push_str(&part_text(&format!("{at}[{index}]"), part, is_assistant, name, ignored)?);
             }
             Ok(Some(content))
         }
@@ -176,6 +188,7 @@ fn part_text(
     at: &str,
     part: Value,
     is_assistant: bool,
+    listed: &str,
     ignored: &mut BTreeSet<String>,
 ) -> Result<String, GatewayError> {
     let mut fields = match part {
@@ -200,7 +213,7 @@ fn part_text(
         return Err(GatewayError::field(format!("{at}.{name}"), format!("`{at}.{name}` must be a string")));
     };
     let left_out = fields.iter().filter(|(_, value)| !value.is_null() && !is_empty(value));
-    ignored.extend(left_out.map(|(name, _)| format!("messages.content.{name}")));
+    ignored.extend(left_out.map(|(name, _)| format!("{listed}.{name}")));
     Ok(text)
 }
 

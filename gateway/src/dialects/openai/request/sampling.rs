@@ -12,7 +12,7 @@ use crate::request_defaults::LeftOut;
 /// Maximum tokens that a request names, as the engine has it.
 const MAX_TOKENS: usize = 1024;
 /// As many of the most probable tokens as OpenAI tells.
-const MAX_TOP_LOGPROBS: i64 = 20;
+pub(in crate::dialects::openai) const MAX_TOP_LOGPROBS: i64 = 20;
 /// Maximum texts over which no repeated run goes on, and their length.
 const MAX_BREAKERS: usize = 64;
 const MAX_BREAKER_BYTES: usize = 64;
@@ -47,7 +47,7 @@ pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
 }
 
 /// What the request leaves to the deployment.
-pub(super) fn left_out(fields: &JsonObject) -> LeftOut {
+pub(in crate::dialects::openai) fn left_out(fields: &JsonObject) -> LeftOut {
     let is_absent = |names: &[&str]| names.iter().all(|name| !fields.contains_key(*name));
     LeftOut {
         temperature: is_absent(&["temperature"]),
@@ -127,7 +127,7 @@ pub(super) fn logprobs(fields: &JsonObject) -> Result<Option<u32>, GatewayError>
 }
 
 /// Maximum tokens of thinking, under each of its names; `None` or a negative number for no limit.
-pub(super) fn thinking_budget(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
+pub(in crate::dialects::openai) fn thinking_budget(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
     let of = |name: &str, fields: &JsonObject| integer(fields, name, -1, i64::from(u32::MAX));
     let nested = |outer: &str, name: &str| match fields.get(outer).and_then(Value::as_object) {
         Some(inner) if inner.get(name).is_some_and(|value| !value.is_null()) => of(name, inner),

@@ -12,7 +12,7 @@ use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
 /// Longest schema, expression or grammar in bytes.
-const MAX_BYTES: usize = 256 << 10;
+pub(in crate::dialects::openai) const MAX_BYTES: usize = 256 << 10;
 /// Maximum choices.
 const MAX_CHOICES: usize = 10_000;
 
@@ -140,7 +140,11 @@ fn response_format(
 }
 
 /// A JSON Schema: an object, or its text.
-fn schema(field: &str, value: &Value, raw: Option<&RawValue>) -> Result<StructuredOutput, GatewayError> {
+pub(in crate::dialects::openai) fn schema(
+    field: &str,
+    value: &Value,
+    raw: Option<&RawValue>,
+) -> Result<StructuredOutput, GatewayError> {
     match value {
         Value::Object(_) | Value::Bool(_) => {
             let text = raw.map_or_else(|| value.to_string(), |raw| raw.get().to_owned());

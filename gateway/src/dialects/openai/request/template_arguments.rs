@@ -13,7 +13,10 @@ use crate::json_body::JsonBody;
 const MAX_BYTES: usize = 1 << 20;
 
 /// JSON text of the template's variables; empty without any.
-pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, GatewayError> {
+pub(in crate::dialects::openai) fn parse(
+    fields: &JsonObject,
+    body: &JsonBody<'_>,
+) -> Result<String, GatewayError> {
     let mut variables = JsonObject::new();
     if let Some(effort) = effort(fields)? {
         // What OpenAI calls no effort is no thinking elsewhere.
@@ -65,14 +68,15 @@ fn set_thinking(variables: &mut JsonObject, thinks: bool) {
 fn effort(fields: &JsonObject) -> Result<Option<&str>, GatewayError> {
     const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     let nested = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
-    match fields.get("reasoning_effort").or(nested).filter(|value| !value.is_null()) {
+    let own = fields.get("reasoning_effort").map(|value| ("reasoning_effort", value));
+    let given = own.or_else(|| nested.map(|value| ("reasoning.effort", value)));
+    match given.filter(|(_, value)| !value.is_null()) {
         None => Ok(None),
-        Some(value) => match value.as_str().filter(|effort| EFFORTS.contains(effort)) {
+        Some((field, value)) => match value.as_str().filter(|effort| EFFORTS.contains(effort)) {
             Some(effort) => Ok(Some(effort)),
-            None => Err(GatewayError::field(
-                "reasoning_effort",
-                format!("`reasoning_effort` must be one of {}", EFFORTS.join(", ")),
-            )),
+            None => {
+                Err(GatewayError::field(field, format!("`{field}` must be one of {}", EFFORTS.join(", "))))
+            }
         },
     }
 }
@@ -154,6 +158,7 @@ mod tests {
             (r#"{"thinking": {"type": "some"}}"#, "thinking"),
             (r#"{"reasoning_effort": "all"}"#, "reasoning_effort"),
             (r#"{"reasoning_effort": 3}"#, "reasoning_effort"),
+            (r#"{"reasoning": {"effort": "all"}}"#, "reasoning.effort"),
             (r#"{"chat_template_kwargs": []}"#, "chat_template_kwargs"),
             (r#"{"add_generation_prompt": 1}"#, "add_generation_prompt"),
         ] {
