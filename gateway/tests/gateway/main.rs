@@ -12,6 +12,7 @@ mod holding;
 mod keys;
 mod limits;
 mod network;
+mod openai_responses;
 mod poison;
 mod pooling;
 mod responses;
