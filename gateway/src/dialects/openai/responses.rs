@@ -8,6 +8,7 @@ mod input;
 mod output;
 mod request;
 mod response;
+mod settings;
 mod text_format;
 mod tools;
 mod writer;

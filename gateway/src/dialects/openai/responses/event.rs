@@ -23,7 +23,7 @@ enum EventBody<'a> {
         output_index: usize,
         item_id: &'a str,
         #[serde(flatten)]
-        place: Place,
+        part_index: PartIndex,
         #[serde(flatten)]
         content: Content<'a>,
     },
@@ -32,7 +32,7 @@ enum EventBody<'a> {
 /// Which part of the item; calls have none.
 #[derive(Clone, Copy, Serialize)]
 #[serde(untagged)]
-enum Place {
+enum PartIndex {
     Summary { summary_index: usize },
     Text { content_index: usize },
     Call {},
@@ -61,15 +61,15 @@ struct Event<'a> {
 }
 
 /// The names of the events within an item.
-struct Names {
+struct EventNames {
     part_added: Option<&'static str>,
     delta: &'static str,
     done: &'static str,
     part_done: Option<&'static str>,
 }
 
-impl Names {
-    fn of(content: &ItemContent) -> (Self, Place) {
+impl EventNames {
+    fn of(content: &ItemContent) -> (Self, PartIndex) {
         match content {
             ItemContent::Reasoning { .. } => (
                 Self {
@@ -78,7 +78,7 @@ impl Names {
                     done: "response.reasoning_summary_text.done",
                     part_done: Some("response.reasoning_summary_part.done"),
                 },
-                Place::Summary { summary_index: 0 },
+                PartIndex::Summary { summary_index: 0 },
             ),
             ItemContent::Message { .. } => (
                 Self {
@@ -87,7 +87,7 @@ impl Names {
                     done: "response.output_text.done",
                     part_done: Some("response.content_part.done"),
                 },
-                Place::Text { content_index: 0 },
+                PartIndex::Text { content_index: 0 },
             ),
             ItemContent::FunctionCall { .. } => (
                 Self {
@@ -96,7 +96,7 @@ impl Names {
                     done: "response.function_call_arguments.done",
                     part_done: None,
                 },
-                Place::Call {},
+                PartIndex::Call {},
             ),
             ItemContent::CustomCall { .. } => (
                 Self {
@@ -105,7 +105,7 @@ impl Names {
                     done: "response.custom_tool_call_input.done",
                     part_done: None,
                 },
-                Place::Call {},
+                PartIndex::Call {},
             ),
         }
     }
@@ -125,8 +125,9 @@ impl EventSequence {
 
     /// The events of a change of an item.
     pub(super) fn item(&mut self, out: &mut Vec<u8>, index: usize, item: &Item, change: Change<'_>) {
-        let (names, place) = Names::of(&item.content);
-        let within = |content| EventBody::Within { output_index: index, item_id: &item.id, place, content };
+        let (names, part_index) = EventNames::of(&item.content);
+        let within =
+            |content| EventBody::Within { output_index: index, item_id: &item.id, part_index, content };
         let whole = || EventBody::Item { output_index: index, item: item.into() };
         let part = || PartBody::new(&item.content).map(|part| within(Content::Part(part)));
         match change {

@@ -9,25 +9,16 @@ use serde_json::Value;
 use super::event::EventSequence;
 use super::fields::group_of;
 use super::output::Output;
-use super::response::{ReasoningSettings, Settings};
+use super::settings::{self, Settings};
 use super::writer::ResponsesWriter;
 use super::{input, text_format, tools};
 use crate::dialects::field_table::{ignored, refuse_unsupported};
 use crate::dialects::openai::request::sampling::MAX_TOP_LOGPROBS;
 use crate::dialects::openai::request::{parameters, sampling, template_arguments};
-use crate::dialects::values::{self, JsonObject, boolean, integer, number, shown};
+use crate::dialects::values::{self, JsonObject, boolean, integer, number};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::serving::{ParsedRequest, RequestContext, unix_seconds};
-
-/// Longest instructions that a response repeats, in bytes: it is sent three times in a stream.
-const MAX_REPEATED_BYTES: usize = 256 << 10;
-/// Longest name that a response repeats, of a user or a cache.
-const MAX_NAME_BYTES: usize = 512;
-/// OpenAI's limits of `metadata`.
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_NAME_CHARS: usize = 64;
-const MAX_METADATA_CHARS: usize = 512;
 
 /// Parses a request within the caller's limits.
 pub(in crate::dialects::openai) fn parse(
@@ -68,25 +59,20 @@ pub(in crate::dialects::openai) fn parse(
     if boolean(&fields, "store")? == Some(true) {
         left_out.insert("store".to_owned());
     }
-    let name = |name: &str| {
-        let text = fields.get(name).and_then(Value::as_str).filter(|text| text.len() <= MAX_NAME_BYTES);
-        text.map(str::to_owned)
-    };
-    let reasoning = |name: &str| Some(fields.get("reasoning")?.get(name)?.as_str()?.to_owned());
     let settings = Settings {
         model: model.clone(),
-        instructions: instructions.filter(|text| text.len() <= MAX_REPEATED_BYTES),
+        instructions: settings::instructions(instructions),
         max_output_tokens: request.max_tokens,
         max_tool_calls: fields.get("max_tool_calls").and_then(values::whole),
-        metadata: metadata(fields.get("metadata"))?,
+        metadata: settings::metadata(fields.get("metadata"))?,
         parallel_tool_calls,
         previous_response_id: None,
         store: false,
         background: false,
-        prompt_cache_key: name("prompt_cache_key"),
-        safety_identifier: name("safety_identifier"),
-        user: name("user"),
-        reasoning: ReasoningSettings { effort: effort(&fields), summary: reasoning("summary") },
+        prompt_cache_key: settings::name(&fields, "prompt_cache_key"),
+        safety_identifier: settings::name(&fields, "safety_identifier"),
+        user: settings::name(&fields, "user"),
+        reasoning: settings::reasoning(&fields),
         service_tier: service_tier.unwrap_or("default"),
         temperature: request.sampling.temperature,
         top_p: number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0),
@@ -123,12 +109,6 @@ fn instructions(value: Option<Value>) -> Result<Option<String>, GatewayError> {
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => Err(GatewayError::field("instructions", "`instructions` must be a string")),
     }
-}
-
-/// The effort of thinking, which `template_arguments` has checked.
-fn effort(fields: &JsonObject) -> Option<String> {
-    let nested = || fields.get("reasoning")?.get("effort");
-    fields.get("reasoning_effort").or_else(nested)?.as_str().map(str::to_owned)
 }
 
 /// What becomes of a conversation that is too long: OpenAI's field for it, or ours.
@@ -177,39 +157,13 @@ fn either(
     }
 }
 
-/// Names and texts of the client's own, within OpenAI's limits.
-fn metadata(value: Option<&Value>) -> Result<JsonObject, GatewayError> {
-    let invalid = |what: String| {
-        let message = format!(
-            "`metadata` must be an object of at most {MAX_METADATA} strings of {MAX_METADATA_CHARS} characters, with names of {MAX_METADATA_NAME_CHARS}; {what}"
-        );
-        GatewayError::field("metadata", message)
-    };
-    match value {
-        None => Ok(JsonObject::new()),
-        Some(Value::Object(entries)) if entries.len() > MAX_METADATA => {
-            Err(invalid(format!("it has {}", entries.len())))
-        }
-        Some(Value::Object(entries)) => {
-            let fits = |name: &str, value: &Value| {
-                let text = value.as_str().is_some_and(|text| text.chars().count() <= MAX_METADATA_CHARS);
-                text && name.chars().count() <= MAX_METADATA_NAME_CHARS
-            };
-            match entries.iter().find(|(name, value)| !fits(name, value)) {
-                Some((_, value)) => Err(invalid(format!("{} is none", shown(value)))),
-                None => Ok(entries.clone()),
-            }
-        }
-        Some(other) => Err(invalid(format!("{} is none", shown(other)))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use russet_wire::conversation::Message;
     use russet_wire::request::Sampling;
     use serde_json::json;
 
+    use super::super::fields::FIELDS;
     use super::*;
     use crate::error::ErrorKind;
     use crate::json_body::JsonScan;
@@ -385,6 +339,54 @@ mod tests {
         ] {
             let got = parse_with(&extra, limits).map(|parsed| parsed.requests[0].max_tokens);
             assert_eq!(got.map_err(|error| error.param), expected, "{extra}");
+        }
+    }
+
+    #[test]
+    fn no_value_of_any_field_does_harm() {
+        let values = [
+            json!(true),
+            json!(-1),
+            json!(1e300),
+            json!(""),
+            json!("x"),
+            json!([]),
+            json!([7]),
+            json!([[{}]]),
+            json!([{"type": "message"}]),
+            json!([{"type": "function"}]),
+            json!({}),
+            json!({"type": 7}),
+            json!({"type": "function", "name": 7}),
+            json!({"format": {"type": "json_schema", "schema": []}}),
+            json!({"effort": {}, "summary": 7}),
+        ];
+        let names = FIELDS.iter().flat_map(|group| group.names).chain(&[
+            "model",
+            "tools",
+            "tool_choice",
+            "stream",
+            "temperature",
+            "top_logprobs",
+            "user",
+            "stop",
+            "seed",
+            "chat_template_kwargs",
+            "structured_outputs",
+            "logit_bias",
+            "parallel_tool_calls",
+            "service_tier",
+        ]);
+        for name in names {
+            for value in &values {
+                match parse(json!({*name: value})) {
+                    Ok(parsed) => assert_eq!(parsed.requests.len(), 1, "{name}: {value}"),
+                    Err(error) => {
+                        assert_eq!(error.kind, ErrorKind::InvalidRequest, "{name}: {value}");
+                        assert!(error.param.is_some(), "{name}: {value}: {error}");
+                    }
+                }
+            }
         }
     }
 }

@@ -2,58 +2,11 @@
 
 use russet_wire::event::{FinishReason, Logprobs, Usage};
 use serde::Serialize;
-use serde_json::Value;
-use serde_json::value::RawValue;
 
 use super::output::{Item, ItemContent, ItemStatus, Output};
+use super::settings::Settings;
 use crate::dialects::openai::response::TokenBody;
-use crate::dialects::values::JsonObject;
 use crate::error::{ErrorKind, GatewayError};
-
-/// What a response repeats of its request.
-#[derive(Debug, Serialize)]
-pub(super) struct Settings {
-    pub(super) model: String,
-    pub(super) instructions: Option<String>,
-    pub(super) max_output_tokens: Option<u32>,
-    pub(super) max_tool_calls: Option<i64>,
-    pub(super) metadata: JsonObject,
-    pub(super) parallel_tool_calls: bool,
-    /// Responses are not kept, so none has a previous one.
-    pub(super) previous_response_id: Option<()>,
-    pub(super) store: bool,
-    pub(super) background: bool,
-    pub(super) prompt_cache_key: Option<String>,
-    pub(super) safety_identifier: Option<String>,
-    pub(super) user: Option<String>,
-    pub(super) reasoning: ReasoningSettings,
-    pub(super) service_tier: &'static str,
-    pub(super) temperature: f32,
-    pub(super) top_p: f32,
-    pub(super) presence_penalty: f32,
-    pub(super) frequency_penalty: f32,
-    pub(super) top_logprobs: u32,
-    pub(super) text: TextSettings,
-    pub(super) tool_choice: Value,
-    pub(super) tools: Box<RawValue>,
-    pub(super) truncation: &'static str,
-}
-
-/// How a model thinks.
-#[derive(Debug, Serialize)]
-pub(super) struct ReasoningSettings {
-    pub(super) effort: Option<String>,
-    pub(super) summary: Option<String>,
-}
-
-/// What the text has to be.
-#[derive(Debug, Serialize)]
-pub(super) struct TextSettings {
-    /// As the client wrote it.
-    pub(super) format: Box<RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) verbosity: Option<String>,
-}
 
 /// How far a response is.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
-use super::response::TextSettings;
+use super::settings::TextSettings;
 use crate::dialects::openai::request::structured_output::{MAX_BYTES, schema};
 use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;

@@ -17,7 +17,8 @@ use crate::json_body::JsonBody;
 pub(super) const CUSTOM_INPUT: &str = "input";
 /// Its schema.
 const CUSTOM_PARAMETERS: &str = r#"{"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": false}"#;
-/// Largest tools that a response repeats: it is sent three times in a stream. More than the tools of an agent have.
+/// Largest tools, and largest choice of them, that a response repeats: it is sent three times in a stream. More than the
+/// tools of an agent have.
 const MAX_REPEATED_BYTES: usize = 256 << 10;
 
 /// The tools of a request.
@@ -62,7 +63,7 @@ pub(super) fn parse(
     ignored: &mut BTreeSet<String>,
 ) -> Result<ParsedTools, GatewayError> {
     let choice = fields.get("tool_choice");
-    let repeated_choice = match choice {
+    let mut repeated_choice = match choice {
         Some(Value::Object(choice)) if choice.contains_key("function") => {
             json!({"type": "function", "name": choice.get("function").and_then(|function| function.get("name"))})
         }
@@ -108,12 +109,13 @@ pub(super) fn parse(
         }
     }
     let (tools, choice) = allowed(tools, choice)?;
-    let repeated = to_raw_value(&repeated).unwrap_or_default();
-    let repeated = if repeated.get().len() > MAX_REPEATED_BYTES {
-        to_raw_value::<[(); 0]>(&[]).unwrap_or_default()
-    } else {
-        repeated
-    };
+    let mut repeated = to_raw_value(&repeated).unwrap_or_default();
+    if repeated.get().len() > MAX_REPEATED_BYTES {
+        repeated = to_raw_value(&json!([])).unwrap_or_default();
+    }
+    if repeated_choice.to_string().len() > MAX_REPEATED_BYTES {
+        repeated_choice = json!("auto");
+    }
     Ok(ParsedTools { tools, choice, custom, repeated, repeated_choice })
 }
 
@@ -355,5 +357,12 @@ mod tests {
         let body = json!({"tools": [{"type": "function", "name": "f", "description": description}]});
         let (parsed, _) = parsed(&body.to_string()).unwrap();
         assert_eq!((parsed.tools.len(), parsed.repeated.get()), (1, "[]"));
+        let allowed = vec![json!({"type": "function", "name": "f"}); 10_000];
+        let body = json!({
+            "tools": [{"type": "function", "name": "f"}],
+            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed},
+        });
+        let (parsed, _) = self::parsed(&body.to_string()).unwrap();
+        assert_eq!((parsed.choice, parsed.repeated_choice), (ToolChoice::Required, json!("auto")));
     }
 }

@@ -7,7 +7,8 @@ use russet_wire::event::{Delta, FinishReason, Usage};
 
 use super::event::EventSequence;
 use super::output::{Observer, Output, unobserved};
-use super::response::{ResponseBody, ResponseState, Settings};
+use super::response::{ResponseBody, ResponseState};
+use super::settings::Settings;
 use crate::dialects::sse::{self, KEEP_ALIVE};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
@@ -105,7 +106,7 @@ mod tests {
     use serde_json::value::to_raw_value;
     use serde_json::{Value, json};
 
-    use super::super::response::{ReasoningSettings, TextSettings};
+    use super::super::settings::{ReasoningSettings, TextSettings};
     use super::*;
     use crate::error::ErrorKind;
 
