@@ -1,5 +1,7 @@
 //! What a response repeats of its request, so much of it that a stream can send it three times.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -73,8 +75,13 @@ pub(super) fn name(fields: &JsonObject, name: &str) -> Option<String> {
 }
 
 /// How the model thinks: the effort, which `template_arguments` has checked, and how much of the thinking the client wants
-/// to read, in OpenAI's words. It gets all of it.
-pub(super) fn reasoning(fields: &JsonObject) -> ReasoningSettings {
+/// to read, in OpenAI's words. It gets all of it. The names of fields without effect are added to `ignored`.
+pub(super) fn reasoning(fields: &JsonObject, ignored: &mut BTreeSet<String>) -> ReasoningSettings {
+    /// The first two are OpenAI's, and so is the older name of the second.
+    const READ: [&str; 6] = ["effort", "summary", "generate_summary", "max_tokens", "enabled", "type"];
+    let given = fields.get("reasoning").and_then(Value::as_object).into_iter().flatten();
+    let left_out = given.filter(|(name, value)| !value.is_null() && !READ.contains(&name.as_str()));
+    ignored.extend(left_out.map(|(name, _)| format!("reasoning.{name}")));
     let nested = |name: &str| fields.get("reasoning")?.get(name);
     let effort = fields.get("reasoning_effort").or_else(|| nested("effort"));
     let summary = nested("summary").and_then(Value::as_str);
