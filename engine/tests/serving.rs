@@ -134,6 +134,34 @@ async fn groups_answer_as_one_rank_does() {
 /// An output starts on a single rank and resumes on another group after any number of emitted tokens: the
 /// emitted tokens are prefilled at once there, and were decoded one by one before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counted_tokens_are_those_that_are_read() {
+    let model = model::random_model_dir();
+    let mut lab = EngineHarness::new();
+    lab.config.context_tokens = 256;
+    let engines = lab.start(model.path(), &[model::LAYERS]);
+    let mut client = lab.client(&engines[0]).await;
+    let count = async |request: GenerationRequest| {
+        let mut client = lab.client(&engines[0]).await;
+        let call = client.count_tokens(pb::GenerateRequest::from(request));
+        let pb::CountTokensReply { failed, prompt_tokens } =
+            within("a number", call).await.unwrap().into_inner();
+        failed.map_or(Ok(prompt_tokens), |failed| Err(GenerationFailure::from(failed)))
+    };
+    for text in ["hi", "What is 17 + 25?", "日本 🙂"] {
+        let request = GenerationRequest { max_tokens: Some(1), ..say(text) };
+        let counted = count(request.clone()).await;
+        let (_, _, end) = collect(&mut ask(&mut client, request).await).await;
+        let GenerationEvent::Finished { usage, .. } = end else { panic!("{end:?}") };
+        assert_eq!(counted, Ok(usage.prompt_tokens), "{text}");
+    }
+    // Of a prompt that is too long the number is what its client asks for.
+    let short = count(say("x")).await.unwrap();
+    assert_eq!(count(say(&"x".repeat(1000))).await, Ok(short + 999));
+    let wrong = GenerationRequest { template_arguments: "[]".into(), ..say("hi") };
+    assert_eq!(count(wrong).await.unwrap_err().kind, FailureKind::InvalidRequest);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_group_resumes_an_answer_unchanged() {
     let lab = EngineHarness::new();
     let model = model::random_model_dir();

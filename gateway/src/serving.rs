@@ -172,6 +172,11 @@ fn list_ignored(response: &mut Response, ignored: &[String]) {
     }
 }
 
+/// Now, in seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// A request whose body has arrived.
 struct ReceivedRequest {
     unread: UnreadRequest,
@@ -243,8 +248,7 @@ impl UnreadRequest {
         // Held while the values are there; what is left of them is no larger than the body.
         let held = api.bodies.hold(&caller, scan.decoded_bytes);
         let _values = held.inspect_err(|error| api.metrics.rejected(error))?;
-        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let context = RequestContext { id: &id, unix_seconds, limits: caller.limits() };
+        let context = RequestContext { id: &id, unix_seconds: unix_seconds(), limits: caller.limits() };
         parse(scan.decode(&body)?, &context, &caller)
     }
 }

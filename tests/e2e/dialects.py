@@ -8,7 +8,8 @@ def messages(root, family, tools, calls, reasoning, result, answer):
     client = anthropic.Anthropic(base_url=root, api_key="none", max_retries=0, timeout=300)
     declared = [{"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
                 for function in (tool["function"] for tool in tools)]
-    request = {"model": family, "max_tokens": 24000, "temperature": 0, "tools": declared}
+    # The SDK has no name for the temperature any more.
+    request = {"model": family, "max_tokens": 24000, "tools": declared, "extra_body": {"temperature": 0}}
 
     def whole(messages):
         return client.messages.create(messages=messages, **request)

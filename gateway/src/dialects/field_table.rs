@@ -148,10 +148,10 @@ pub(super) mod tests {
         rows
     }
 
-    /// Checks that docs/gateway.md has this text for the dialect; writes it with `RUSSET_UPDATE_GOLDENS=1`.
-    pub(in crate::dialects) fn check_page(dialect: &str, text: &str) {
+    /// Checks that docs/gateway.md has this text of the fields in this folder; writes it with `RUSSET_UPDATE_GOLDENS=1`.
+    pub(in crate::dialects) fn check_page(folder: &str, text: &str) {
         let begin = format!(
-            "<!-- fields of gateway/src/dialects/{dialect}/request/fields.rs; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n"
+            "<!-- fields of gateway/src/dialects/{folder}/fields.rs; written by its test with RUSSET_UPDATE_GOLDENS=1 -->\n"
         );
         let end = "<!-- end of the fields -->\n";
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gateway.md");

@@ -1,6 +1,6 @@
-//! OpenAI's chat completions, completions, embeddings and model list, and reranking beside them. Unsupported features are
-//! rejected by name, so that no client believes it got them; fields that do not change the response are ignored and listed
-//! in a header.
+//! OpenAI's chat completions, responses, completions, embeddings and model list, and reranking beside them. Unsupported
+//! features are rejected by name, so that no client believes it got them; fields that do not change the response are
+//! ignored and listed in a header.
 
 mod completion_response;
 mod embeddings;
@@ -8,8 +8,10 @@ mod error;
 mod request;
 mod rerank;
 mod response;
+mod responses;
 
 use axum::response::IntoResponse as _;
+use axum::routing::any;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
@@ -17,6 +19,7 @@ use super::models::ModelPages;
 use super::quota_headers::set_quota_headers;
 use crate::serving::{Dialect, ModelSummary, generation, pooling};
 use error::error_response;
+use responses::codex_models;
 
 /// This dialect.
 pub(super) static DIALECT: Dialect = Dialect {
@@ -26,6 +29,8 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: || {
         Router::new()
             .route("/v1/chat/completions", generation(&DIALECT, request::parse))
+            .route("/v1/responses", generation(&DIALECT, responses::parse))
+            .route("/v1/responses/{*rest}", any(responses::not_kept))
             .route("/v1/completions", generation(&DIALECT, request::completion::parse))
             .route("/v1/embeddings", pooling(&DIALECT, embeddings::parse))
             .route("/v1/rerank", pooling(&DIALECT, rerank::parse))
@@ -40,9 +45,13 @@ pub(super) static DIALECT: Dialect = Dialect {
 pub(super) static MODEL_PAGES: ModelPages = ModelPages {
     dialect: &DIALECT,
     is_requested: |_| true,
-    list: |models, _| {
+    list: |models, uri| {
         let data: Vec<Value> = models.iter().map(model_body).collect();
-        Ok(Json(json!({"object": "list", "data": data})).into_response())
+        let mut list = json!({"object": "list", "data": data});
+        if codex_models::is_asked_for(uri.query()) {
+            list["models"] = models.iter().enumerate().map(codex_models::body).collect();
+        }
+        Ok(Json(list).into_response())
     },
     one: |model| Json(model_body(model)).into_response(),
 };

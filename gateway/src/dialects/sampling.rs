@@ -12,7 +12,7 @@ use crate::request_defaults::LeftOut;
 /// Maximum tokens that a request names, as the engine has it.
 const MAX_TOKENS: usize = 1024;
 /// As many of the most probable tokens as OpenAI tells.
-const MAX_TOP_LOGPROBS: i64 = 20;
+pub(super) const MAX_TOP_LOGPROBS: i64 = 20;
 /// Maximum texts over which no repeated run goes on, and their length.
 const MAX_BREAKERS: usize = 64;
 const MAX_BREAKER_BYTES: usize = 64;

@@ -8,7 +8,7 @@ pub(super) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 pub(super) const KEEP_ALIVE: &[u8] = b": still working\n\n";
 
 /// One server-sent event with a name, for clients that read events by it.
-pub(super) fn sse_named_event(out: &mut Vec<u8>, name: &str, value: &impl Serialize) {
+pub(super) fn named_event(out: &mut Vec<u8>, name: &str, value: &impl Serialize) {
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(name.as_bytes());
     out.push(b'\n');

@@ -56,16 +56,9 @@ pub(super) fn parse(
             let what = format!("a name of at most {MAX_NAME_BYTES} bytes, not {}", name.len());
             return invalid(&format!("{at}.function.name"), &what);
         }
-        let arguments = match function.remove("arguments") {
-            Some(Value::String(text)) => text,
-            // OpenAI writes them as text; Ollama and other servers as an object.
-            Some(object @ Value::Object(_)) => {
-                raw.get(index).and_then(RawCall::arguments).map_or_else(|| object.to_string(), str::to_owned)
-            }
-            None | Some(Value::Null) => String::new(),
-            Some(_) => return invalid(&format!("{at}.function.arguments"), "an object, or its JSON text"),
-        };
-        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        let written = raw.get(index).and_then(RawCall::arguments);
+        let arguments =
+            arguments(&format!("{at}.function.arguments"), function.remove("arguments"), written)?;
         let id = match call.remove("id") {
             Some(Value::String(id)) => id,
             None | Some(Value::Null) => String::new(),
@@ -74,4 +67,19 @@ pub(super) fn parse(
         Ok(ToolCall { id, name, arguments })
     };
     calls.into_iter().enumerate().map(call).collect()
+}
+
+/// JSON text of a call's arguments; of an object the text that the client has `written`.
+pub(super) fn arguments(
+    at: &str,
+    value: Option<Value>,
+    written: Option<&str>,
+) -> Result<String, GatewayError> {
+    match value {
+        Some(Value::String(text)) if !text.trim().is_empty() => Ok(text),
+        // OpenAI writes them as text; Ollama and other servers as an object.
+        Some(object @ Value::Object(_)) => Ok(written.map_or_else(|| object.to_string(), str::to_owned)),
+        None | Some(Value::Null | Value::String(_)) => Ok("{}".to_owned()),
+        Some(_) => Err(GatewayError::field(at, format!("`{at}` must be an object, or its JSON text"))),
+    }
 }

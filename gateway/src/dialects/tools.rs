@@ -19,7 +19,14 @@ pub(super) fn parse(
     body: &JsonBody<'_>,
 ) -> Result<(Vec<Tool>, ToolChoice), GatewayError> {
     let choice = tool_choice(fields.get("tool_choice"))?;
-    let tools = tools(fields, body)?;
+    choose(tools(fields, body)?, choice)
+}
+
+/// The tools with this choice, which has to be one of them; `None` leaves them out.
+pub(super) fn choose(
+    tools: Vec<Tool>,
+    choice: Option<ToolChoice>,
+) -> Result<(Vec<Tool>, ToolChoice), GatewayError> {
     match choice {
         None => Ok((Vec::new(), ToolChoice::Auto)),
         Some(choice) if choice != ToolChoice::Auto && tools.is_empty() => {
@@ -62,16 +69,10 @@ fn tool_choice(value: Option<&Value>) -> Result<Option<ToolChoice>, GatewayError
 }
 
 fn tools(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool>, GatewayError> {
-    let tools = match fields.get("tools") {
-        None => return Ok(Vec::new()),
-        Some(tools) if is_empty(tools) => return Ok(Vec::new()),
-        Some(Value::Array(tools)) if tools.len() <= MAX_TOOLS => tools,
-        Some(Value::Array(tools)) => {
-            let message = format!("`tools` must be at most {MAX_TOOLS} tools, not {}", tools.len());
-            return Err(GatewayError::field("tools", message));
-        }
-        Some(_) => return Err(GatewayError::field("tools", "`tools` must be a list of tools")),
-    };
+    let tools = list(fields)?;
+    if tools.is_empty() {
+        return Ok(Vec::new());
+    }
     let raw: Option<RawTools<'_>> = body.read();
     let raw = raw.map(|raw| raw.tools).unwrap_or_default();
     let parsed = tools.iter().enumerate().map(|(index, tool)| {
@@ -79,6 +80,20 @@ fn tools(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool>, GatewayE
         parse_tool(&format!("tools[{index}]"), tool, schema)
     });
     parsed.collect()
+}
+
+/// The list of tools.
+pub(super) fn list(fields: &JsonObject) -> Result<&[Value], GatewayError> {
+    match fields.get("tools") {
+        None => Ok(&[]),
+        Some(tools) if is_empty(tools) => Ok(&[]),
+        Some(Value::Array(tools)) if tools.len() <= MAX_TOOLS => Ok(tools),
+        Some(Value::Array(tools)) => {
+            let message = format!("`tools` must be at most {MAX_TOOLS} tools, not {}", tools.len());
+            Err(GatewayError::field("tools", message))
+        }
+        Some(_) => Err(GatewayError::field("tools", "`tools` must be a list of tools")),
+    }
 }
 
 fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {
@@ -89,28 +104,41 @@ fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool,
     if tool.get("type").is_some_and(|kind| kind != "function") {
         return Err(invalid("type", "\"function\"; other types of tools are not supported by this release"));
     }
-    let Some(function) = tool.get("function").and_then(Value::as_object) else {
+    let Some(described) = tool.get("function").and_then(Value::as_object) else {
         return Err(invalid("function", "an object with a name"));
     };
+    function(&format!("{at}.function"), described, schema)
+}
+
+/// A function, with its schema as the client wrote it.
+pub(super) fn function(
+    at: &str,
+    function: &JsonObject,
+    schema: Option<&RawValue>,
+) -> Result<Tool, GatewayError> {
+    let invalid = |name: &str, what: &str| {
+        let field = format!("{at}.{name}");
+        GatewayError::field(&field, format!("`{field}` must be {what}"))
+    };
     let Some(name) = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
-        return Err(invalid("function.name", "a string"));
+        return Err(invalid("name", "a string"));
     };
     let description = match function.get("description") {
         None | Some(Value::Null) => None,
         Some(Value::String(text)) => Some(text.clone()),
-        Some(_) => return Err(invalid("function.description", "a string")),
+        Some(_) => return Err(invalid("description", "a string")),
     };
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => None,
         Some(object @ Value::Object(_)) => {
             Some(schema.map_or_else(|| object.to_string(), |raw| raw.get().to_owned()))
         }
-        Some(_) => return Err(invalid("function.parameters", "a JSON Schema")),
+        Some(_) => return Err(invalid("parameters", "a JSON Schema")),
     };
     let strict = match function.get("strict") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(strict)) => *strict,
-        Some(_) => return Err(invalid("function.strict", "true or false")),
+        Some(_) => return Err(invalid("strict", "true or false")),
     };
     Ok(Tool { name: name.to_owned(), description, parameters, strict })
 }

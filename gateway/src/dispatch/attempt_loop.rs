@@ -50,6 +50,8 @@ pub(crate) struct PendingRequest {
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
     ask: Ask,
+    /// Whether its prompt is on the way to an engine or prepared by one, and not held.
+    preparing: watch::Sender<bool>,
 }
 
 /// What is asked of a model.
@@ -87,6 +89,7 @@ impl PendingRequest {
             last_lost: None,
             body_permit,
             ask: Ask::Text,
+            preparing: watch::Sender::new(true),
         }
     }
 
@@ -98,6 +101,11 @@ impl PendingRequest {
     /// The same, which asks for the number of tokens of its prompt.
     pub(crate) fn with_token_count(self) -> Self {
         Self { ask: Ask::TokenCount, ..self }
+    }
+
+    /// Whether its prompt is on the way to an engine or prepared by one, and not held.
+    pub(crate) fn preparing(&self) -> watch::Receiver<bool> {
+        self.preparing.subscribe()
     }
 
     /// The model name as the client sent it.
@@ -266,6 +274,7 @@ impl<'a> AttemptLoop<'a> {
                 RouteDecision::Wait(deployment, reason) => {
                     let until = self.hold_deadline(&table, &reason, now)?;
                     self.hold(deployment, &reason)?;
+                    self.request.preparing.send_replace(false);
                     self.wait_for_change(until).await?;
                 }
             }
@@ -399,14 +408,17 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
-        let PendingRequest { request, asked, deadline, resume_point, .. } = &mut *self.request;
+        let PendingRequest { request, asked, deadline, resume_point, preparing, .. } = &mut *self.request;
         // A response that has begun goes on as it began.
         if resume_point.is_none() {
             deployment.defaults.complete(request, asked);
             adapter.clone_into(&mut request.adapter);
         }
         let opening = EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline);
-        let mut stream = within(isolation, opening).await?;
+        preparing.send_replace(true);
+        let opened = within(isolation, opening).await;
+        preparing.send_replace(false);
+        let mut stream = opened?;
         if let Some(isolation) = isolation {
             isolation.queued();
         }

@@ -26,8 +26,11 @@ pub struct DispatchLimits {
     pub hold_timeout: Duration,
     /// How long a streamed response waits for its first token before the headers are sent. Until then an
     /// error has its own HTTP status. After that, keep-alives stop proxies from closing the connection, which
-    /// some do after 30 s.
+    /// some do after 30 s, and tell people that something happens.
     pub headers_timeout: Duration,
+    /// How long the headers wait, if that is longer, for an engine that prepares the prompt: a conversation that is too
+    /// long, or that the chat template refuses, has its own HTTP status then.
+    pub prompt_timeout: Duration,
     /// Time between keep-alives of an idle stream.
     pub heartbeat: Duration,
     /// How long a client may leave a streamed response unread: a laptop that wakes up reads at once, and each such
@@ -54,8 +57,10 @@ impl Default for DispatchLimits {
         Self {
             sync_timeout: Duration::from_secs(30),
             hold_timeout: Duration::from_secs(300),
-            headers_timeout: Duration::from_secs(10),
-            heartbeat: Duration::from_secs(15),
+            // With the last word of an engine a second.
+            headers_timeout: Duration::from_millis(750),
+            prompt_timeout: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(10),
             read_timeout: Duration::from_secs(60),
             engine_timeout: Duration::from_secs(600),
             endpoint_backoff: Duration::from_secs(1),

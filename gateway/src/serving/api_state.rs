@@ -32,6 +32,8 @@ pub(crate) struct ApiState {
 pub(super) struct StreamTimeouts {
     /// How long the headers wait for the first token. Until then an error has its own HTTP status.
     pub(super) headers: Duration,
+    /// How long they wait for engines that prepare its prompt, if that is longer.
+    pub(super) prompt: Duration,
     /// Time between keep-alives.
     pub(super) keep_alive: Duration,
     /// How long a client may leave what it was sent unread.
@@ -47,6 +49,7 @@ impl ApiState {
             metrics,
             stream_timeouts: StreamTimeouts {
                 headers: limits.headers_timeout,
+                prompt: limits.prompt_timeout,
                 keep_alive: limits.heartbeat,
                 read: limits.read_timeout,
             },

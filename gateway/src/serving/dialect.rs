@@ -80,8 +80,9 @@ pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
 
-    /// The first token of a response that is not streamed has arrived.
-    fn first_token(&mut self) {}
+    /// What is added to a choice of a response that is not streamed: for formats that tell in which order thinking, texts
+    /// and calls came, because `whole` has each of them together, or when the first one came.
+    fn observe(&mut self, _choice: usize, _delta: &Delta) {}
 
     /// A complete response that is not streamed: the choices of the first prompt, then those of the next.
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response;

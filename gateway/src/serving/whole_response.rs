@@ -18,15 +18,12 @@ pub(super) async fn respond<W: ResponseWriter>(
     mut writer: W,
 ) -> Result<Response, GatewayError> {
     let mut choices: Vec<(Delta, Option<FinishReason>)> = vec![(Delta::default(), None); requests.len()];
-    let mut is_first = true;
     let mut events = Choices::open(dispatcher.clone(), requests).await?;
     while let Some((choice, event)) = events.next().await {
         let Some((response, finished)) = choices.get_mut(choice) else { continue };
         match event? {
             GenerationEvent::Token { id: _, delta } => {
-                if std::mem::take(&mut is_first) {
-                    writer.first_token();
-                }
+                writer.observe(choice, &delta);
                 response.append(delta);
             }
             GenerationEvent::Finished { reason, usage: tokens } => {

@@ -261,6 +261,32 @@ async fn long_wait_sends_keep_alives_and_can_end_in_an_error() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_is_refused_late_has_its_own_status() {
+    let refusal = |prepared: &CancellationToken| {
+        vec![ScriptStep::PrepareUntil(prepared.clone()), failed(FailureKind::ContextLengthExceeded)]
+    };
+    let hasty = DispatchLimits { headers_timeout: Duration::ZERO, ..limits() };
+    let lab = GatewayLab::start(DispatchLimits { prompt_timeout: TEST_TIMEOUT, ..hasty }).await;
+    let prepared = CancellationToken::new();
+    let engine = lab.only_engine(refusal(&prepared));
+    let asked = tokio::spawn(lab.chat(json!({"stream": true})).send());
+    engine.running(1).await;
+    prepared.cancel();
+    let response = asked.await.unwrap().unwrap();
+    assert_eq!(response.status(), 400);
+    assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "context_length_exceeded");
+    // Without patience the headers come first.
+    let lab = GatewayLab::start(hasty).await;
+    let prepared = CancellationToken::new();
+    let _engine = lab.only_engine(refusal(&prepared));
+    let response = lab.chat(json!({"stream": true})).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    prepared.cancel();
+    let events = remaining_events(response).await;
+    assert_eq!(events.last().unwrap()["error"]["code"], "context_length_exceeded", "{events:?}");
+}
+
+#[tokio::test]
 async fn silent_engine_times_out() {
     let lab =
         GatewayLab::start(DispatchLimits { engine_timeout: Duration::from_millis(100), ..limits() }).await;

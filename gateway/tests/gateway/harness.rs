@@ -34,6 +34,7 @@ pub fn limits() -> DispatchLimits {
         sync_timeout: TEST_TIMEOUT,
         hold_timeout: TEST_TIMEOUT,
         headers_timeout: TEST_TIMEOUT,
+        prompt_timeout: Duration::ZERO,
         heartbeat: TEST_TIMEOUT,
         ..DispatchLimits::default()
     }
@@ -45,6 +46,8 @@ pub enum ScriptStep {
     Say(GenerationEvent),
     /// Prepares the prompt until the request is cancelled: the response does not begin. Only as the first step.
     Prepare,
+    /// Prepares the prompt until the token is cancelled. Only as the first step.
+    PrepareUntil(CancellationToken),
     /// Sends nothing until the request is cancelled.
     Hang,
     /// Sends nothing until the token is cancelled.
@@ -216,7 +219,7 @@ impl ScriptedService {
                 ScriptStep::Say(GenerationEvent::Failed(failure)) => return Ok(Some(failure.into())),
                 ScriptStep::Say(_) => {}
                 ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
-                ScriptStep::Until(token) => token.cancelled().await,
+                ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                 ScriptStep::Break(code, message) => return Err(Status::new(code, message)),
             }
         }
@@ -302,8 +305,10 @@ impl Service for ScriptedService {
         self.received.lock().unwrap().push(request.into_inner());
         self.running.send_modify(|running| *running += 1);
         let slot = RunningSlot(self.running.clone());
-        if let Some(ScriptStep::Prepare) = steps.first() {
-            std::future::pending::<()>().await;
+        match steps.first() {
+            Some(ScriptStep::Prepare) => std::future::pending::<()>().await,
+            Some(ScriptStep::PrepareUntil(token)) => token.cancelled().await,
+            _ => {}
         }
         Ok(Response::new(Box::pin(async_stream::stream! {
             let _slot = slot;
@@ -311,7 +316,7 @@ impl Service for ScriptedService {
                 match step {
                     ScriptStep::Say(event) => yield Ok(event.into()),
                     ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
-                    ScriptStep::Until(token) => token.cancelled().await,
+                    ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                     ScriptStep::Break(code, message) => {
                         yield Err(Status::new(code, message));
                         return;

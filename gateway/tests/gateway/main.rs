@@ -14,6 +14,7 @@ mod keys;
 mod limits;
 mod network;
 mod ollama;
+mod openai_responses;
 mod poison;
 mod pooling;
 mod responses;

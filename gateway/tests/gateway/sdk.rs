@@ -2,12 +2,15 @@
 
 use russet_gateway::routes::DeploymentState;
 use russet_wire::conversation::ToolCall;
-use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::event::{
+    Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Logprobs, TokenLogprob,
+};
 
 use crate::harness::{GatewayLab, ScriptStep, access_key, finished, hello, limits, started, token};
+use crate::openai_responses::agent;
 
-/// Runs a script beside this folder with the URL of the listener; passes where there is no Python for it.
-async fn check(lab: &GatewayLab, script: &str, base: &str) {
+/// Runs a script beside this folder with this URL of the gateway; passes where there is no Python for it.
+async fn check(lab: &GatewayLab, script: &str, url: String) {
     let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
         assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
         println!("RUSSET_PYTHON is not set: the SDK was not run; `cargo xtask test` sets it");
@@ -15,7 +18,7 @@ async fn check(lab: &GatewayLab, script: &str, base: &str) {
     };
     let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
     let mut command = tokio::process::Command::new(python);
-    command.arg(script).arg(lab.network_url(base)).env("SSL_CERT_FILE", lab.certificates.ca_path());
+    command.arg(script).arg(url).env("SSL_CERT_FILE", lab.certificates.ca_path());
     let output = command.kill_on_drop(true).output().await.unwrap();
     assert!(
         output.status.success() && output.stdout.ends_with(b"passed\n"),
@@ -35,7 +38,7 @@ async fn the_openai_sdk_raises_its_own_errors_over_tls() {
         access_key("all", "s-all", |_| {}),
         access_key("once", "s-once", |spec| spec.requests_per_minute = Some(1)),
     ]);
-    check(&lab, "openai_keys.py", "/v1").await;
+    check(&lab, "openai_keys.py", lab.network_url("/v1")).await;
 }
 
 #[tokio::test]
@@ -68,5 +71,29 @@ async fn the_anthropic_sdk_reads_messages_streams_and_errors() {
         access_key("one", "s-one", |spec| spec.models = vec!["m".into()]),
         access_key("once", "s-once", |spec| spec.requests_per_minute = Some(1)),
     ]);
-    check(&lab, "anthropic_sdk.py", "").await;
+    check(&lab, "anthropic_sdk.py", lab.network_url("")).await;
+}
+
+#[tokio::test]
+async fn the_openai_sdk_validates_responses_and_events() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.engine("a", |request| match request.messages.last().unwrap().content.as_str() {
+        "agent" => agent(),
+        "long" => vec![started(), token("x"), finished(FinishReason::Length)],
+        "empty" => vec![started(), finished(FinishReason::Stop)],
+        "logprobs" => {
+            let one = TokenLogprob { id: 1, bytes: b"x".to_vec(), logprob: -0.5 };
+            let logprobs = vec![Logprobs { sampled: one.clone(), top: vec![one] }];
+            let delta = Delta { logprobs, ..Delta::text("x") };
+            let token = ScriptStep::Say(GenerationEvent::Token { id: 1, delta });
+            vec![started(), token, finished(FinishReason::Stop)]
+        }
+        "fail" => {
+            let failure = GenerationFailure { kind: FailureKind::Internal, message: "because".into() };
+            vec![started(), token("x"), ScriptStep::Say(GenerationEvent::Failed(failure))]
+        }
+        _ => hello(),
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+    check(&lab, "openai_responses.py", lab.url("/v1")).await;
 }

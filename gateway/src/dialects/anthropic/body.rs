@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::dialects::sse::sse_named_event;
+use crate::dialects::sse::named_event;
 
 /// A message, whole or as it begins.
 #[derive(Serialize)]
@@ -103,7 +103,7 @@ impl StreamEvent<'_> {
             Self::MessageStop => "message_stop",
             Self::Ping => "ping",
         };
-        sse_named_event(out, name, self);
+        named_event(out, name, self);
     }
 }
 

@@ -16,7 +16,7 @@ use super::body::{
     BlockBody, BlockDelta, MessageEnd, MessageEnvelope, MessageUsage, StreamEvent, input_text, raw_input,
 };
 use super::error::error_body;
-use crate::dialects::sse::{self, sse_named_event};
+use crate::dialects::sse::{self, named_event};
 use crate::error::GatewayError;
 use crate::request_id::RequestId;
 use crate::serving::ResponseWriter;
@@ -96,7 +96,7 @@ impl ResponseWriter for MessageWriter {
 
     fn error(&mut self, error: &GatewayError) -> Bytes {
         let mut out = Vec::new();
-        sse_named_event(&mut out, "error", &error_body(error, &self.request_id));
+        named_event(&mut out, "error", &error_body(error, &self.request_id));
         out.into()
     }
 }

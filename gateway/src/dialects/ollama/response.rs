@@ -140,7 +140,7 @@ impl OllamaWriter {
 impl ResponseWriter for OllamaWriter {
     const STREAM_TYPE: &'static str = STREAM_TYPE;
 
-    fn first_token(&mut self) {
+    fn observe(&mut self, _: usize, _: &Delta) {
         self.clock.token(Instant::now());
     }
 

@@ -2,16 +2,15 @@
 //! would change the response is rejected; one that would not is ignored and reported.
 
 pub(super) mod completion;
-mod fields;
-mod messages;
-mod parameters;
-mod structured_output;
-mod template_arguments;
+pub(super) mod fields;
+pub(super) mod messages;
+pub(super) mod parameters;
+pub(super) mod structured_output;
+pub(super) mod template_arguments;
 
 use std::collections::BTreeSet;
 
-use russet_wire::request::{ContextOverflow, GenerationRequest};
-use serde_json::Value;
+use russet_wire::request::GenerationRequest;
 
 use super::response::ChatWriter;
 use crate::dialects::field_table::{ignored, refuse_unsupported};
@@ -43,7 +42,7 @@ pub(super) fn parse(
         thinking_budget: sampling::thinking_budget(&fields)?,
         logprobs: sampling::logprobs(&fields)?,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
-        context_overflow: context_overflow(fields.get("context_overflow"))?,
+        context_overflow: parameters::context_overflow(fields.get("context_overflow"))?,
         ..parameters::request(&fields, &body, context, service_tier)?
     };
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
@@ -67,23 +66,11 @@ pub(super) fn parse(
     })
 }
 
-/// What becomes of a conversation that is too long.
-fn context_overflow(value: Option<&Value>) -> Result<ContextOverflow, GatewayError> {
-    match value.map(Value::as_str) {
-        None | Some(Some("refuse")) => Ok(ContextOverflow::Refuse),
-        Some(Some("shift")) => Ok(ContextOverflow::Shift),
-        Some(_) => Err(GatewayError::field(
-            "context_overflow",
-            "`context_overflow` must be refuse, or shift, which leaves out the oldest turns",
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use russet_wire::conversation::{Message, Tool, ToolChoice};
     use russet_wire::request::{DrySampling, Sampling};
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::error::ErrorKind;

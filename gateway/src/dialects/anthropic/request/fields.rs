@@ -68,6 +68,6 @@ mod tests {
 
     #[test]
     fn the_page_of_the_gateway_has_the_fields_of_messages() {
-        check_page("anthropic", &rows(FIELDS));
+        check_page("anthropic/request", &rows(FIELDS));
     }
 }

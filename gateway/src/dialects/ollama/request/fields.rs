@@ -169,6 +169,6 @@ mod tests {
             check_groups(fields);
             format!("{sentence}\n\n{}", rows(fields))
         };
-        check_page("ollama", &tables.map(table).join("\n"));
+        check_page("ollama/request", &tables.map(table).join("\n"));
     }
 }

@@ -7,7 +7,7 @@ use crate::dialects::field_table::{
 };
 
 /// The fields.
-pub(super) const FIELDS: &[FieldGroup] = &[
+const FIELDS: &[FieldGroup] = &[
     group(
         "OpenAI's",
         Honoured,
@@ -219,7 +219,7 @@ pub(super) const FIELDS: &[FieldGroup] = &[
 ];
 
 /// What is otherwise in a request for completions.
-pub(super) const COMPLETION_FIELDS: &[FieldGroup] = &[
+const COMPLETION_FIELDS: &[FieldGroup] = &[
     group("OpenAI's", Honoured, &["prompt", "echo", "best_of"]),
     group("a text after the answer", Refused(is_nothing), &["suffix"]),
     group("of conversations", Refused(is_nothing), &["messages", "tools"]),
@@ -248,7 +248,7 @@ pub(super) const COMPLETION_FIELDS: &[FieldGroup] = &[
 ];
 
 /// The group of a field; `None` for one that is not in the table.
-pub(super) fn group_of(name: &str) -> Option<&'static FieldGroup> {
+pub(in crate::dialects::openai) fn group_of(name: &str) -> Option<&'static FieldGroup> {
     find(FIELDS, name)
 }
 
@@ -272,7 +272,7 @@ mod tests {
     fn the_page_of_the_gateway_has_the_fields() {
         let completions = rows(COMPLETION_FIELDS);
         check_page(
-            "openai",
+            "openai/request",
             &format!("{}\nIn a request to `/v1/completions`:\n\n{completions}", rows(FIELDS)),
         );
     }

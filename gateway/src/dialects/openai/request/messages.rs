@@ -59,7 +59,13 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
     }
     let is_assistant = role == "assistant";
     let refusal = if is_assistant { fields.remove("refusal") } else { None };
-    let content = content(&format!("{at}.content"), fields.remove("content"), is_assistant, ignored)?;
+    let content = content(
+        &format!("{at}.content"),
+        fields.remove("content"),
+        is_assistant,
+        "messages.content",
+        ignored,
+    )?;
     let content = match (content, refusal) {
         (Some(content), _) => content,
         (None, Some(Value::String(refusal))) => refusal,
@@ -100,7 +106,7 @@ fn text_field(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, G
 }
 
 /// Gives results of tools the name of their tool, which OpenAI's clients leave out and chat templates write.
-fn name_results(messages: &mut [Message]) {
+pub(in crate::dialects::openai) fn name_results(messages: &mut [Message]) {
     let mut names: HashMap<String, String> = HashMap::new();
     for message in messages {
         names.extend(message.tool_calls.iter().map(|call| (call.id.clone(), call.name.clone())));
@@ -113,11 +119,13 @@ fn name_results(messages: &mut [Message]) {
     }
 }
 
-/// The text of a content; `None` where an assistant has none.
-fn content(
+/// The text of a content; `None` where an assistant has none. Fields of its parts that are left out are added to `ignored`
+/// under this name.
+pub(in crate::dialects::openai) fn content(
     at: &str,
     value: Option<Value>,
     is_assistant: bool,
+    name: &str,
     ignored: &mut BTreeSet<String>,
 ) -> Result<Option<String>, GatewayError> {
     match value {
@@ -125,7 +133,7 @@ fn content(
         Some(Value::Array(parts)) => {
             let mut content = String::new();
             for (index, part) in parts.into_iter().enumerate() {
-                content.push_str(&part_text(&format!("{at}[{index}]"), part, is_assistant, ignored)?);
+                content.push_str(&part_text(&format!("{at}[{index}]"), part, is_assistant, name, ignored)?);
             }
             Ok(Some(content))
         }
@@ -141,6 +149,7 @@ fn part_text(
     at: &str,
     part: Value,
     is_assistant: bool,
+    listed: &str,
     ignored: &mut BTreeSet<String>,
 ) -> Result<String, GatewayError> {
     let mut fields = match part {
@@ -165,7 +174,7 @@ fn part_text(
         return Err(GatewayError::field(format!("{at}.{name}"), format!("`{at}.{name}` must be a string")));
     };
     let left_out = fields.iter().filter(|(_, value)| !value.is_null() && !is_empty(value));
-    ignored.extend(left_out.map(|(name, _)| format!("messages.content.{name}")));
+    ignored.extend(left_out.map(|(name, _)| format!("{listed}.{name}")));
     Ok(text)
 }
 

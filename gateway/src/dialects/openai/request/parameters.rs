@@ -1,6 +1,6 @@
 //! What requests of every kind share: how long, how and how urgently a response is generated.
 
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{ContextOverflow, GenerationRequest};
 use serde_json::Value;
 
 use super::structured_output;
@@ -24,7 +24,7 @@ pub(super) fn choices(fields: &JsonObject) -> Result<usize, GatewayError> {
 }
 
 /// A request without its prompt, of this service tier.
-pub(super) fn request(
+pub(in crate::dialects::openai) fn request(
     fields: &JsonObject,
     body: &JsonBody<'_>,
     context: &RequestContext<'_>,
@@ -44,6 +44,20 @@ pub(super) fn request(
         cache_salt: cache_salt(fields.get("cache_salt"))?,
         ..GenerationRequest::default()
     })
+}
+
+/// What becomes of a conversation that is too long.
+pub(in crate::dialects::openai) fn context_overflow(
+    value: Option<&Value>,
+) -> Result<ContextOverflow, GatewayError> {
+    match value.map(Value::as_str) {
+        None | Some(Some("refuse")) => Ok(ContextOverflow::Refuse),
+        Some(Some("shift")) => Ok(ContextOverflow::Shift),
+        Some(_) => Err(GatewayError::field(
+            "context_overflow",
+            "`context_overflow` must be refuse, or shift, which leaves out the oldest turns",
+        )),
+    }
 }
 
 /// vLLM's `truncate_prompt_tokens`: -1 is as many as the context holds.
@@ -71,7 +85,9 @@ const FLEX: &str = "flex";
 
 /// The service tier of a response, in the word reported to the client. As with OpenAI, a request for a higher
 /// tier than the key allows gets the key's: no tier has a higher priority than the key.
-pub(super) fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayError> {
+pub(in crate::dialects::openai) fn service_tier(
+    value: Option<&Value>,
+) -> Result<Option<&'static str>, GatewayError> {
     match value.map(Value::as_str) {
         None => Ok(None),
         Some(Some("auto" | "default" | "priority" | "scale")) => Ok(Some("default")),

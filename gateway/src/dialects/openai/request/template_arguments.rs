@@ -14,7 +14,10 @@ use crate::json_body::JsonBody;
 const MAX_BYTES: usize = 1 << 20;
 
 /// JSON text of the template's variables; empty without any.
-pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, GatewayError> {
+pub(in crate::dialects::openai) fn parse(
+    fields: &JsonObject,
+    body: &JsonBody<'_>,
+) -> Result<String, GatewayError> {
     let mut variables = JsonObject::new();
     if let Some(effort) = effort(fields)? {
         // What OpenAI calls no effort is no thinking elsewhere.
@@ -58,8 +61,10 @@ pub(super) fn parse(fields: &JsonObject, body: &JsonBody<'_>) -> Result<String, 
 /// The effort, in OpenAI's words; also within `reasoning`, as OpenRouter has it.
 fn effort(fields: &JsonObject) -> Result<Option<&str>, GatewayError> {
     let nested = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
-    let value = fields.get("reasoning_effort").or(nested).filter(|value| !value.is_null());
-    value.map(|value| thinking::effort("reasoning_effort", value)).transpose()
+    let own = fields.get("reasoning_effort").map(|value| ("reasoning_effort", value));
+    let given = own.or_else(|| nested.map(|value| ("reasoning.effort", value)));
+    let given = given.filter(|(_, value)| !value.is_null());
+    given.map(|(field, value)| thinking::effort(field, value)).transpose()
 }
 
 /// Whether a switch is on: `true`, or `{"type": "enabled"}`, or `{"enabled": true}`; `None` where it does not say.
@@ -139,6 +144,7 @@ mod tests {
             (r#"{"thinking": {"type": "some"}}"#, "thinking"),
             (r#"{"reasoning_effort": "all"}"#, "reasoning_effort"),
             (r#"{"reasoning_effort": 3}"#, "reasoning_effort"),
+            (r#"{"reasoning": {"effort": "all"}}"#, "reasoning.effort"),
             (r#"{"chat_template_kwargs": []}"#, "chat_template_kwargs"),
             (r#"{"add_generation_prompt": 1}"#, "add_generation_prompt"),
         ] {
