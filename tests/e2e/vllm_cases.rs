@@ -10,14 +10,14 @@ use super::path::quickstart;
 
 /// Which requests a case is asked as.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Door {
+enum Endpoint {
     Chat,
     Completions,
 }
 
-use Door::{Chat, Completions};
+use Endpoint::{Chat, Completions};
 
-impl Door {
+impl Endpoint {
     fn path(self) -> &'static str {
         match self {
             Chat => "chat/completions",
@@ -40,7 +40,7 @@ impl Door {
 }
 
 /// Fields that are refused, and the one that the error names.
-fn refused() -> Vec<(Door, Value, &'static str)> {
+fn refused() -> Vec<(Endpoint, Value, &'static str)> {
     vec![
         (Completions, json!({"logprobs": 21}), "logprobs"),
         (Completions, json!({"logprobs": 30, "stream": true}), "logprobs"),
@@ -72,8 +72,11 @@ fn refused() -> Vec<(Door, Value, &'static str)> {
     ]
 }
 
-/// Fields of log-probabilities, and how few and how many tokens are told at each place; `None` where none are.
-fn told() -> Vec<(Door, Value, Option<(usize, usize)>)> {
+/// How few and how many tokens are told at each place.
+type TokenRange = (usize, usize);
+
+/// Fields of log-probabilities, and what is told; `None` where nothing is.
+fn reported() -> Vec<(Endpoint, Value, Option<TokenRange>)> {
     vec![
         (Completions, json!({}), None),
         (Completions, json!({"logprobs": null}), None),
@@ -91,30 +94,30 @@ fn told() -> Vec<(Door, Value, Option<(usize, usize)>)> {
 }
 
 /// Asks; the status and the body.
-async fn ask(cluster: &TestCluster, door: Door, fields: &Value) -> Result<(u16, Value)> {
-    let url = format!("{}/{}", cluster.base_url(), door.path());
-    let answer = reqwest::Client::new().post(url).json(&door.body(fields)).send().await?;
+async fn ask(cluster: &TestCluster, endpoint: Endpoint, fields: &Value) -> Result<(u16, Value)> {
+    let url = format!("{}/{}", cluster.base_url(), endpoint.path());
+    let answer = reqwest::Client::new().post(url).json(&endpoint.body(fields)).send().await?;
     let status = answer.status().as_u16();
     let text = answer.text().await?;
     Ok((status, serde_json::from_str(&text).with_context(|| text.clone())?))
 }
 
 /// The choices of a response that is not streamed.
-async fn choices(cluster: &TestCluster, door: Door, fields: &Value) -> Result<(Vec<Value>, Value)> {
-    let (status, body) = ask(cluster, door, fields).await?;
-    ensure!(status == 200, "{door:?} with {fields} is {status}: {body}");
+async fn choices(cluster: &TestCluster, endpoint: Endpoint, fields: &Value) -> Result<(Vec<Value>, Value)> {
+    let (status, body) = ask(cluster, endpoint, fields).await?;
+    ensure!(status == 200, "{endpoint:?} with {fields} is {status}: {body}");
     let choices = body["choices"].as_array().cloned().context("no choices")?;
     Ok((choices, body["usage"].clone()))
 }
 
 /// The chunks of a response that is streamed.
-async fn chunks(cluster: &TestCluster, door: Door, fields: &Value) -> Result<Vec<Value>> {
+async fn chunks(cluster: &TestCluster, endpoint: Endpoint, fields: &Value) -> Result<Vec<Value>> {
     let mut fields = fields.clone();
     fields["stream"] = json!(true);
-    let url = format!("{}/{}", cluster.base_url(), door.path());
+    let url = format!("{}/{}", cluster.base_url(), endpoint.path());
     let text = reqwest::Client::new()
         .post(url)
-        .json(&door.body(&fields))
+        .json(&endpoint.body(&fields))
         .send()
         .await?
         .error_for_status()?
@@ -127,10 +130,10 @@ async fn chunks(cluster: &TestCluster, door: Door, fields: &Value) -> Result<Vec
 }
 
 /// What the tokens of a choice are, and how many are told beside each of them.
-fn tokens(door: Door, choice: &Value) -> Option<Vec<(String, f64, usize)>> {
+fn tokens(endpoint: Endpoint, choice: &Value) -> Option<Vec<(String, f64, usize)>> {
     let logprobs = choice.get("logprobs").filter(|logprobs| !logprobs.is_null())?;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    match door {
+    match endpoint {
         Chat => {
             let content = list(&logprobs["content"]);
             let token = |one: &Value| {
@@ -152,29 +155,29 @@ fn tokens(door: Door, choice: &Value) -> Option<Vec<(String, f64, usize)>> {
     }
 }
 
-fn text(door: Door, choice: &Value) -> String {
-    let text = if door == Chat { &choice["message"]["content"] } else { &choice["text"] };
+fn text(endpoint: Endpoint, choice: &Value) -> String {
+    let text = if endpoint == Chat { &choice["message"]["content"] } else { &choice["text"] };
     text.as_str().unwrap_or_default().to_owned()
 }
 
 /// The tables, on the smoke model.
 pub async fn tables(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
-    for (door, fields, name) in refused() {
-        let (status, body) = ask(cluster, door, &fields).await?;
-        ensure!(status == 400, "{door:?} with {fields} is {status}: {body}");
+    for (endpoint, fields, name) in refused() {
+        let (status, body) = ask(cluster, endpoint, &fields).await?;
+        ensure!(status == 400, "{endpoint:?} with {fields} is {status}: {body}");
         let param = body["error"]["param"].as_str().unwrap_or_default();
-        ensure!(param == name, "{door:?} with {fields} names {param:?}: {body}");
+        ensure!(param == name, "{endpoint:?} with {fields} names {param:?}: {body}");
     }
-    for (door, fields, expected) in told() {
-        for choice in choices(cluster, door, &fields).await?.0 {
-            let found = tokens(door, &choice);
-            ensure!(found.is_some() == expected.is_some(), "{door:?} with {fields}: {choice}");
+    for (endpoint, fields, expected) in reported() {
+        for choice in choices(cluster, endpoint, &fields).await?.0 {
+            let found = tokens(endpoint, &choice);
+            ensure!(found.is_some() == expected.is_some(), "{endpoint:?} with {fields}: {choice}");
             let (Some(found), Some((least, most))) = (found, expected) else { continue };
-            ensure!(found.len() == 8, "{door:?} with {fields} tells of {} tokens: {choice}", found.len());
+            ensure!(found.len() == 8, "{endpoint:?} with {fields} tells of {} tokens: {choice}", found.len());
             let fits =
                 |(_, logprob, top): &(String, f64, usize)| *logprob <= 0.0 && (least..=most).contains(top);
-            ensure!(found.iter().all(fits), "{door:?} with {fields}: {choice}");
+            ensure!(found.iter().all(fits), "{endpoint:?} with {fields}: {choice}");
         }
     }
     offsets(cluster).await?;
@@ -203,21 +206,24 @@ async fn offsets(cluster: &TestCluster) -> Result<()> {
 
 /// `n` responses: in order, each with its end, as different as their seeds; the same ones in a stream.
 async fn several(cluster: &TestCluster) -> Result<()> {
-    for door in [Chat, Completions] {
+    for endpoint in [Chat, Completions] {
         let fields = json!({"n": 3, "temperature": 2.0, "seed": 42, "max_tokens": 20});
-        let (all, usage) = choices(cluster, door, &fields).await?;
-        let texts: Vec<String> = all.iter().map(|choice| text(door, choice)).collect();
+        let (all, usage) = choices(cluster, endpoint, &fields).await?;
+        let texts: Vec<String> = all.iter().map(|choice| text(endpoint, choice)).collect();
         let distinct: BTreeSet<&String> = texts.iter().collect();
-        ensure!(all.len() == 3 && distinct.len() == 3, "{door:?}: three that differ: {texts:?}");
+        ensure!(all.len() == 3 && distinct.len() == 3, "{endpoint:?}: three that differ: {texts:?}");
         for (index, choice) in all.iter().enumerate() {
-            ensure!(choice["index"] == index && choice["finish_reason"] == "length", "{door:?}: {choice}");
+            ensure!(
+                choice["index"] == index && choice["finish_reason"] == "length",
+                "{endpoint:?}: {choice}"
+            );
         }
-        ensure!(usage["completion_tokens"] == 60, "{door:?}: {usage}");
+        ensure!(usage["completion_tokens"] == 60, "{endpoint:?}: {usage}");
         let mut streamed = vec![String::new(); 3];
         let mut ends = 0;
-        for chunk in chunks(cluster, door, &fields).await? {
+        for chunk in chunks(cluster, endpoint, &fields).await? {
             for choice in chunk["choices"].as_array().into_iter().flatten() {
-                let part = if door == Chat { &choice["delta"]["content"] } else { &choice["text"] };
+                let part = if endpoint == Chat { &choice["delta"]["content"] } else { &choice["text"] };
                 let index = choice["index"].as_u64().context("no index")? as usize;
                 streamed
                     .get_mut(index)
@@ -226,11 +232,11 @@ async fn several(cluster: &TestCluster) -> Result<()> {
                 ends += usize::from(!choice["finish_reason"].is_null());
             }
         }
-        ensure!(streamed == texts && ends == 3, "{door:?}: in a stream {streamed:?}, else {texts:?}");
+        ensure!(streamed == texts && ends == 3, "{endpoint:?}: in a stream {streamed:?}, else {texts:?}");
         // Of one token each time there is no choice.
-        let (greedy, _) = choices(cluster, door, &json!({"n": 3})).await?;
-        let greedy: BTreeSet<String> = greedy.iter().map(|choice| text(door, choice)).collect();
-        ensure!(greedy.len() == 1, "{door:?}: the most probable texts are {greedy:?}");
+        let (greedy, _) = choices(cluster, endpoint, &json!({"n": 3})).await?;
+        let greedy: BTreeSet<String> = greedy.iter().map(|choice| text(endpoint, choice)).collect();
+        ensure!(greedy.len() == 1, "{endpoint:?}: the most probable texts are {greedy:?}");
     }
     let two = json!({"prompt": ["What is", "Say"], "n": 2, "logprobs": 0});
     let (all, usage) = choices(cluster, Completions, &two).await?;
@@ -318,19 +324,19 @@ async fn ends(cluster: &TestCluster) -> Result<()> {
 
 /// Usage in a stream: only where it is asked for, in a chunk of its own at the end.
 async fn usage(cluster: &TestCluster) -> Result<()> {
-    for door in [Chat, Completions] {
+    for endpoint in [Chat, Completions] {
         for options in [json!({}), json!({"include_usage": false}), json!({"include_usage": null})] {
-            let all = chunks(cluster, door, &json!({"stream_options": options})).await?;
+            let all = chunks(cluster, endpoint, &json!({"stream_options": options})).await?;
             let usage = |chunk: &Value| chunk.get("usage").is_some_and(|usage| !usage.is_null());
-            ensure!(!all.iter().any(usage), "{door:?} with {options}: {all:?}");
+            ensure!(!all.iter().any(usage), "{endpoint:?} with {options}: {all:?}");
         }
-        let all = chunks(cluster, door, &json!({"stream_options": {"include_usage": true}})).await?;
+        let all = chunks(cluster, endpoint, &json!({"stream_options": {"include_usage": true}})).await?;
         let (last, rest) = all.split_last().context("no chunks")?;
-        ensure!(rest.iter().all(|chunk| chunk["usage"].is_null()), "{door:?}: {rest:?}");
+        ensure!(rest.iter().all(|chunk| chunk["usage"].is_null()), "{endpoint:?}: {rest:?}");
         let number = |name: &str| last["usage"][name].as_u64().unwrap_or_default();
         let (prompt, response) = (number("prompt_tokens"), number("completion_tokens"));
-        ensure!(last["choices"] == json!([]) && response == 8, "{door:?}: {last}");
-        ensure!(prompt > 0 && number("total_tokens") == prompt + response, "{door:?}: {last}");
+        ensure!(last["choices"] == json!([]) && response == 8, "{endpoint:?}: {last}");
+        ensure!(prompt > 0 && number("total_tokens") == prompt + response, "{endpoint:?}: {last}");
     }
     Ok(())
 }

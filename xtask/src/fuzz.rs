@@ -122,7 +122,12 @@ struct Figures {
     branches: u64,
     /// What went wrong, and the input.
     finding: Option<String>,
+    /// Whether it was ended from outside, so that its figures are of no whole run.
+    is_interrupted: bool,
 }
+
+/// libFuzzer's exit status where a signal ended it.
+const INTERRUPTED: i32 = 72;
 
 fn run(
     folder: &str,
@@ -153,11 +158,12 @@ fn run(
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("start the fuzz target {target}"))?;
-    let mut figures = Figures { target, stats: BTreeMap::new(), branches: 0, finding: None };
+    let mut figures = Figures::new(target);
     for line in BufReader::new(child.stderr.take().context("no stderr")?).split(b'\n') {
         figures.read(&String::from_utf8_lossy(&line?));
     }
     let status = child.wait()?;
+    figures.is_interrupted = status.code() == Some(INTERRUPTED);
     if !status.success() {
         let said = figures.finding.take().unwrap_or_default();
         figures.finding = Some(format!("{target} ended with {status}; see {} {said}", findings.display()));
@@ -166,6 +172,10 @@ fn run(
 }
 
 impl Figures {
+    fn new(target: &'static str) -> Self {
+        Self { target, stats: BTreeMap::new(), branches: 0, finding: None, is_interrupted: false }
+    }
+
     /// A line of libFuzzer's: `#4096 pulse cov: 812 ft: 2301 …`, `stat::peak_rss_mb: 29`, and what a panic says.
     fn read(&mut self, line: &str) {
         if let Some((name, value)) = line.strip_prefix("stat::").and_then(|stat| stat.split_once(':')) {
@@ -208,8 +218,8 @@ fn page(former: &str, found: &[Figures], commit: &str) -> String {
     for target in FUZZ_CRATES.iter().flat_map(|(_, targets)| *targets) {
         let old = former.lines().find(|line| line.starts_with(&format!("| {target} |")));
         let line = match found.iter().find(|figures| figures.target == *target) {
-            Some(figures) => Some(figures.line(commit)),
-            None => old.map(str::to_owned),
+            Some(figures) if !figures.is_interrupted => Some(figures.line(commit)),
+            Some(_) | None => old.map(str::to_owned),
         };
         line.into_iter().for_each(|line| page += &format!("{line}\n"));
     }
@@ -222,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_page_has_what_libfuzzer_printed() {
-        let mut figures = Figures { target: "gguf", stats: BTreeMap::new(), branches: 0, finding: None };
+        let mut figures = Figures::new("gguf");
         for line in [
             "#2\tINITED cov: 81 ft: 90 corp: 1/1b exec/s: 0 rss: 27Mb",
             "#4096\tNEW    cov: 812 ft: 2301 corp: 12/8Kb lim: 4096 exec/s: 4096 rss: 29Mb",
@@ -234,7 +244,9 @@ mod tests {
             figures.read(line);
         }
         let former = "| index | 9 | 8 | 7 | 6 | nothing | old |\n| gguf | 1 | 1 | 1 | 1 | nothing | old |\n";
-        let page = page(former, &[figures], "abc");
+        // What was interrupted leaves the line of before.
+        let interrupted = Figures { is_interrupted: true, ..Figures::new("index") };
+        let page = page(former, &[figures, interrupted], "abc");
         let lines =
             "| index | 9 | 8 | 7 | 6 | nothing | old |\n| gguf | 5000 | 813 | 1 | 29 | nothing | abc |\n";
         assert!(page.ends_with(lines), "{page}");

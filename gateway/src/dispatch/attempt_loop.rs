@@ -49,13 +49,13 @@ pub(crate) struct PendingRequest {
     /// The endpoint lost last; it is backed off before it is tried again.
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
-    ask: Ask,
+    kind: RequestKind,
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
     preparing: watch::Sender<bool>,
 }
 
 /// What is asked of a model.
-enum Ask {
+enum RequestKind {
     /// Generated text.
     Text,
     /// Vectors or scores.
@@ -88,19 +88,19 @@ impl PendingRequest {
             resume_point: None,
             last_lost: None,
             body_permit,
-            ask: Ask::Text,
+            kind: RequestKind::Text,
             preparing: watch::Sender::new(true),
         }
     }
 
     /// The same, which asks for vectors or scores.
     pub(crate) fn with_pooling(self, pooling: PoolingRequest) -> Self {
-        Self { ask: Ask::Pooled(pooling), ..self }
+        Self { kind: RequestKind::Pooled(pooling), ..self }
     }
 
     /// The same, which asks for the number of tokens of its prompt.
     pub(crate) fn with_token_count(self) -> Self {
-        Self { ask: Ask::TokenCount, ..self }
+        Self { kind: RequestKind::TokenCount, ..self }
     }
 
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
@@ -378,18 +378,18 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<Opened, AttemptError> {
-        let PendingRequest { request, asked, deadline, ask, .. } = &mut *self.request;
-        let opened = match ask {
-            Ask::Text => {
+        let PendingRequest { request, asked, deadline, kind, .. } = &mut *self.request;
+        let opened = match kind {
+            RequestKind::Text => {
                 let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
                 return Ok(Opened::Stream(Box::new(opened)));
             }
-            Ask::Pooled(pooling) => {
+            RequestKind::Pooled(pooling) => {
                 let milliseconds = request.deadline_milliseconds;
                 let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);
                 Opened::Pooled(within(isolation, call).await?)
             }
-            Ask::TokenCount => {
+            RequestKind::TokenCount => {
                 deployment.defaults.complete(request, asked);
                 adapter.clone_into(&mut request.adapter);
                 let call = token_count(self.dispatcher, deployment, endpoint, request.clone(), *deadline);

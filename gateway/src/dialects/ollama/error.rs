@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_model_is_told_in_ollamas_words() {
+    fn an_unknown_model_is_named_in_ollamas_words() {
         for (kind, message, expected) in [
             (
                 ErrorKind::ModelNotFound,
