@@ -116,7 +116,8 @@ async fn generate<W: ResponseWriter>(
             Ok((parsed, prompts))
         })
         .await?;
-    let ParsedRequest { model, requests, left_out, choices, streamed, ignored, writer } = parsed;
+    let ParsedRequest { model, requests, prompt_field, left_out, choices, streamed, ignored, writer } =
+        parsed;
     tracing::debug!(
         request_id = id.shown,
         engine_id = id.unique,
@@ -141,6 +142,7 @@ async fn generate<W: ResponseWriter>(
     let requests = choices::requests(requests, choices).into_iter().zip(prompts).zip(permits);
     let requests = requests.map(|((request, prompt), permit)| {
         PendingRequest::new(model.clone(), request, left_out, prompt, deadline, permit, caller.clone())
+            .with_prompt_field(prompt_field)
     });
     let requests = requests.collect();
     let usage = TotalUsage::new(choices);

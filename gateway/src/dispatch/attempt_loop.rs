@@ -50,6 +50,8 @@ pub(crate) struct PendingRequest {
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
     kind: RequestKind,
+    /// The client's field that has the prompt.
+    prompt_field: &'static str,
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
     preparing: watch::Sender<bool>,
 }
@@ -89,6 +91,7 @@ impl PendingRequest {
             last_lost: None,
             body_permit,
             kind: RequestKind::Text,
+            prompt_field: "messages",
             preparing: watch::Sender::new(true),
         }
     }
@@ -101,6 +104,11 @@ impl PendingRequest {
     /// The same, which asks for the number of tokens of its prompt.
     pub(crate) fn with_token_count(self) -> Self {
         Self { kind: RequestKind::TokenCount, ..self }
+    }
+
+    /// The same with the field that has the prompt, for errors about its length.
+    pub(crate) fn with_prompt_field(self, prompt_field: &'static str) -> Self {
+        Self { prompt_field, ..self }
     }
 
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
@@ -378,7 +386,7 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<Opened, AttemptError> {
-        let PendingRequest { request, asked, deadline, kind, .. } = &mut *self.request;
+        let PendingRequest { request, asked, deadline, kind, prompt_field, .. } = &mut *self.request;
         let opened = match kind {
             RequestKind::Text => {
                 let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
@@ -392,7 +400,14 @@ impl<'a> AttemptLoop<'a> {
             RequestKind::TokenCount => {
                 deployment.defaults.complete(request, asked);
                 adapter.clone_into(&mut request.adapter);
-                let call = token_count(self.dispatcher, deployment, endpoint, request.clone(), *deadline);
+                let call = token_count(
+                    self.dispatcher,
+                    deployment,
+                    endpoint,
+                    request.clone(),
+                    prompt_field,
+                    *deadline,
+                );
                 Opened::Counted(within(isolation, call).await?)
             }
         };
@@ -408,13 +423,15 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
-        let PendingRequest { request, asked, deadline, resume_point, preparing, .. } = &mut *self.request;
+        let PendingRequest { request, asked, deadline, resume_point, preparing, prompt_field, .. } =
+            &mut *self.request;
         // A response that has begun goes on as it began.
         if resume_point.is_none() {
             deployment.defaults.complete(request, asked);
             adapter.clone_into(&mut request.adapter);
         }
-        let opening = EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline);
+        let opening =
+            EngineStream::open(self.dispatcher, deployment, endpoint, request, prompt_field, *deadline);
         preparing.send_replace(true);
         let opened = within(isolation, opening).await;
         preparing.send_replace(false);

@@ -47,6 +47,8 @@ pub(super) enum LostWork {
 pub(super) struct EngineStream {
     /// The engine's endpoint.
     pub(super) endpoint: Endpoint,
+    /// The client's field that has the prompt.
+    prompt_field: &'static str,
     /// Token ids of the response that this engine emitted.
     pub(super) emitted: Vec<u32>,
     /// Whether the engine has started work.
@@ -68,6 +70,7 @@ impl EngineStream {
         deployment: &Deployment,
         endpoint: &Endpoint,
         request: &GenerationRequest,
+        prompt_field: &'static str,
         deadline: Option<Deadline>,
     ) -> Result<Self, AttemptError> {
         let (mut client, in_flight) = acquire(dispatcher, endpoint)?;
@@ -77,6 +80,7 @@ impl EngineStream {
         let events = answer(dispatcher, endpoint, deadline, call).await?;
         Ok(Self {
             endpoint: endpoint.clone(),
+            prompt_field,
             emitted: Vec::new(),
             accepted: false,
             events,
@@ -154,7 +158,7 @@ impl EngineStream {
     }
 
     fn failed(&self, failure: GenerationFailure) -> AttemptError {
-        failure_error(failure, "messages", self.deadline, self.work())
+        failure_error(failure, self.prompt_field, self.deadline, self.work())
     }
 
     /// Closes the stream after the last event of the response.

@@ -14,6 +14,7 @@ pub(super) async fn token_count(
     deployment: &Deployment,
     endpoint: &Endpoint,
     request: GenerationRequest,
+    prompt_field: &str,
     deadline: Option<Deadline>,
 ) -> Result<u32, AttemptError> {
     let (mut client, _in_flight) = acquire(dispatcher, endpoint)?;
@@ -23,6 +24,6 @@ pub(super) async fn token_count(
     active.first_token();
     match failed {
         None => Ok(prompt_tokens),
-        Some(failed) => Err(failure_error(failed.into(), "messages", deadline, LostWork::None)),
+        Some(failed) => Err(failure_error(failed.into(), prompt_field, deadline, LostWork::None)),
     }
 }

@@ -62,6 +62,8 @@ pub(crate) struct ParsedRequest<W> {
     /// A request for the engines for each of its prompts. None where the client only asks whether the model is there:
     /// no engine is asked then, and the response is whole.
     pub(crate) requests: Vec<GenerationRequest>,
+    /// The field that has the prompts, for errors about their length.
+    pub(crate) prompt_field: &'static str,
     /// Sampling parameters that it leaves to the deployment.
     pub(crate) left_out: LeftOut,
     /// How many responses to each prompt it asks for, at least one.

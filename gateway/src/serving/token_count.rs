@@ -50,10 +50,11 @@ async fn count<W: Send + 'static>(
         let prompt = PromptDigest::new(caller, &parsed.model, &request);
         Ok((parsed, request, prompt))
     });
-    let (ParsedRequest { model, left_out, ignored, .. }, request, prompt) = parsed.await?;
+    let (ParsedRequest { model, prompt_field, left_out, ignored, .. }, request, prompt) = parsed.await?;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, "count tokens");
     let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
-    let tokens = api.dispatcher.count_tokens(pending.with_token_count()).await?;
+    let tokens =
+        api.dispatcher.count_tokens(pending.with_prompt_field(prompt_field).with_token_count()).await?;
     let mut response = respond(tokens);
     list_ignored(&mut response, &ignored);
     Ok(response)

@@ -287,6 +287,24 @@ async fn a_prompt_that_is_refused_late_has_its_own_status() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_is_too_long_is_named_by_its_field() {
+    let lab = GatewayLab::start(limits()).await;
+    let _engine = lab.only_engine(vec![failed(FailureKind::ContextLengthExceeded)]);
+    for (path, field, prompt) in [
+        ("/v1/chat/completions", "messages", json!([{"role": "user", "content": "hi"}])),
+        ("/v1/completions", "prompt", json!("hi")),
+        ("/v1/responses", "input", json!("hi")),
+    ] {
+        let body = json!({"model": "m", field: prompt});
+        let response = lab.client.post(lab.url(path)).json(&body).send().await.unwrap();
+        assert_eq!(response.status(), 400, "{path}");
+        let error = response.json::<Value>().await.unwrap();
+        assert_eq!(error["error"]["param"], field, "{path}: {error}");
+        assert_eq!(error["error"]["code"], "context_length_exceeded", "{path}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn silent_engine_times_out() {
     let lab =
         GatewayLab::start(DispatchLimits { engine_timeout: Duration::from_millis(100), ..limits() }).await;

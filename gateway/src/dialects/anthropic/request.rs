@@ -62,6 +62,7 @@ fn parse_fields(
     let writer = MessageWriter::new(context.id, model.clone());
     Ok(ParsedRequest {
         model,
+        prompt_field: "messages",
         requests: vec![request],
         left_out: LeftOut {
             temperature: !fields.contains_key("temperature"),
@@ -177,8 +178,16 @@ mod tests {
 
     #[test]
     fn a_plain_request_leaves_the_rest_to_the_deployment() {
-        let ParsedRequest { model, mut requests, left_out, choices, streamed, ignored, writer: _ } =
-            parse(json!({})).unwrap();
+        let ParsedRequest {
+            model,
+            mut requests,
+            left_out,
+            choices,
+            streamed,
+            ignored,
+            prompt_field: _,
+            writer: _,
+        } = parse(json!({})).unwrap();
         assert_eq!((model.as_str(), streamed, choices), ("m", false, 1));
         assert_eq!((ignored, left_out), (vec![], LeftOut::ALL));
         let expected = GenerationRequest {

@@ -150,6 +150,7 @@ impl<'a> RequestParts<'a> {
     ) -> Result<ParsedRequest<OllamaWriter>, GatewayError> {
         let Self { body: _, fields, group_of, model, ignored: names, clock } = self;
         Ok(ParsedRequest {
+            prompt_field: form.prompt_field(),
             requests: vec![request],
             left_out,
             choices: 1,
@@ -165,6 +166,7 @@ impl<'a> RequestParts<'a> {
         let Self { body: _, fields, group_of, model, ignored: names, clock } = self;
         let writer = OllamaWriter::new(form, model.clone(), clock);
         ParsedRequest {
+            prompt_field: form.prompt_field(),
             requests: Vec::new(),
             left_out: LeftOut::default(),
             choices: 1,

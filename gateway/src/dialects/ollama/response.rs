@@ -26,6 +26,16 @@ pub(super) enum AnswerForm {
     Text,
 }
 
+impl AnswerForm {
+    /// The field of a request that has the prompt.
+    pub(super) fn prompt_field(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Text => "prompt",
+        }
+    }
+}
+
 /// Content type of a stream.
 pub(super) const STREAM_TYPE: &str = "application/x-ndjson";
 

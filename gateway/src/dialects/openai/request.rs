@@ -57,6 +57,7 @@ pub(super) fn parse(
     let ignored = ignored(&fields, fields::group_of, left_out);
     Ok(ParsedRequest {
         model,
+        prompt_field: "messages",
         requests: vec![request],
         left_out: sampling::left_out(&fields),
         choices,
@@ -105,8 +106,16 @@ mod tests {
 
     #[test]
     fn a_plain_request_means_what_openai_says() {
-        let ParsedRequest { model, mut requests, left_out, choices, streamed, ignored, writer } =
-            parse(&with(json!({}))).unwrap();
+        let ParsedRequest {
+            model,
+            mut requests,
+            left_out,
+            choices,
+            streamed,
+            ignored,
+            prompt_field: _,
+            writer,
+        } = parse(&with(json!({}))).unwrap();
         let request = requests.remove(0);
         assert_eq!((choices, left_out), (1, LeftOut::ALL));
         assert_eq!((model.as_str(), streamed, ignored), ("m", false, vec![]));

@@ -57,6 +57,7 @@ pub(in crate::dialects::openai) fn parse(
     });
     Ok(ParsedRequest {
         model,
+        prompt_field: "prompt",
         requests: requests.collect(),
         left_out: sampling::left_out(&fields),
         choices,

@@ -94,6 +94,7 @@ pub(in crate::dialects::openai) fn parse(
     };
     Ok(ParsedRequest {
         model,
+        prompt_field: "input",
         requests: vec![request],
         left_out: sampling::left_out(&fields),
         choices: 1,
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_plain_request_means_what_openai_says() {
-        let ParsedRequest { model, requests, left_out, choices, streamed, ignored, writer } =
+        let ParsedRequest { model, requests, left_out, choices, streamed, ignored, prompt_field: _, writer } =
             parse(json!({})).unwrap();
         assert_eq!((model.as_str(), left_out, choices, streamed), ("m", LeftOut::ALL, 1, false));
         assert_eq!(ignored, Vec::<String>::new());
