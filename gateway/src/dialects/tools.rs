@@ -97,15 +97,15 @@ pub(super) fn list(fields: &JsonObject) -> Result<&[Value], GatewayError> {
 }
 
 fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {
-    let invalid = |name: &str, what: &str| {
-        let field = format!("{at}.{name}");
-        GatewayError::field(&field, format!("`{field}` must be {what}"))
-    };
     if tool.get("type").is_some_and(|kind| kind != "function") {
-        return Err(invalid("type", "\"function\"; other types of tools are not supported by this release"));
+        return Err(invalid(
+            at,
+            "type",
+            "\"function\"; other types of tools are not supported by this release",
+        ));
     }
     let Some(described) = tool.get("function").and_then(Value::as_object) else {
-        return Err(invalid("function", "an object with a name"));
+        return Err(invalid(at, "function", "an object with a name"));
     };
     function(&format!("{at}.function"), described, schema)
 }
@@ -116,31 +116,38 @@ pub(super) fn function(
     function: &JsonObject,
     schema: Option<&RawValue>,
 ) -> Result<Tool, GatewayError> {
-    let invalid = |name: &str, what: &str| {
-        let field = format!("{at}.{name}");
-        GatewayError::field(&field, format!("`{field}` must be {what}"))
-    };
-    let Some(name) = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
-        return Err(invalid("name", "a string"));
-    };
-    let description = match function.get("description") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(text)) => Some(text.clone()),
-        Some(_) => return Err(invalid("description", "a string")),
-    };
+    let tool = signature(at, function)?;
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => None,
         Some(object @ Value::Object(_)) => {
             Some(schema.map_or_else(|| object.to_string(), |raw| raw.get().to_owned()))
         }
-        Some(_) => return Err(invalid("parameters", "a JSON Schema")),
+        Some(_) => return Err(invalid(at, "parameters", "a JSON Schema")),
     };
-    let strict = match function.get("strict") {
+    Ok(Tool { parameters, ..tool })
+}
+
+/// What a tool is in every dialect: its name, what it does, and whether its schema is enforced.
+pub(super) fn signature(at: &str, tool: &JsonObject) -> Result<Tool, GatewayError> {
+    let Some(name) = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
+        return Err(invalid(at, "name", "a string"));
+    };
+    let description = match tool.get("description") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(_) => return Err(invalid(at, "description", "a string")),
+    };
+    let strict = match tool.get("strict") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(strict)) => *strict,
-        Some(_) => return Err(invalid("strict", "true or false")),
+        Some(_) => return Err(invalid(at, "strict", "true or false")),
     };
-    Ok(Tool { name: name.to_owned(), description, parameters, strict })
+    Ok(Tool { name: name.to_owned(), description, parameters: None, strict })
+}
+
+fn invalid(at: &str, name: &str, what: &str) -> GatewayError {
+    let field = format!("{at}.{name}");
+    GatewayError::field(&field, format!("`{field}` must be {what}"))
 }
 
 #[derive(Deserialize)]

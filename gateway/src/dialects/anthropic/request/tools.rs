@@ -8,6 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::content::invalid;
+use crate::dialects::tools::signature;
 use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -117,25 +118,13 @@ fn parse_tool(
         }
         _ => return Err(invalid(&field("input_schema"), "a JSON Schema of an object")),
     };
-    let Some(name) = get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
-        return Err(invalid(&field("name"), "a string"));
-    };
-    let description = match get("description") {
-        None => None,
-        Some(Value::String(text)) => Some(text.clone()),
-        Some(_) => return Err(invalid(&field("description"), "a string")),
-    };
-    let strict = match get("strict") {
-        None => false,
-        Some(Value::Bool(strict)) => *strict,
-        Some(_) => return Err(invalid(&field("strict"), "true or false")),
-    };
+    let described = signature(at, tool)?;
     const KNOWN: [&str; 6] = ["type", "name", "description", "input_schema", "strict", "cache_control"];
     let left_out = tool.iter().filter(|(name, value)| {
         !KNOWN.contains(&name.as_str()) && !value.is_null() && !is_empty(value) && **value != false
     });
     ignored.extend(left_out.map(|(name, _)| format!("tools.{name}")));
-    Ok(Some(Tool { name: name.to_owned(), description, parameters: Some(parameters), strict }))
+    Ok(Some(Tool { parameters: Some(parameters), ..described }))
 }
 
 #[derive(Deserialize)]
