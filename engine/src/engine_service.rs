@@ -1,6 +1,8 @@
 //! The Engine gRPC service over mTLS: authorization, and events as a gRPC stream. Not here: handling of
 //! requests (`scheduler`) and of follower commands (`group`).
 
+mod prefix_events;
+
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -12,14 +14,12 @@ use russet_rpc::tls;
 use russet_wire::engine_config::EngineConfig;
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::group::follower::Follower;
 use crate::lifecycle::Lifecycle;
 use crate::pooling::{PooledTexts, PoolingIntake, invalid};
-use crate::prefix_cache::block_hash::{BLOCK_TOKENS, BlockHash};
-use crate::prefix_cache::events::BlockEvent;
 use crate::scheduler::Intake;
 
 /// Role of this rank.
@@ -216,20 +216,10 @@ impl Engine for EngineService {
         let LeaderIntake::Generate(intake) = intake else {
             return Err(Status::failed_precondition("a model that embeds or scores keeps no prefixes"));
         };
-        let (root, news) = intake.prefixes();
-        let bytes = |hashes: Vec<BlockHash>| hashes.iter().map(|hash| hash.0.to_vec()).collect();
-        let events = ReceiverStream::new(news).map(move |BlockEvent { is_snapshot, delta }| {
-            Ok(pb::PrefixesEvent {
-                reset: is_snapshot,
-                block_tokens: BLOCK_TOKENS,
-                root: root.0.to_vec(),
-                added: bytes(delta.added),
-                evicted: bytes(delta.removed),
-            })
-        });
         // A subscriber is no request: it must not keep an engine alive that has ended.
         let ended = self.life.clone();
-        Ok(Response::new(Box::pin(events.take_until(async move { ended.wait_ended().await }))))
+        let events = prefix_events::stream(intake).take_until(async move { ended.wait_ended().await });
+        Ok(Response::new(Box::pin(events.map(Ok))))
     }
 
     async fn follow(

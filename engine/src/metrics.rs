@@ -53,6 +53,8 @@ pub struct EngineMetrics {
     pub running: IntGauge,
     /// Requests waiting for a slot.
     pub waiting: IntGauge,
+    /// Tokens of prompts of waiting and running requests that are not in a KV cache yet.
+    pub unread_tokens: IntGauge,
     /// Preemptions.
     pub preemptions: IntCounter,
     /// Share of the KV cache in use, 0 to 1.
@@ -138,6 +140,10 @@ impl EngineMetrics {
         let metrics = Self {
             running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
             waiting: IntGauge::with_opts(request("num_requests_waiting", "Requests waiting for a slot."))?,
+            unread_tokens: IntGauge::with_opts(own(
+                "unread_prompt_tokens",
+                "Tokens of prompts of waiting and running requests that are not in a KV cache yet.",
+            ))?,
             preemptions: IntCounter::with_opts(request(
                 "num_preemptions_total",
                 "Times a request left its slot for others.",
@@ -253,6 +259,7 @@ impl EngineMetrics {
             registry,
             running,
             waiting,
+            unread_tokens,
             preemptions,
             kv_usage,
             prompt_tokens,
@@ -294,7 +301,7 @@ impl EngineMetrics {
         if rank > 0 {
             return Ok(());
         }
-        for gauge in [running, waiting] {
+        for gauge in [running, waiting, unread_tokens] {
             registry.register(Box::new(gauge.clone()))?;
         }
         for gauge in [kv_usage, smoke].into_iter().chain(prefix_blocks) {

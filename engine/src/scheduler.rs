@@ -163,6 +163,7 @@ impl Scheduler {
             tokenizer_pool: TokenizerPool::start()?,
             tokenizer: tokenizer.clone(),
             context_tokens,
+            slots: max_sequences,
             kv_tokens,
             proposers,
             draft_rewind: support.draft_rewind(),
@@ -216,6 +217,7 @@ impl Scheduler {
             self.receive();
             self.drop_stale();
             self.admit();
+            self.count_unread();
             while in_flight.len() < self.max_batches()
                 && let Some(batch) = self.begin_batch(in_flight.len())
             {
@@ -287,6 +289,13 @@ impl Scheduler {
         while let Ok(fetched) = self.fetched.try_recv() {
             self.finish_fetch(&fetched);
         }
+    }
+
+    /// Counts the tokens of prompts that are not in a KV cache yet.
+    fn count_unread(&self) {
+        let prompts = self.waiting.iter().chain(self.running.iter().filter(|request| request.is_prefilling()));
+        let tokens: u64 = prompts.map(|request| u64::from(request.sequence.uncached_tokens())).sum();
+        self.metrics.unread_tokens.set(i64::try_from(tokens).unwrap_or(i64::MAX));
     }
 
     /// Ends requests that are cancelled, past their deadline, or without a place in the queue.

@@ -1,69 +1,208 @@
-//! One gRPC channel per engine, open for the engine's lifetime, and the count of this gateway's requests in
-//! flight to each. Not here: which deployment serves a request, see `routes`.
+//! One gRPC channel per engine, open for the engine's lifetime; this gateway's requests in flight to each, what each says of
+//! itself, and so which of several is expected to answer a request first. Not here: which deployment serves a request, see
+//! `routes`.
 
+mod follow;
+mod prefix_feed;
+mod score;
+
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::tls::{TlsError, TlsFiles};
+use russet_wire::prefix_mark::PrefixMark;
 use tonic::transport::Channel;
 
 use crate::routes::{Endpoint, RoutingTable};
+use crate::serving::Session;
+pub(crate) use follow::follow;
+use prefix_feed::{CachedPrefix, PrefixFeed};
+use score::{NewRequest, ReplicaScore, ReplicaState};
+
+/// Tokens of an answer of an engine that has given none yet.
+const ANSWER_TOKENS: f64 = 256.0;
+/// Weight of the latest answer in the average.
+const LATEST_ANSWER: f64 = 0.1;
+/// Tokens per byte of a prompt of which nothing is cached.
+const TOKENS_PER_BYTE: f64 = 0.25;
+/// Replicas whose scores differ by less, as a share or in milliseconds, are equals.
+const EQUAL_SHARE: f64 = 0.02;
+const EQUAL_MILLISECONDS: f64 = 1.0;
+
+/// How one of several replicas is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplicaChoice {
+    /// Where the request is expected to take the least time, by what engines have cached and have to do.
+    #[default]
+    ExpectedTime,
+    /// Where the fewest requests of this gateway are: what others do, for comparison.
+    LeastRequests,
+}
 
 /// Channels to engines.
 pub struct Backends {
     identity: TlsFiles,
+    choice: ReplicaChoice,
     channels: Mutex<HashMap<Endpoint, EngineChannel>>,
+    /// Requests sent so far.
+    sent: AtomicU64,
 }
 
+#[derive(Clone)]
 struct EngineChannel {
     client: EngineClient<Channel>,
-    in_flight: Arc<AtomicUsize>,
+    engine: Arc<Mutex<EngineView>>,
+}
+
+/// What this gateway knows of an engine.
+struct EngineView {
+    in_flight: usize,
+    /// Tokens of prompts that it was sent and has not begun to answer.
+    unread_tokens: u64,
+    answer_tokens: f64,
+    /// The number of the last request that it was sent; 0 for none.
+    last_sent: u64,
+    feed: PrefixFeed,
+}
+
+impl Default for EngineView {
+    fn default() -> Self {
+        Self {
+            in_flight: 0,
+            unread_tokens: 0,
+            answer_tokens: ANSWER_TOKENS,
+            last_sent: 0,
+            feed: PrefixFeed::default(),
+        }
+    }
 }
 
 /// Counts one request in flight to an engine; released on drop.
 pub struct InFlightGuard {
-    in_flight: Arc<AtomicUsize>,
+    engine: Arc<Mutex<EngineView>>,
+    /// Tokens of its prompt that count as unread.
+    unread_tokens: u64,
+}
+
+impl InFlightGuard {
+    /// So many tokens of its prompt have to be read before its answer begins.
+    pub(crate) fn reading(&mut self, tokens: u64) {
+        let mut engine = self.engine.lock();
+        engine.unread_tokens = engine.unread_tokens + tokens - self.unread_tokens;
+        self.unread_tokens = tokens;
+    }
+
+    /// It is complete, with so many tokens.
+    pub(crate) fn answered(&self, tokens: u32) {
+        let mut engine = self.engine.lock();
+        engine.answer_tokens += (f64::from(tokens) - engine.answer_tokens) * LATEST_ANSWER;
+    }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let mut engine = self.engine.lock();
+        engine.in_flight -= 1;
+        engine.unread_tokens -= self.unread_tokens;
     }
+}
+
+/// What the endpoints are ranked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RankedPrompt<'a> {
+    /// Marks of the prompt.
+    pub(crate) marks: &'a [PrefixMark],
+    /// Most tokens of the answer.
+    pub(crate) max_tokens: Option<u32>,
+    /// The session that it belongs to.
+    pub(crate) session: Option<Session>,
+}
+
+/// An endpoint that can take a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate<'a> {
+    /// The endpoint.
+    pub(crate) endpoint: &'a Endpoint,
+    /// How long the request is expected to take there.
+    pub(crate) score: ReplicaScore,
+    /// Tokens of its prompt that are cached there.
+    pub(crate) cached_tokens: u32,
+    /// Tokens that are not.
+    pub(crate) unread_tokens: u64,
+    last_sent: u64,
 }
 
 impl Backends {
     /// No channels yet; `identity` holds the client certificate shown to engines.
     pub fn new(identity: TlsFiles) -> Self {
-        Self { identity, channels: Mutex::default() }
+        let (choice, sent) = (ReplicaChoice::default(), AtomicU64::default());
+        Self { identity, choice, channels: Mutex::default(), sent }
     }
 
-    /// The endpoint with the fewest requests from this gateway; the first of equals.
-    pub fn least_busy<'a>(&self, endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Option<&'a Endpoint> {
+    /// The same, which chooses so.
+    pub fn with_choice(self, choice: ReplicaChoice) -> Self {
+        Self { choice, ..self }
+    }
+
+    /// The endpoints for a prompt, the quickest first; of equals the one that its session prefers, or that was sent a request
+    /// least recently.
+    pub(crate) fn ranked<'a>(
+        &self,
+        endpoints: impl IntoIterator<Item = &'a Endpoint>,
+        prompt: &RankedPrompt<'_>,
+    ) -> Vec<Candidate<'a>> {
+        let RankedPrompt { marks, max_tokens, session } = *prompt;
         let channels = self.channels.lock();
-        endpoints.into_iter().min_by_key(|endpoint| {
-            channels.get(endpoint).map_or(0, |channel| channel.in_flight.load(Ordering::Relaxed))
-        })
+        let seen = endpoints.into_iter().map(|endpoint| {
+            let engine = channels.get(endpoint).map(|channel| channel.engine.lock());
+            let Some(EngineView { in_flight, unread_tokens, answer_tokens, last_sent, feed }) = engine.as_deref() else {
+                let state = ReplicaState { answer_tokens: ANSWER_TOKENS, ..ReplicaState::default() };
+                return (endpoint, state, CachedPrefix::default(), 0);
+            };
+            let (unread_tokens, answer_tokens) = (*unread_tokens, *answer_tokens);
+            let state = ReplicaState { in_flight: *in_flight, unread_tokens, load: feed.load(), answer_tokens };
+            (endpoint, state, feed.cached_prefix(marks), *last_sent)
+        });
+        let seen: Vec<_> = seen.collect();
+        let tokens = prompt_tokens(marks, seen.iter().map(|(_, _, cached, _)| *cached));
+        let candidates = seen.into_iter().map(|(endpoint, state, cached, last_sent)| {
+            let unread_tokens = tokens.saturating_sub(cached.tokens.into());
+            let score = match self.choice {
+                ReplicaChoice::ExpectedTime => {
+                    ReplicaScore::new(&state, &NewRequest { unread_tokens, max_tokens })
+                }
+                ReplicaChoice::LeastRequests => ReplicaScore::of_requests(state.in_flight),
+            };
+            Candidate { endpoint, score, cached_tokens: cached.tokens, unread_tokens, last_sent }
+        });
+        by_score(candidates.collect(), session)
     }
 
     /// A client for `endpoint`, and a guard that counts the request.
     pub fn acquire(&self, endpoint: &Endpoint) -> Result<(EngineClient<Channel>, InFlightGuard), TlsError> {
+        let EngineChannel { client, engine } = self.channel(endpoint)?;
+        let number = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut view = engine.lock();
+        view.in_flight += 1;
+        view.last_sent = number;
+        drop(view);
+        Ok((client, InFlightGuard { engine, unread_tokens: 0 }))
+    }
+
+    fn channel(&self, endpoint: &Endpoint) -> Result<EngineChannel, TlsError> {
         let mut channels = self.channels.lock();
-        let (client, in_flight) = match channels.get(endpoint) {
-            Some(channel) => (channel.client.clone(), channel.in_flight.clone()),
-            None => {
-                // Read again for each engine, so that a renewed certificate is used without a restart.
-                let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
-                let created = EngineChannel { client: EngineClient::new(channel), in_flight: Arc::default() };
-                let pair = (created.client.clone(), created.in_flight.clone());
-                channels.insert(endpoint.clone(), created);
-                pair
-            }
-        };
-        in_flight.fetch_add(1, Ordering::Relaxed);
-        Ok((client, InFlightGuard { in_flight }))
+        if let Some(channel) = channels.get(endpoint) {
+            return Ok(channel.clone());
+        }
+        // Read again for each engine, so that a renewed certificate is used without a restart.
+        let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
+        let created = EngineChannel { client: EngineClient::new(channel), engine: Arc::default() };
+        channels.insert(endpoint.clone(), created.clone());
+        Ok(created)
     }
 
     /// Removes the channels of engines that are not in `table`; running requests keep theirs.
@@ -75,8 +214,35 @@ impl Backends {
     }
 }
 
+/// Tokens of a prompt with these marks, by the longest beginning of it that an engine has cached.
+fn prompt_tokens(marks: &[PrefixMark], cached: impl Iterator<Item = CachedPrefix>) -> u64 {
+    let bytes = marks.last().map_or(0, |last| last.bytes);
+    let longest = cached.max_by_key(|cached| cached.bytes).filter(|longest| longest.bytes > 0);
+    let (known, per_byte) = match longest {
+        Some(longest) => (longest, f64::from(longest.tokens) / longest.bytes as f64),
+        None => (CachedPrefix::default(), TOKENS_PER_BYTE),
+    };
+    u64::from(known.tokens) + (bytes.saturating_sub(known.bytes) as f64 * per_byte) as u64
+}
+
+/// The candidates, the best first. Equals go by session or by turns.
+fn by_score(mut candidates: Vec<Candidate<'_>>, session: Option<Session>) -> Vec<Candidate<'_>> {
+    candidates.sort_by(|one, other| one.score.total().total_cmp(&other.score.total()));
+    let Some(best) = candidates.first().map(|best| best.score.total()) else { return candidates };
+    let limit = (best * (1.0 + EQUAL_SHARE)).max(best + EQUAL_MILLISECONDS);
+    let equals = candidates.partition_point(|candidate| candidate.score.total() <= limit);
+    let equals = &mut candidates[..equals];
+    match session {
+        Some(session) => equals.sort_by_key(|one| Reverse(session.preference(&one.endpoint.group))),
+        None => equals.sort_by_key(|one| one.last_sent),
+    }
+    candidates
+}
+
 #[cfg(test)]
 mod tests {
+    use russet_rpc::engine as pb;
+
     use super::*;
     use crate::request_defaults::RequestDefaults;
     use crate::routes::{Deployment, DeploymentState};
@@ -97,20 +263,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn least_busy_engine_is_next_and_removed_ones_are_pruned() {
+    async fn the_quickest_engine_is_next_and_removed_ones_are_pruned() {
         let dir = tempfile::tempdir().unwrap();
         let backends = backends(dir.path());
         let (one, two) = (endpoint("127.0.0.1:1"), endpoint("127.0.0.1:2"));
         let both = [one.clone(), two.clone()];
-        assert_eq!(backends.least_busy(&both), Some(&one));
+        let best = |backends: &Backends| backends.ranked(&both, &RankedPrompt::default())[0].endpoint.clone();
+        assert_eq!(best(&backends), one);
         let first = backends.acquire(&one).unwrap();
-        assert_eq!(backends.least_busy(&both), Some(&two));
-        let _second = backends.acquire(&two).unwrap();
+        assert_eq!(best(&backends), two);
+        let second = backends.acquire(&two).unwrap();
         let _third = backends.acquire(&two).unwrap();
-        assert_eq!(backends.least_busy(&both), Some(&one));
+        assert_eq!(best(&backends), one);
         drop(first);
-        assert_eq!(backends.least_busy(&both), Some(&one));
-        assert_eq!(backends.least_busy(&[]), None);
+        assert_eq!(best(&backends), one);
+        drop((second, _third));
+        assert_eq!(best(&backends), one, "it was sent a request less recently");
+        drop(backends.acquire(&one).unwrap());
+        assert_eq!(best(&backends), two, "by turns");
+        assert!(backends.ranked(&[], &RankedPrompt::default()).is_empty());
 
         backends.prune(&RoutingTable {
             synced: true,
@@ -129,5 +300,47 @@ mod tests {
         });
         let remaining: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
         assert_eq!(remaining, [two]);
+    }
+
+    #[tokio::test]
+    async fn a_prompt_goes_where_its_beginning_is_unless_much_waits_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let backends = backends(dir.path());
+        let (one, two) = (endpoint("127.0.0.1:1"), endpoint("127.0.0.1:2"));
+        let both = [one.clone(), two.clone()];
+        let marks = [(1, 40_000), (2, 50_000)].map(|(key, bytes)| PrefixMark { key, bytes });
+        let prompt = RankedPrompt { marks: &marks, ..RankedPrompt::default() };
+        let marked = vec![pb::MarkedBlock { key: 1, block: vec![7], tokens: 10_000 }];
+        let event = pb::PrefixesEvent { added: vec![vec![7]], marked, ..Default::default() };
+        backends.channel(&two).unwrap().engine.lock().feed.apply(event);
+        let ranked = backends.ranked(&both, &prompt);
+        let shown = |candidate: &Candidate<'_>| {
+            let Candidate { endpoint, cached_tokens, unread_tokens, .. } = candidate;
+            (endpoint.address.clone(), *cached_tokens, *unread_tokens)
+        };
+        let expected = [(two.address.clone(), 10_000, 2_500), (one.address.clone(), 0, 12_500)];
+        assert_eq!(ranked.iter().map(shown).collect::<Vec<_>>(), expected);
+        // 12,500 tokens take 12.5 s there as well, once another prompt of 9,000 is read before it, beside its answer.
+        let (_client, mut guard) = backends.acquire(&two).unwrap();
+        guard.reading(8_000);
+        assert_eq!(backends.ranked(&both, &prompt)[0].endpoint, &two);
+        guard.reading(9_000);
+        assert_eq!(backends.ranked(&both, &prompt)[0].endpoint, &one);
+        guard.reading(0);
+        assert_eq!(backends.ranked(&both, &prompt)[0].endpoint, &two);
+    }
+
+    #[tokio::test]
+    async fn answers_are_expected_to_be_as_long_as_those_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let backends = backends(dir.path());
+        let one = endpoint("127.0.0.1:1");
+        let (_client, guard) = backends.acquire(&one).unwrap();
+        for _ in 0..100 {
+            guard.answered(30);
+        }
+        drop(guard);
+        let score = backends.ranked([&one], &RankedPrompt::default())[0].score;
+        assert!((1000.0..1001.0).contains(&score.total()), "{score:?}");
     }
 }

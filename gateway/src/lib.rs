@@ -26,6 +26,7 @@ pub mod listen;
 mod metrics;
 mod middleware;
 pub mod origins;
+mod prompt_marks;
 mod rejection;
 pub mod request_defaults;
 mod request_id;

@@ -45,6 +45,7 @@ pub struct Metrics {
     first_token: HistogramVec,
     duration: HistogramVec,
     prompt_tokens: IntCounterVec,
+    cached_tokens: IntCounterVec,
     generation_tokens: IntCounterVec,
     waiting: IntGaugeVec,
     active: IntGaugeVec,
@@ -129,6 +130,14 @@ impl Metrics {
             prompt_tokens: add(
                 registry,
                 counter("prompt_tokens_total", "Tokens of prompts that were answered.", model)?,
+            )?,
+            cached_tokens: add(
+                registry,
+                counter(
+                    "cached_tokens_total",
+                    "Tokens of prompts that engines had cached, of those in prompt_tokens_total.",
+                    model,
+                )?,
             )?,
             generation_tokens: add(
                 registry,
@@ -294,6 +303,7 @@ impl RequestTracker {
         let label = [self.label.as_str()];
         self.metrics.duration.with_label_values(&label).observe(self.arrived.elapsed().as_secs_f64());
         self.metrics.prompt_tokens.with_label_values(&label).inc_by(usage.prompt_tokens.into());
+        self.metrics.cached_tokens.with_label_values(&label).inc_by(usage.cached_tokens.into());
         self.metrics.generation_tokens.with_label_values(&label).inc_by(usage.completion_tokens.into());
         tracing::info!(
             model = self.label,

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::backends::Backends;
+use crate::backends::{self, Backends};
 use crate::benchmarks;
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
@@ -263,14 +263,16 @@ impl GatewayServer {
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
         let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
-        // The task ends with this function.
+        // The tasks end with this function.
         let mut reporting = TaskSet::default();
         if let Some(reporter) = reporter.clone() {
             reporting.spawn("demand reports", reporter.run(demand.clone(), table.clone()));
         }
+        let backends = Arc::new(Backends::new(tls).with_choice(limits.replica_choice));
+        reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
         let dispatcher = Dispatcher::new(
             table,
-            Backends::new(tls),
+            backends,
             demand.clone(),
             metrics.clone(),
             limits,

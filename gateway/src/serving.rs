@@ -10,6 +10,7 @@
 //!     └────────────────────────── whole_response or streamed_response ◀────────────────────────┘
 //! ```
 
+mod affinity;
 mod api_state;
 mod choices;
 mod dialect;
@@ -39,7 +40,9 @@ use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::{JsonBody, JsonBounds, check_headers};
 use crate::keys::{Caller, Quota};
+use crate::prompt_marks::prompt_marks;
 use crate::request_id::RequestId;
+pub(crate) use affinity::Session;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
 pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
@@ -102,18 +105,20 @@ async fn generate<W: ResponseWriter>(
     request: Request,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit } =
+    let ReceivedRequest { unread, deadline, permit, session } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
-    let (parsed, prompts) = unread
+    let (parsed, prompts, session) = unread
         .read(move |body, context, caller| {
+            let session = session.or_else(|| Session::of_body(&body.value));
             let mut parsed = parse(body, context)?;
             for request in &mut parsed.requests {
                 request.cache_salt = caller.cache_salt(&request.cache_salt);
+                request.prefix_marks = prompt_marks(&parsed.model, request);
             }
             let prompt = |request| PromptDigest::new(caller, &parsed.model, request);
             let prompts: Vec<PromptDigest> = parsed.requests.iter().map(prompt).collect();
-            Ok((parsed, prompts))
+            Ok((parsed, prompts, session))
         })
         .await?;
     let ParsedRequest { model, requests, prompt_field, left_out, choices, streamed, ignored, writer } =
@@ -143,6 +148,7 @@ async fn generate<W: ResponseWriter>(
     let requests = requests.map(|((request, prompt), permit)| {
         PendingRequest::new(model.clone(), request, left_out, prompt, deadline, permit, caller.clone())
             .with_prompt_field(prompt_field)
+            .with_session(session)
     });
     let requests = requests.collect();
     let usage = TotalUsage::new(choices);
@@ -184,6 +190,8 @@ struct ReceivedRequest {
     unread: UnreadRequest,
     deadline: Option<Deadline>,
     permit: BodyPermit,
+    /// The session that its headers name.
+    session: Option<Session>,
 }
 
 impl ReceivedRequest {
@@ -210,7 +218,7 @@ impl ReceivedRequest {
         let read = api.bodies.read(&parts.headers, body, caller, |part| bounds.feed(part)).await;
         let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
         let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
-        Ok(Self { unread, deadline, permit })
+        Ok(Self { unread, deadline, permit, session: Session::of_headers(&parts.headers) })
     }
 }
 

@@ -39,6 +39,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             truncate_prompt_tokens,
             context_overflow,
             adapter,
+            prefix_marks,
         } = request;
         Self {
             id,
@@ -64,6 +65,7 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             truncate_prompt_tokens,
             shift_context: context_overflow == ContextOverflow::Shift,
             adapter,
+            prefix_marks: all(prefix_marks),
         }
     }
 }
@@ -94,6 +96,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             truncate_prompt_tokens,
             shift_context,
             adapter,
+            prefix_marks,
         } = request;
         let sampling = sampling.map(Sampling::from).unwrap_or_default();
         Self {
@@ -120,6 +123,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             truncate_prompt_tokens,
             context_overflow: if shift_context { ContextOverflow::Shift } else { ContextOverflow::Refuse },
             adapter,
+            prefix_marks: all(prefix_marks),
         }
     }
 }
@@ -243,6 +247,7 @@ impl From<pb::FinishReason> for FinishReason {
 mod tests {
     use russet_wire::conversation::{Message, Tool, ToolCall};
     use russet_wire::event::{Logprobs, TokenLogprob};
+    use russet_wire::prefix_mark::PrefixMark;
     use russet_wire::request::{DrySampling, RawPrompt, StructuredOutput};
 
     use super::*;
@@ -324,6 +329,7 @@ mod tests {
             deadline_milliseconds: Some(250),
             cache_salt: "team".into(),
             adapter: "pirate".into(),
+            prefix_marks: vec![PrefixMark { key: u64::MAX, bytes: 9 }],
             tools: vec![Tool {
                 name: "f".into(),
                 description: Some(String::new()),

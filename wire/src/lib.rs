@@ -5,4 +5,5 @@ pub mod conversation;
 pub mod engine_config;
 pub mod engine_options;
 pub mod event;
+pub mod prefix_mark;
 pub mod request;

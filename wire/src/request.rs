@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::conversation::{Message, Tool, ToolChoice};
+use crate::prefix_mark::PrefixMark;
 
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -238,4 +239,8 @@ pub struct GenerationRequest {
     /// Name of the adapter that answers; empty means the model itself.
     #[serde(default)]
     pub adapter: String,
+    /// Points of the prompt that its gateway knows again, in order; the last one is its end. The engine tells gateways
+    /// which of its cached blocks end there.
+    #[serde(default)]
+    pub prefix_marks: Vec<PrefixMark>,
 }

@@ -9,6 +9,7 @@ mod gateway;
 mod memory;
 mod operator;
 mod plan;
+mod replicas;
 mod soak;
 mod spread;
 mod store;
@@ -35,6 +36,7 @@ const AREAS: &[Area] = &[
     Area { name: "memory", about: memory::ABOUT, run: memory::run },
     Area { name: "operator", about: operator::ABOUT, run: operator::run },
     Area { name: "plan", about: plan::ABOUT, run: plan::run },
+    Area { name: "replicas", about: replicas::ABOUT, run: replicas::run },
     Area { name: "soak", about: soak::ABOUT, run: soak::run },
     Area { name: "spread", about: spread::ABOUT, run: spread::run },
     Area { name: "store", about: store::ABOUT, run: store::run },

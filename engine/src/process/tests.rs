@@ -492,9 +492,28 @@ async fn shared_prefix_is_prefilled_once_also_after_a_restart() {
     let mut feed = client.prefixes(pb::PrefixesRequest {}).await.unwrap().into_inner();
     let all = within("the feed", feed.message()).await.unwrap().unwrap();
     assert!(all.reset && all.added.is_empty(), "{all:?}");
-    assert_eq!(cached(&mut client, &text(50, "first")).await, 0);
-    let news = within("news", feed.message()).await.unwrap().unwrap();
-    assert_eq!((news.added.len(), news.block_tokens, news.reset), (7, 64, false), "500 and some tokens");
+    let load = all.load.unwrap();
+    assert_eq!((load.running, load.waiting, load.slots, load.unread_tokens), (0, 0, 2, 0));
+    let marked = GenerationRequest {
+        prefix_marks: [(1, 70), (2, 100)].map(|(key, bytes)| PrefixMark { key, bytes }).to_vec(),
+        ..say_for(&text(50, "first"), 3)
+    };
+    let (_, end) = collect(&mut ask(&mut client, marked).await).await;
+    let GenerationEvent::Finished { usage, .. } = end else { panic!("{end:?}") };
+    assert_eq!(usage.cached_tokens, 0);
+    let (mut added, mut marks) = (Vec::new(), Vec::new());
+    while added.is_empty() {
+        let news = within("news", feed.message()).await.unwrap().unwrap();
+        assert_eq!((news.block_tokens, news.reset), (64, false), "{news:?}");
+        added.extend(news.added);
+        marks.extend(news.marked);
+    }
+    assert_eq!(added.len(), 7, "500 and some tokens");
+    for (mark, share) in marks.iter().zip([70, 100]) {
+        assert_eq!(mark.tokens, usage.prompt_tokens * share / 100);
+        assert!(added.contains(&mark.block), "{mark:?}");
+    }
+    assert_eq!(marks.iter().map(|mark| mark.key).collect::<Vec<_>>(), [1, 2]);
     // The same slot continues: all but the marks after the first output.
     let again = cached(&mut client, &text(50, "second")).await;
     assert!((500..512).contains(&again), "{again}");

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Zoned;
+use prometheus::IntGauge;
 use russet_chat::template::{Prompt, TemplateArguments};
 use russet_wire::conversation::{Message, Tool};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_rpc::engine::EngineLoad;
 use russet_wire::request::{GenerationRequest, RawPrompt, StructuredOutput};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
@@ -25,7 +27,7 @@ use crate::executor::DraftRewind;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
-use crate::prefix_cache::events::{BlockEvent, BlockEvents};
+use crate::prefix_cache::events::{BlockEvent, BlockEvents, marked_blocks};
 use crate::sequence::{self, OutputStream, ResumeError, Sequence, ThinkingBudget};
 use crate::served_adapters::ServedAdapters;
 use crate::speculative::Proposers;
@@ -40,6 +42,7 @@ pub struct Intake {
     pub(super) tokenizer_pool: TokenizerPool,
     pub(super) tokenizer: Arc<ChatTokenizer>,
     pub(super) context_tokens: u32,
+    pub(super) slots: u32,
     pub(super) kv_tokens: u64,
     pub(super) proposers: Proposers,
     pub(super) draft_rewind: DraftRewind,
@@ -118,6 +121,9 @@ impl Intake {
                 sink.send(sequence.started_event());
                 return sink.finish(reason, sequence.usage());
             }
+            let root = intake.root.scoped(sequence.prefix_scope());
+            let marked = marked_blocks(root, sequence.prompt(), &request.prefix_marks);
+            intake.block_events.publish_marks(marked);
             intake.enqueue(ScheduledRequest::new(position, sequence, sink, timeout, ticket));
         });
         receiver
@@ -151,6 +157,21 @@ impl Intake {
                 "prompts of {queued} bytes wait to be tokenised, and this one is too long to wait with them; try again later"
             ))
         })
+    }
+
+    /// What this engine has to do now, and how quick it is.
+    pub fn load(&self) -> EngineLoad {
+        let metrics = &self.metrics;
+        let throughput = metrics.throughput.lock().average();
+        let count = |gauge: &IntGauge| u32::try_from(gauge.get()).unwrap_or(0);
+        EngineLoad {
+            running: count(&metrics.running),
+            waiting: count(&metrics.waiting),
+            slots: self.slots,
+            unread_tokens: u64::try_from(metrics.unread_tokens.get()).unwrap_or(0),
+            prompt_tokens_per_second: throughput.map_or(0.0, |measured| measured.prompt_tokens_per_second),
+            tokens_per_second: throughput.map_or(0.0, |measured| measured.tokens_per_second),
+        }
     }
 
     /// Root hash of this model, and a subscription to the blocks cached here.

@@ -1,12 +1,15 @@
 //! The gateway's benchmark, for `cargo xtask bench gateway`: an engine and an HTTP upstream that respond
 //! immediately, the gateway and nginx in front of them, and a load generator, each in its own process. Prints
-//! a line of JSON per figure. `bench NGINX` runs all; the other words are roles.
+//! a line of JSON per figure. `bench NGINX` runs all; the other words are roles. `bench replicas`, for `cargo xtask bench
+//! replicas`, is about the choice of a replica.
 
 // The benchmark fails by panicking.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod load;
 mod measure;
+mod reading_engine;
+mod replicas;
 mod roles;
 
 fn main() {
@@ -19,6 +22,7 @@ fn main() {
             ["engine", folder] => roles::engine(folder.as_ref()).await,
             ["upstream"] => roles::upstream().await,
             ["gateway", folder, engine] => roles::gateway(folder.as_ref(), engine).await,
+            ["replicas"] => replicas::run().await,
             [nginx] => measure::run(nginx).await,
             _ => panic!("bench NGINX"),
         }

@@ -50,7 +50,7 @@ impl RoleProcess {
 }
 
 /// The identities of an engine and of a gateway, of one CA.
-fn identities(folder: &Path) -> (TlsFiles, TlsFiles) {
+pub fn identities(folder: &Path) -> (TlsFiles, TlsFiles) {
     let ca_key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -110,7 +110,7 @@ async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, So
     );
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

@@ -33,7 +33,7 @@ pub const TOKENS: u32 = 16;
 /// The node whose certificate the engine shows.
 pub const NODE: &str = "bench";
 
-async fn listener() -> TcpListener {
+pub async fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.unwrap()
 }
 
@@ -49,7 +49,7 @@ async fn input_closed() {
 
 struct InstantEngine;
 
-type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Engine for InstantEngine {
@@ -148,15 +148,16 @@ async fn answer(body: Bytes) -> HttpResponse {
     ([(header::CONTENT_TYPE, "application/json")], whole).into_response()
 }
 
-/// The gateway before the engine at `engine`. Prints its address, then the key that it accepts.
-pub async fn gateway(folder: &Path, engine: &str) {
-    // One log line per request, as `russet gateway` writes.
-    russet_telemetry::logs::init("gateway", false);
-    let listener = listener().await;
-    announce(listener.local_addr().unwrap());
-    let (node, group, model) = (NODE.into(), "default/m-0".into(), "small".into());
-    let endpoint =
-        Endpoint { address: engine.into(), node, group, model, adapters: BTreeMap::new(), epoch: 1 };
+/// A routing table with one deployment, `m`, of engines at these addresses.
+pub fn table_of(engines: &[String]) -> RoutingTable {
+    let endpoint = |(number, address): (usize, &String)| Endpoint {
+        address: address.clone(),
+        node: NODE.into(),
+        group: format!("default/m-{number}"),
+        model: "small".into(),
+        adapters: BTreeMap::new(),
+        epoch: 1,
+    };
     let deployment = Deployment {
         namespace: "default".into(),
         name: "m".into(),
@@ -166,9 +167,18 @@ pub async fn gateway(folder: &Path, engine: &str) {
         adapters: BTreeMap::new(),
         defaults: RequestDefaults::default(),
         state: DeploymentState::Ready,
-        endpoints: vec![endpoint],
+        endpoints: engines.iter().enumerate().map(endpoint).collect(),
     };
-    let table = RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] };
+    RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] }
+}
+
+/// The gateway before the engine at `engine`. Prints its address, then the key that it accepts.
+pub async fn gateway(folder: &Path, engine: &str) {
+    // One log line per request, as `russet gateway` writes.
+    russet_telemetry::logs::init("gateway", false);
+    let listener = listener().await;
+    announce(listener.local_addr().unwrap());
+    let table = table_of(&[engine.to_owned()]);
     let secret = Secret::generate();
     // A quota that is never reached: it is counted all the same.
     let spec = AccessKeySpec {

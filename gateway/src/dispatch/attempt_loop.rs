@@ -9,6 +9,7 @@
 //! └───────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -25,12 +26,14 @@ use super::pooling_call::{PoolingReply, PoolingRequest};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
 use super::suspects::{Isolation, PromptDigest, Suspicion};
 use super::token_count::token_count;
+use crate::backends::RankedPrompt;
 use crate::body_budget::BodyPermit;
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
 use crate::request_defaults::{AskedParameters, LeftOut};
+use crate::serving::Session;
 use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
 
 /// A request with its caller, and how much of its response was already sent.
@@ -50,6 +53,7 @@ pub(crate) struct PendingRequest {
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
     kind: RequestKind,
+    session: Option<Session>,
     /// The client's field that has the prompt.
     prompt_field: &'static str,
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
@@ -91,6 +95,7 @@ impl PendingRequest {
             last_lost: None,
             body_permit,
             kind: RequestKind::Text,
+            session: None,
             prompt_field: "messages",
             preparing: watch::Sender::new(true),
         }
@@ -109,6 +114,11 @@ impl PendingRequest {
     /// The same with the field that has the prompt, for errors about its length.
     pub(crate) fn with_prompt_field(self, prompt_field: &'static str) -> Self {
         Self { prompt_field, ..self }
+    }
+
+    /// The same, of a session.
+    pub(crate) fn with_session(self, session: Option<Session>) -> Self {
+        Self { session, ..self }
     }
 
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
@@ -244,6 +254,8 @@ struct AttemptLoop<'a> {
     held: Option<HeldRequest>,
     /// Whether `hold` held it in this run.
     was_held: bool,
+    /// Tokens of the prompt that the chosen endpoint has not cached: set by `choose`.
+    unread_tokens: u64,
     /// What the request waits for, for the error at its deadline: set by `hold`.
     waiting_for: String,
 }
@@ -261,6 +273,7 @@ impl<'a> AttemptLoop<'a> {
             backoffs: request.last_lost.take().map(|endpoint| (endpoint, backoff_end)).into_iter().collect(),
             held: None,
             was_held: false,
+            unread_tokens: 0,
             waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
             request,
             tracker,
@@ -308,16 +321,24 @@ impl<'a> AttemptLoop<'a> {
         table
     }
 
-    /// The next action: the least busy endpoint without a backoff, or why there is none.
-    fn choose<'t>(&self, table: &'t RoutingTable) -> RouteDecision<'t> {
-        let least_busy = |endpoints: Vec<&'t Endpoint>| {
+    /// The next action: the endpoint without a backoff that is expected to answer first, or why there is none.
+    fn choose<'t>(&mut self, table: &'t RoutingTable) -> RouteDecision<'t> {
+        let unread_tokens = Cell::new(0);
+        let GenerationRequest { prefix_marks: marks, max_tokens, .. } = &self.request.request;
+        let prompt = RankedPrompt { marks, max_tokens: *max_tokens, session: self.request.session };
+        let quickest = |endpoints: Vec<&'t Endpoint>| {
             let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
-            self.dispatcher.backends.least_busy(ready)
+            let candidates = self.dispatcher.backends.ranked(ready, &prompt);
+            let best = candidates.first()?;
+            unread_tokens.set(best.unread_tokens);
+            Some(best.endpoint)
         };
-        match &self.request.resume_point {
-            None => choose(table, &self.request.model, self.request.scope(), least_busy),
-            Some(resume_point) => choose_resume(table, resume_point, least_busy),
-        }
+        let decision = match &self.request.resume_point {
+            None => choose(table, &self.request.model, self.request.scope(), quickest),
+            Some(resume_point) => choose_resume(table, resume_point, quickest),
+        };
+        self.unread_tokens = unread_tokens.get();
+        decision
     }
 
     /// Sends the request to an endpoint. `None` when the endpoint is busy or lost; it is then backed off.
@@ -431,7 +452,7 @@ impl<'a> AttemptLoop<'a> {
             adapter.clone_into(&mut request.adapter);
         }
         let opening =
-            EngineStream::open(self.dispatcher, deployment, endpoint, request, prompt_field, *deadline);
+            EngineStream::open(self.dispatcher, deployment, endpoint, request, prompt_field, *deadline, self.unread_tokens);
         preparing.send_replace(true);
         let opened = within(isolation, opening).await;
         preparing.send_replace(false);

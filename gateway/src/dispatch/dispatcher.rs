@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::route_decision::unknown;
 use super::suspects::Suspects;
-use crate::backends::Backends;
+use crate::backends::{Backends, ReplicaChoice};
 use crate::demand::{DemandTracker, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
@@ -50,6 +50,8 @@ pub struct DispatchLimits {
     pub max_total_body_bytes: usize,
     /// Limits on held requests.
     pub holding: HoldLimits,
+    /// How one of several replicas is chosen.
+    pub replica_choice: ReplicaChoice,
 }
 
 impl Default for DispatchLimits {
@@ -68,6 +70,7 @@ impl Default for DispatchLimits {
             shutdown_grace: Duration::from_secs(10),
             max_total_body_bytes: 256 * 1024 * 1024,
             holding: HoldLimits::default(),
+            replica_choice: ReplicaChoice::default(),
         }
     }
 }
@@ -75,7 +78,7 @@ impl Default for DispatchLimits {
 /// Routes requests to engines.
 pub struct Dispatcher {
     pub(super) table: watch::Receiver<Arc<RoutingTable>>,
-    pub(super) backends: Backends,
+    pub(super) backends: Arc<Backends>,
     pub(super) demand: Arc<DemandTracker>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) limits: DispatchLimits,
@@ -88,7 +91,7 @@ impl Dispatcher {
     /// responses with an error.
     pub fn new(
         table: watch::Receiver<Arc<RoutingTable>>,
-        backends: Backends,
+        backends: Arc<Backends>,
         demand: Arc<DemandTracker>,
         metrics: Arc<Metrics>,
         limits: DispatchLimits,

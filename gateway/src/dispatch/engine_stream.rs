@@ -60,11 +60,11 @@ pub(super) struct EngineStream {
     table: watch::Receiver<Arc<RoutingTable>>,
     closing: CancellationToken,
     active: ActiveRequest,
-    _in_flight: InFlightGuard,
+    in_flight: InFlightGuard,
 }
 
 impl EngineStream {
-    /// Sends the request to the endpoint, within its deadline.
+    /// Sends the request to the endpoint, within its deadline; so many tokens of its prompt have to be read there.
     pub(super) async fn open(
         dispatcher: &Dispatcher,
         deployment: &Deployment,
@@ -72,8 +72,10 @@ impl EngineStream {
         request: &GenerationRequest,
         prompt_field: &'static str,
         deadline: Option<Deadline>,
+        unread_tokens: u64,
     ) -> Result<Self, AttemptError> {
-        let (mut client, in_flight) = acquire(dispatcher, endpoint)?;
+        let (mut client, mut in_flight) = acquire(dispatcher, endpoint)?;
+        in_flight.reading(unread_tokens);
         let active = dispatcher.demand.start(deployment);
         let call = client.generate(GenerateRequest::from(request.clone()));
         // The response begins once the prompt is prepared.
@@ -90,7 +92,7 @@ impl EngineStream {
             table: dispatcher.table.clone(),
             closing: dispatcher.closing.clone(),
             active,
-            _in_flight: in_flight,
+            in_flight,
         })
     }
 
@@ -126,8 +128,12 @@ impl EngineStream {
         if let GenerationEvent::Token { id, .. } = &event {
             if self.emitted.is_empty() {
                 self.active.first_token();
+                self.in_flight.reading(0);
             }
             self.emitted.push(*id);
+        }
+        if let GenerationEvent::Finished { usage, .. } = &event {
+            self.in_flight.answered(usage.completion_tokens);
         }
         self.check(event)
     }

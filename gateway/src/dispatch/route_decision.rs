@@ -1,5 +1,5 @@
 //! Routing decision for a model by one routing table: try an endpoint, wait, or reject. Pure; the caller says
-//! which of several endpoints is the least busy (`backends`).
+//! which of several endpoints is the quickest (`backends`).
 
 use std::collections::BTreeMap;
 

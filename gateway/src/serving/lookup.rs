@@ -39,7 +39,7 @@ async fn look_up(
     request: Request,
     answer: AnswerLookup,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline: _, permit: _permit } =
+    let ReceivedRequest { unread, permit: _permit, .. } =
         ReceivedRequest::read(api, id, caller, request).await?;
     let api = api.clone();
     let read = move |body: JsonBody<'_>, _: &RequestContext<'_>, caller: &Caller| answer(body, &api, caller);

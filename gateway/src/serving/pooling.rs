@@ -55,7 +55,7 @@ async fn pool(
     request: Request,
     parse: ParsePooling,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit } =
+    let ReceivedRequest { unread, deadline, permit, .. } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let read = move |body: JsonBody<'_>, context: &RequestContext<'_>, caller: &Caller| {
         let parsed = parse(body, context)?;

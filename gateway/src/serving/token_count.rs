@@ -42,7 +42,7 @@ async fn count<W: Send + 'static>(
     parse: ParseRequest<W>,
     respond: fn(u32) -> Response,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit } =
+    let ReceivedRequest { unread, deadline, permit, .. } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let parsed = unread.read(move |body, context, caller| {
         let mut parsed = parse(body, context)?;

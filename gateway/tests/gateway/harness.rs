@@ -142,6 +142,10 @@ pub struct ScriptedEngine {
     node: String,
     pub received: Arc<Mutex<Vec<pb::GenerateRequest>>>,
     pub callers: Arc<Mutex<Vec<String>>>,
+    /// The marks of each prompt.
+    pub marks: Arc<Mutex<Vec<Vec<pb::PrefixMark>>>>,
+    /// What it tells of its prefix cache; it refuses to tell while this is empty.
+    pub prefixes: watch::Sender<Vec<pb::PrefixesEvent>>,
     running: watch::Receiver<usize>,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -175,6 +179,23 @@ impl ScriptedEngine {
         assert!(arrived.await.is_ok(), "{content} never arrived");
     }
 
+    /// It has cached this prompt, a token for every byte, and says so.
+    pub fn has_cached(&self, marks: &[pb::PrefixMark]) {
+        let block = |mark: &pb::PrefixMark| mark.key.to_le_bytes().to_vec();
+        let marked = |mark: &pb::PrefixMark| pb::MarkedBlock {
+            key: mark.key,
+            block: block(mark),
+            tokens: mark.bytes as u32,
+        };
+        self.prefixes.send_modify(|events| {
+            events.push(pb::PrefixesEvent {
+                added: marks.iter().map(block).collect(),
+                marked: marks.iter().map(marked).collect(),
+                ..pb::PrefixesEvent::default()
+            });
+        });
+    }
+
     pub fn requests(&self) -> usize {
         self.received.lock().unwrap().len()
     }
@@ -192,6 +213,8 @@ struct ScriptedService {
     steps: ScriptFn,
     received: Arc<Mutex<Vec<pb::GenerateRequest>>>,
     callers: Arc<Mutex<Vec<String>>>,
+    marks: Arc<Mutex<Vec<Vec<pb::PrefixMark>>>>,
+    prefixes: watch::Receiver<Vec<pb::PrefixesEvent>>,
     running: watch::Sender<usize>,
 }
 
@@ -251,7 +274,23 @@ impl Service for ScriptedService {
         &self,
         _: Request<pb::PrefixesRequest>,
     ) -> Result<Response<Self::PrefixesStream>, Status> {
-        Err(Status::unimplemented("not called by gateways"))
+        let mut events = self.prefixes.clone();
+        if events.borrow().is_empty() {
+            return Err(Status::unavailable("this engine tells nothing yet"));
+        }
+        Ok(Response::new(Box::pin(async_stream::stream! {
+            let mut sent = 0;
+            loop {
+                let new = events.borrow_and_update().get(sent..).unwrap_or_default().to_vec();
+                sent += new.len();
+                for event in new {
+                    yield Ok(event);
+                }
+                if events.changed().await.is_err() {
+                    return;
+                }
+            }
+        })))
     }
 
     /// A vector of the length of each text, behind the steps of a chat with the first text.
@@ -302,7 +341,10 @@ impl Service for ScriptedService {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         self.callers.lock().unwrap().push(tls::peer_user(&request).unwrap_or_default());
         let steps = (self.steps)(request.get_ref());
-        self.received.lock().unwrap().push(request.into_inner());
+        // What a prompt is marked with is nobody's concern but those tests' that script what engines have cached.
+        let request = request.into_inner();
+        self.marks.lock().unwrap().push(request.prefix_marks.clone());
+        self.received.lock().unwrap().push(pb::GenerateRequest { prefix_marks: Vec::new(), ..request });
         self.running.send_modify(|running| *running += 1);
         let slot = RunningSlot(self.running.clone());
         match steps.first() {
@@ -337,10 +379,14 @@ pub fn script_engine(
     let (running, watched) = watch::channel(0);
     let received = Arc::new(Mutex::new(vec![]));
     let callers = Arc::new(Mutex::new(vec![]));
+    let marks = Arc::new(Mutex::new(vec![]));
+    let (prefixes, told) = watch::channel(vec![]);
     let script = ScriptedService {
         steps: Box::new(steps),
         received: received.clone(),
         callers: callers.clone(),
+        marks: marks.clone(),
+        prefixes: told,
         running,
     };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -352,7 +398,16 @@ pub fn script_engine(
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         server.serve_with_incoming(files.incoming(listener, Protocol::Grpc).unwrap()).await
     });
-    ScriptedEngine { address, node: node.into(), received, callers, running: watched, runtime: Some(runtime) }
+    ScriptedEngine {
+        address,
+        node: node.into(),
+        received,
+        callers,
+        marks,
+        prefixes,
+        running: watched,
+        runtime: Some(runtime),
+    }
 }
 
 pub struct GatewayLab {

@@ -16,6 +16,7 @@ mod network;
 mod ollama;
 mod openai_responses;
 mod poison;
+mod prefixes;
 mod pooling;
 mod responses;
 mod resume;

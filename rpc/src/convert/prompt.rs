@@ -1,5 +1,6 @@
-//! Raw prompts between the protos and [`russet_wire`].
+//! Raw prompts and marks of prompts between the protos and [`russet_wire`].
 
+use russet_wire::prefix_mark::PrefixMark;
 use russet_wire::request::RawPrompt;
 
 use crate::engine as pb;
@@ -22,4 +23,16 @@ pub(super) fn raw_prompt(prompt: pb::RawPrompt) -> Option<RawPrompt> {
         Prompt::Text(text) => RawPrompt::Text(text),
         Prompt::Tokens(pb::TokenIds { ids }) => RawPrompt::Tokens(ids),
     })
+}
+
+impl From<PrefixMark> for pb::PrefixMark {
+    fn from(PrefixMark { key, bytes }: PrefixMark) -> Self {
+        Self { key, bytes }
+    }
+}
+
+impl From<pb::PrefixMark> for PrefixMark {
+    fn from(pb::PrefixMark { key, bytes }: pb::PrefixMark) -> Self {
+        Self { key, bytes }
+    }
 }

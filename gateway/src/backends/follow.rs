@@ -1,0 +1,76 @@
+//! Follows what the engines of deployments with several replicas say of themselves, each for as long as it is in the routing
+//! table.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_rpc::engine::PrefixesRequest;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::sleep;
+use tonic::Code;
+
+use super::{Backends, EngineChannel};
+use crate::routes::{Endpoint, RoutingTable};
+
+/// How long until an engine whose stream has ended is asked again, the first time and at most.
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+
+/// Follows engines; never returns.
+pub(crate) async fn follow(backends: Arc<Backends>, mut table: watch::Receiver<Arc<RoutingTable>>) {
+    // All tasks end with this function.
+    let mut tasks = JoinSet::new();
+    let mut followed: HashMap<Endpoint, AbortHandle> = HashMap::new();
+    loop {
+        let latest = table.borrow_and_update().clone();
+        let several = latest.deployments.iter().filter(|deployment| deployment.endpoints.len() > 1);
+        let wanted: Vec<&Endpoint> = several.flat_map(|deployment| &deployment.endpoints).collect();
+        followed.retain(|endpoint, task| {
+            let is_wanted = wanted.contains(&endpoint);
+            if !is_wanted {
+                task.abort();
+            }
+            is_wanted
+        });
+        for endpoint in wanted {
+            if !followed.contains_key(endpoint) {
+                let task = tasks.spawn(follow_engine(backends.clone(), endpoint.clone()));
+                followed.insert(endpoint.clone(), task);
+            }
+        }
+        tokio::select! {
+            Ok(()) = table.changed() => {}
+            Some(_) = tasks.join_next() => {}
+            // Neither changes nor engines are left.
+            else => std::future::pending().await,
+        }
+    }
+}
+
+/// Follows one engine until the task is aborted.
+async fn follow_engine(backends: Arc<Backends>, endpoint: Endpoint) {
+    let mut backoff = MIN_BACKOFF;
+    loop {
+        match read(&backends, &endpoint).await {
+            Ok(()) => backoff = MIN_BACKOFF,
+            // A model that embeds, or an engine of another release: it may be another one some day.
+            Err(Code::FailedPrecondition | Code::Unimplemented) => backoff = MAX_BACKOFF,
+            Err(code) => tracing::debug!(node = endpoint.node, ?code, "an engine does not tell what it has cached"),
+        }
+        sleep(backoff).await;
+        backoff = (backoff * 2).min(MAX_BACKOFF);
+    }
+}
+
+/// Reads the stream of an engine until it ends. What it told is forgotten then: it may have changed.
+async fn read(backends: &Backends, endpoint: &Endpoint) -> Result<(), Code> {
+    let EngineChannel { mut client, engine } = backends.channel(endpoint).map_err(|_| Code::Unauthenticated)?;
+    let mut events = client.prefixes(PrefixesRequest {}).await.map_err(|status| status.code())?.into_inner();
+    while let Ok(Some(event)) = events.message().await {
+        engine.lock().feed.apply(event);
+    }
+    engine.lock().feed = Default::default();
+    Ok(())
+}

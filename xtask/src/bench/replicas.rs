@@ -1,0 +1,45 @@
+//! The choice of a replica by what each has cached, and by the number of requests.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::{BenchRow, Goal, figures};
+use crate::{cargo, mlx};
+
+pub const ABOUT: &str = "8 agents over 3 replicas, 8 turns each: 32 kB that all of them begin with, 8 kB of their own, and 1 to 6 kB \
+    that are added every turn, with pauses of 0.5 to 4 s. The replicas are programs that take the time of an engine (1,000 tokens \
+    of prompts a second, one prompt after the other, answers of 64 tokens at 40 a second) at 20 times its speed, keep 64,000 tokens \
+    in blocks of 64, evict the least recently used and tell gateways of them; the gateway is the real one, over gRPC and mutual \
+    TLS. Ours sends a request where it is expected to take the least time, the peer is the same gateway that sends it where the \
+    fewest requests are. In turns on the same traces, 3 rounds, medians of the rounds; seconds are those of the engine.";
+
+/// The goal of issue 31: at most half of the time.
+const GOAL: f64 = 0.5;
+
+/// Builds the bench with optimisation and runs it.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
+    cargo::run(&mut cargo::command(
+        prepared,
+        &["build", "--release", "-p", "russet-gateway", "--example", "bench"],
+    ))?;
+    let mut bench = Command::new(cargo::root().join("target/release/examples/bench"));
+    bench.arg("replicas");
+    figures(&mut bench, "the bench of replicas")?.iter().map(row).collect()
+}
+
+fn row(figure: &Value) -> Result<BenchRow> {
+    let number = |name: &str| figure[name].as_f64().with_context(|| format!("no {name} in {figure}"));
+    let (ours, peer) = (number("ours")?, number("peer")?);
+    let judged = figure["judged"] == true;
+    Ok(BenchRow {
+        area: "replicas",
+        what: figure["what"].as_str().context("a figure without a name")?.to_owned(),
+        ours,
+        peer: Some(peer),
+        unit: if figure["unit"] == "s" { "s" } else { "%" },
+        ratio: judged.then_some(ours / peer),
+        goal: if judged { Goal::AtMost(GOAL) } else { Goal::None },
+    })
+}
