@@ -9,6 +9,8 @@
 //! └───────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
+mod record;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -31,6 +33,7 @@ use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
 use crate::request_defaults::{AskedParameters, LeftOut};
+use crate::request_log::Recorder;
 use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
 
 /// A request with its caller, and how much of its response was already sent.
@@ -54,6 +57,7 @@ pub(crate) struct PendingRequest {
     prompt_field: &'static str,
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
     preparing: watch::Sender<bool>,
+    recorder: Recorder,
 }
 
 /// What is asked of a model.
@@ -93,6 +97,7 @@ impl PendingRequest {
             kind: RequestKind::Text,
             prompt_field: "messages",
             preparing: watch::Sender::new(true),
+            recorder: Recorder::default(),
         }
     }
 
@@ -109,6 +114,21 @@ impl PendingRequest {
     /// The same with the field that has the prompt, for errors about its length.
     pub(crate) fn with_prompt_field(self, prompt_field: &'static str) -> Self {
         Self { prompt_field, ..self }
+    }
+
+    /// The same, which `recorder` records in the request log.
+    pub(crate) fn with_recorder(self, recorder: Recorder) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// Its record in the request log.
+    pub(super) fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Records that so many tokens of its response came from its last engine.
+    pub(super) fn record_emitted(&mut self, tokens: usize) {
+        self.recorder.generated(self.request.emitted.len() + tokens);
     }
 
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
@@ -209,6 +229,8 @@ impl Dispatcher {
     ) -> Result<OpenedStream, GatewayError> {
         let EngineStream { endpoint, emitted, .. } = stream;
         request.request.emitted.extend(emitted);
+        request.record_emitted(0);
+        request.recorder.lost(&message);
         tracing::warn!(
             model = request.model,
             node = endpoint.node,
@@ -275,6 +297,7 @@ impl<'a> AttemptLoop<'a> {
             match self.choose(&table) {
                 RouteDecision::Refuse(error) => return Err(error),
                 RouteDecision::Try(deployment, endpoint, adapter) => {
+                    self.record_attempt(&table, deployment, endpoint, adapter);
                     if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
                         return Ok(opened);
                     }
@@ -282,6 +305,8 @@ impl<'a> AttemptLoop<'a> {
                 RouteDecision::Wait(deployment, reason) => {
                     let until = self.hold_deadline(&table, &reason, now)?;
                     self.hold(deployment, &reason)?;
+                    self.record_route(&table);
+                    self.request.recorder.held(deployment, &reason);
                     self.request.preparing.send_replace(false);
                     self.wait_for_change(until).await?;
                 }
@@ -337,9 +362,16 @@ impl<'a> AttemptLoop<'a> {
                 }
                 return Ok(Some(opened));
             }
-            Err(AttemptError::Rejected(error)) => return Err(error),
-            Err(AttemptError::Busy(message)) => self.request.attempts.last_busy = Some(message),
+            Err(AttemptError::Rejected(error)) => {
+                self.request.recorder.rejected(&error);
+                return Err(error);
+            }
+            Err(AttemptError::Busy(message)) => {
+                self.request.recorder.busy(&message);
+                self.request.attempts.last_busy = Some(message);
+            }
             Err(AttemptError::Lost { work, message }) => {
+                self.request.recorder.lost(&message);
                 let model = &self.request.model;
                 tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
                 let exclusive = isolation.as_ref().is_some_and(Isolation::is_exclusive);
@@ -413,6 +445,7 @@ impl<'a> AttemptLoop<'a> {
         };
         self.tracker.dispatched();
         self.tracker.token();
+        self.request.recorder.first_token();
         Ok(opened)
     }
 
@@ -423,8 +456,9 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
-        let PendingRequest { request, asked, deadline, resume_point, preparing, prompt_field, .. } =
-            &mut *self.request;
+        let PendingRequest {
+            request, asked, deadline, resume_point, preparing, prompt_field, recorder, ..
+        } = &mut *self.request;
         // A response that has begun goes on as it began.
         if resume_point.is_none() {
             deployment.defaults.complete(request, asked);
@@ -436,6 +470,7 @@ impl<'a> AttemptLoop<'a> {
         let opened = within(isolation, opening).await;
         preparing.send_replace(false);
         let mut stream = opened?;
+        recorder.prepared();
         if let Some(isolation) = isolation {
             isolation.queued();
         }
@@ -451,6 +486,7 @@ impl<'a> AttemptLoop<'a> {
                         isolation.running();
                     }
                     prompt = prompt_tokens;
+                    recorder.started(prompt_tokens);
                     let here = (prompt_tokens, emitted_tokens as usize);
                     if let Some(resume_point) = resume_point
                         && here != (resume_point.prompt_tokens, request.emitted.len())
@@ -463,6 +499,7 @@ impl<'a> AttemptLoop<'a> {
                 GenerationEvent::Token { delta, .. } if delta.is_empty() => {}
                 first => {
                     self.tracker.token();
+                    recorder.first_token();
                     resume_point.get_or_insert_with(|| ResumePoint {
                         deployment: deployment.full_name(),
                         model: endpoint.model.clone(),

@@ -21,3 +21,4 @@ mod responses;
 mod resume;
 mod sdk;
 mod slow_readers;
+mod why;
