@@ -219,7 +219,7 @@ pub enum AttemptOutcome {
     },
     /// The client left.
     Cancelled,
-    /// One that this release does not know.
+    /// An outcome that this release does not know.
     #[serde(other)]
     Other,
 }
@@ -244,7 +244,7 @@ pub enum RequestEnd {
     },
     /// The client disconnected, or did not read.
     ClientLeft,
-    /// One that this release does not know.
+    /// An outcome that this release does not know.
     #[serde(other)]
     Other,
 }

@@ -140,7 +140,7 @@ async fn a_held_request_says_what_it_waits_for_while_it_waits() {
 }
 
 #[tokio::test]
-async fn a_busy_engine_and_the_one_that_answered_are_both_told() {
+async fn a_busy_engine_and_the_one_that_answered_are_both_there() {
     let lab = GatewayLab::start(limits()).await;
     let busy = lab.engine("a", |_| failure(FailureKind::Overloaded, "64 requests wait"));
     let other = lab.engine("b", |_| hello());
