@@ -45,6 +45,7 @@ mod stdout;
 mod token;
 mod up;
 mod wait;
+mod why;
 
 use std::io::IsTerminal as _;
 use std::panic::AssertUnwindSafe;
@@ -119,6 +120,8 @@ enum Verb {
     Helper(helper::Arguments),
     /// Find problems of the cluster and their remedies, and test its machines by running a model on them.
     Doctor(doctor::Arguments),
+    /// Show what a gateway did with one of its last requests, and why.
+    Why(why::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
     /// Show the logs of this machine's processes and engines.
@@ -189,6 +192,7 @@ fn main() -> ExitCode {
             Verb::Fabric(arguments) => fabric::run(arguments).await,
             Verb::Helper(arguments) => helper::run(arguments).await,
             Verb::Doctor(arguments) => doctor::run(arguments).await,
+            Verb::Why(arguments) => why::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,

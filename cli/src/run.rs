@@ -1,7 +1,7 @@
 //! `russet run`: adds a Model if there is none, deploys it if no deployment serves it, waits until it is
 //! ready and chats with it through the gateway. The objects it created stay.
 
-mod chat;
+pub mod chat;
 mod status;
 mod target;
 mod wait;
@@ -146,7 +146,7 @@ where
 }
 
 /// URL of the gateway of the `russet up` that wrote the kubeconfig.
-fn nearest_gateway(connection: &Connection) -> Result<String> {
+pub fn nearest_gateway(connection: &Connection) -> Result<String> {
     let address = std::fs::read_to_string(DataDir::resolve(Some(connection.folder()?))?.gateway_address());
     Ok(address.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned()))
 }

@@ -21,7 +21,8 @@ use crate::routes::{Endpoint, RoutingTable};
 use crate::serving::Session;
 pub(crate) use follow::follow;
 use prefix_feed::{CachedPrefix, PrefixFeed};
-use score::{NewRequest, ReplicaScore, ReplicaState};
+pub(crate) use score::ReplicaScore;
+use score::{NewRequest, ReplicaState};
 
 /// Tokens of an answer of an engine that has given none yet.
 const ANSWER_TOKENS: f64 = 256.0;

@@ -28,15 +28,16 @@ use axum::response::Response;
 
 use crate::error::GatewayError;
 use crate::request_id::RequestId;
-use crate::serving::{ApiState, Dialect};
+use crate::serving::{ApiState, Dialect, why};
 
 /// All dialects; the first also formats errors on paths that belong to none.
 const ALL: &[&Dialect] = &[&openai::DIALECT, &anthropic::DIALECT, &ollama::DIALECT];
 
-/// The routes of all dialects.
+/// The routes of all dialects, and that of the request log.
 pub(crate) fn routes(api: &Arc<ApiState>) -> Router {
     let routers = ALL.iter().map(|dialect| (dialect.routes)());
-    routers.fold(models::routes(), Router::merge).with_state(api.clone())
+    let shared = models::routes().route("/requests/{id}/why", why(error_response));
+    routers.fold(shared, Router::merge).with_state(api.clone())
 }
 
 /// An error in the format of the dialect of this request: of its headers where it is for a list of models, else of its

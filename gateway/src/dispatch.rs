@@ -51,6 +51,7 @@ impl Dispatcher {
             Ok(opened) => Ok(ResponseStream::new(self.clone(), pending, opened, tracker)),
             Err(error) => {
                 tracker.failed(&error);
+                pending.recorder().failed(&error);
                 Err(error)
             }
         }
@@ -61,8 +62,15 @@ impl Dispatcher {
         let mut tracker = self.begin(&mut pending).await?;
         let result = self.run_pooling(&mut pending, &mut tracker).await;
         match &result {
-            Ok(reply) => tracker.finished(Usage { prompt_tokens: reply.tokens(), ..Usage::default() }),
-            Err(error) => tracker.failed(error),
+            Ok(reply) => {
+                let usage = Usage { prompt_tokens: reply.tokens(), ..Usage::default() };
+                tracker.finished(usage);
+                pending.recorder().finished(None, usage);
+            }
+            Err(error) => {
+                tracker.failed(error);
+                pending.recorder().failed(error);
+            }
         }
         result
     }
@@ -72,15 +80,27 @@ impl Dispatcher {
         let mut tracker = self.begin(&mut pending).await?;
         let result = self.run_token_count(&mut pending, &mut tracker).await;
         match &result {
-            // Nothing is computed of them.
-            Ok(_) => tracker.finished(Usage::default()),
-            Err(error) => tracker.failed(error),
+            Ok(tokens) => {
+                // Nothing is computed of them.
+                tracker.finished(Usage::default());
+                pending.recorder().finished(None, Usage { prompt_tokens: *tokens, ..Usage::default() });
+            }
+            Err(error) => {
+                tracker.failed(error);
+                pending.recorder().failed(error);
+            }
         }
         result
     }
 
-    /// Counts a request whose model is known and that ends no engines.
+    /// Counts a request that may be sent to engines, and records why another one is not.
     async fn begin(&self, pending: &mut PendingRequest) -> Result<RequestTracker, GatewayError> {
+        let admitted = self.admit(pending).await;
+        admitted.inspect_err(|error| pending.recorder().failed(error))
+    }
+
+    /// Counts a request whose model is known and that ends no engines.
+    async fn admit(&self, pending: &mut PendingRequest) -> Result<RequestTracker, GatewayError> {
         self.wait_synced(pending).await?;
         if let Some(error) = route_decision::unknown(&self.table(), pending.model(), pending.scope()) {
             self.metrics.rejected(&error);

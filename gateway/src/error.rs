@@ -38,6 +38,8 @@ pub enum ErrorKind {
     MethodNotAllowed,
     /// No deployment or route has the model's name.
     ModelNotFound,
+    /// The request log has no request with the id.
+    RequestNotFound,
     /// The model exists but is not ready, or needs a person to become ready.
     ModelNotReady,
     /// All groups of the model are full.
@@ -75,6 +77,7 @@ impl ErrorKind {
             Self::UnknownPath => "unknown_url",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::ModelNotFound => "model_not_found",
+            Self::RequestNotFound => "request_not_found",
             Self::ModelNotReady => "model_not_ready",
             Self::Overloaded => "rate_limit_exceeded",
             Self::GatewayFull => "gateway_full",

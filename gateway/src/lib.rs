@@ -31,6 +31,7 @@ mod rejection;
 pub mod request_defaults;
 mod request_id;
 mod request_limits;
+pub mod request_log;
 pub mod routes;
 pub mod server;
 mod serving;

@@ -21,6 +21,7 @@ mod stalled_reader;
 mod streamed_response;
 mod token_count;
 mod whole_response;
+mod why;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -43,6 +44,7 @@ use crate::keys::{Caller, Quota};
 use crate::prompt_marks::prompt_marks;
 use crate::request_id::RequestId;
 pub(crate) use affinity::Session;
+use crate::request_log::Recorder;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
 pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
@@ -51,6 +53,7 @@ pub(crate) use model_summary::ModelSummary;
 pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
 pub(crate) use token_count::token_count;
+pub(crate) use why::{is_why, why};
 
 /// Header with the names of fields that were recognised and ignored.
 const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");
@@ -65,10 +68,16 @@ pub(crate) fn generation<W: ResponseWriter>(
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let work = |request| generate(&api, dialect, id.clone(), caller.clone(), request, parse);
+            let work = |received| generate(&api, dialect, id.clone(), caller.clone(), received, parse);
             within_quota(&api, dialect, &id, &caller, request, work).await
         },
     )
+}
+
+/// A request within its caller's quota, and its record in the request log.
+struct RecordedRequest {
+    request: Request,
+    recorder: Recorder,
 }
 
 /// The response to a request, or an error where its caller's quota is used up; both say what is left of it.
@@ -78,18 +87,26 @@ async fn within_quota<F: Future<Output = Result<Response, GatewayError>>>(
     id: &RequestId,
     caller: &Caller,
     request: Request,
-    work: impl FnOnce(Request) -> F,
+    work: impl FnOnce(RecordedRequest) -> F,
 ) -> Response {
+    // The request runs until the last of its recorders is gone.
+    let recorder = api.log.begin(id, caller, dialect.name);
     let quota = api.take_quota(caller);
+    if let Some(quota) = &quota {
+        recorder.quota(quota);
+    }
     let result = match quota.as_ref().and_then(Quota::error) {
-        None => work(request).await,
+        None => work(RecordedRequest { request, recorder: recorder.for_response(0, 1) }).await,
         Some(error) => {
             api.metrics.rejected(&error);
             discard(request.into_body()).await;
             Err(error)
         }
     };
-    let mut response = result.unwrap_or_else(|error| (dialect.error_response)(&error, id));
+    let mut response = result.unwrap_or_else(|error| {
+        recorder.failed(&error);
+        (dialect.error_response)(&error, id)
+    });
     if let Some(quota) = quota {
         (dialect.set_quota_headers)(&quota, response.headers_mut());
     }
@@ -102,7 +119,7 @@ async fn generate<W: ResponseWriter>(
     dialect: &Dialect,
     id: RequestId,
     caller: Caller,
-    request: Request,
+    RecordedRequest { request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
     let ReceivedRequest { unread, deadline, permit, session } =
@@ -131,11 +148,16 @@ async fn generate<W: ResponseWriter>(
         streamed,
         "generate"
     );
+    recorder.parsed(&model, choices * requests.len(), streamed);
     if requests.is_empty() {
         api.model(&model, &caller)?;
+        recorder.finished(None, Usage::default());
         let mut response = writer.whole(&[], Usage::default());
         list_ignored(&mut response, &ignored);
         return Ok(response);
+    }
+    if let Some(first) = requests.first() {
+        recorder.limits(first.priority, first.max_tokens, deadline.map(|deadline| deadline.duration()));
     }
     // Each further choice holds the request once more.
     let mut permits = vec![permit];
@@ -145,10 +167,11 @@ async fn generate<W: ResponseWriter>(
     }
     let prompts = prompts.into_iter().flat_map(|prompt| std::iter::repeat_n(prompt, choices));
     let requests = choices::requests(requests, choices).into_iter().zip(prompts).zip(permits);
-    let requests = requests.map(|((request, prompt), permit)| {
+    let requests = requests.enumerate().map(|(response, ((request, prompt), permit))| {
         PendingRequest::new(model.clone(), request, left_out, prompt, deadline, permit, caller.clone())
             .with_prompt_field(prompt_field)
             .with_session(session)
+            .with_recorder(recorder.for_response(response, choices))
     });
     let requests = requests.collect();
     let usage = TotalUsage::new(choices);

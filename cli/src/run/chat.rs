@@ -140,12 +140,17 @@ fn message(role: &str, content: String) -> Value {
 
 /// URL of chat completions, for a gateway given with or without `/v1`.
 fn url(gateway: &str) -> String {
+    format!("{}/v1/chat/completions", root(gateway))
+}
+
+/// URL of a gateway, given with or without `/v1`.
+pub fn root(gateway: &str) -> &str {
     let root = gateway.trim_end_matches('/');
-    format!("{}/v1/chat/completions", root.strip_suffix("/v1").unwrap_or(root))
+    root.strip_suffix("/v1").unwrap_or(root)
 }
 
 /// An error in the gateway's words, and the remedy if it is always the same.
-fn error_text(status: StatusCode, body: &str) -> String {
+pub fn error_text(status: StatusCode, body: &str) -> String {
     let parsed = serde_json::from_str::<Value>(body).ok();
     let words = parsed.as_ref().and_then(|parsed| parsed["error"]["message"].as_str()).unwrap_or(body).trim();
     let remedy = match status {

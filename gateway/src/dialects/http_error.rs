@@ -17,7 +17,9 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
         ErrorKind::Forbidden | ErrorKind::ModelForbidden => StatusCode::FORBIDDEN,
         ErrorKind::InvalidApiKey => StatusCode::UNAUTHORIZED,
-        ErrorKind::UnknownPath | ErrorKind::ModelNotFound => StatusCode::NOT_FOUND,
+        ErrorKind::UnknownPath | ErrorKind::ModelNotFound | ErrorKind::RequestNotFound => {
+            StatusCode::NOT_FOUND
+        }
         ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         ErrorKind::Overloaded | ErrorKind::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
         ErrorKind::ModelNotReady

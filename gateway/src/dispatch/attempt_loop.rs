@@ -9,7 +9,9 @@
 //! └───────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
-use std::cell::Cell;
+mod record;
+
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -26,15 +28,16 @@ use super::pooling_call::{PoolingReply, PoolingRequest};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
 use super::suspects::{Isolation, PromptDigest, Suspicion};
 use super::token_count::token_count;
-use crate::backends::RankedPrompt;
+use crate::backends::{RankedPrompt, ReplicaScore};
 use crate::body_budget::BodyPermit;
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
 use crate::request_defaults::{AskedParameters, LeftOut};
-use crate::serving::Session;
+use crate::request_log::Recorder;
 use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
+use crate::serving::Session;
 
 /// A request with its caller, and how much of its response was already sent.
 pub(crate) struct PendingRequest {
@@ -58,6 +61,7 @@ pub(crate) struct PendingRequest {
     prompt_field: &'static str,
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
     preparing: watch::Sender<bool>,
+    recorder: Recorder,
 }
 
 /// What is asked of a model.
@@ -98,6 +102,7 @@ impl PendingRequest {
             session: None,
             prompt_field: "messages",
             preparing: watch::Sender::new(true),
+            recorder: Recorder::default(),
         }
     }
 
@@ -119,6 +124,21 @@ impl PendingRequest {
     /// The same, of a session.
     pub(crate) fn with_session(self, session: Option<Session>) -> Self {
         Self { session, ..self }
+    }
+
+    /// The same, which `recorder` records in the request log.
+    pub(crate) fn with_recorder(self, recorder: Recorder) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// Its record in the request log.
+    pub(super) fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Records that so many tokens of its response came from its last engine.
+    pub(super) fn record_emitted(&mut self, tokens: usize) {
+        self.recorder.generated(self.request.emitted.len() + tokens);
     }
 
     /// Whether its prompt is on the way to an engine or prepared by one, and not held.
@@ -219,6 +239,8 @@ impl Dispatcher {
     ) -> Result<OpenedStream, GatewayError> {
         let EngineStream { endpoint, emitted, .. } = stream;
         request.request.emitted.extend(emitted);
+        request.record_emitted(0);
+        request.recorder.lost(&message);
         tracing::warn!(
             model = request.model,
             node = endpoint.node,
@@ -256,6 +278,9 @@ struct AttemptLoop<'a> {
     was_held: bool,
     /// Tokens of the prompt that the chosen endpoint has not cached: set by `choose`.
     unread_tokens: u64,
+    /// The ShardGroups that it was chosen among, the tokens of the prompt that they have cached, and their scores: set by
+    /// `choose`.
+    scores: Vec<(String, u32, ReplicaScore)>,
     /// What the request waits for, for the error at its deadline: set by `hold`.
     waiting_for: String,
 }
@@ -274,6 +299,7 @@ impl<'a> AttemptLoop<'a> {
             held: None,
             was_held: false,
             unread_tokens: 0,
+            scores: Vec::new(),
             waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
             request,
             tracker,
@@ -288,6 +314,7 @@ impl<'a> AttemptLoop<'a> {
             match self.choose(&table) {
                 RouteDecision::Refuse(error) => return Err(error),
                 RouteDecision::Try(deployment, endpoint, adapter) => {
+                    self.record_attempt(&table, deployment, endpoint, adapter);
                     if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
                         return Ok(opened);
                     }
@@ -295,6 +322,8 @@ impl<'a> AttemptLoop<'a> {
                 RouteDecision::Wait(deployment, reason) => {
                     let until = self.hold_deadline(&table, &reason, now)?;
                     self.hold(deployment, &reason)?;
+                    self.record_route(&table);
+                    self.request.recorder.held(deployment, &reason);
                     self.request.preparing.send_replace(false);
                     self.wait_for_change(until).await?;
                 }
@@ -323,21 +352,24 @@ impl<'a> AttemptLoop<'a> {
 
     /// The next action: the endpoint without a backoff that is expected to answer first, or why there is none.
     fn choose<'t>(&mut self, table: &'t RoutingTable) -> RouteDecision<'t> {
-        let unread_tokens = Cell::new(0);
+        let scored = RefCell::new(Vec::new());
         let GenerationRequest { prefix_marks: marks, max_tokens, .. } = &self.request.request;
         let prompt = RankedPrompt { marks, max_tokens: *max_tokens, session: self.request.session };
         let quickest = |endpoints: Vec<&'t Endpoint>| {
             let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
             let candidates = self.dispatcher.backends.ranked(ready, &prompt);
-            let best = candidates.first()?;
-            unread_tokens.set(best.unread_tokens);
-            Some(best.endpoint)
+            let best = candidates.first()?.endpoint;
+            scored.replace(candidates);
+            Some(best)
         };
         let decision = match &self.request.resume_point {
             None => choose(table, &self.request.model, self.request.scope(), quickest),
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };
-        self.unread_tokens = unread_tokens.get();
+        let scored = scored.into_inner();
+        self.unread_tokens = scored.first().map_or(0, |best| best.unread_tokens);
+        let scores = scored.into_iter().map(|one| (one.endpoint.group.clone(), one.cached_tokens, one.score));
+        self.scores = scores.collect();
         decision
     }
 
@@ -358,9 +390,16 @@ impl<'a> AttemptLoop<'a> {
                 }
                 return Ok(Some(opened));
             }
-            Err(AttemptError::Rejected(error)) => return Err(error),
-            Err(AttemptError::Busy(message)) => self.request.attempts.last_busy = Some(message),
+            Err(AttemptError::Rejected(error)) => {
+                self.request.recorder.rejected(&error);
+                return Err(error);
+            }
+            Err(AttemptError::Busy(message)) => {
+                self.request.recorder.busy(&message);
+                self.request.attempts.last_busy = Some(message);
+            }
             Err(AttemptError::Lost { work, message }) => {
+                self.request.recorder.lost(&message);
                 let model = &self.request.model;
                 tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
                 let exclusive = isolation.as_ref().is_some_and(Isolation::is_exclusive);
@@ -434,6 +473,7 @@ impl<'a> AttemptLoop<'a> {
         };
         self.tracker.dispatched();
         self.tracker.token();
+        self.request.recorder.first_token();
         Ok(opened)
     }
 
@@ -444,8 +484,9 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
-        let PendingRequest { request, asked, deadline, resume_point, preparing, prompt_field, .. } =
-            &mut *self.request;
+        let PendingRequest {
+            request, asked, deadline, resume_point, preparing, prompt_field, recorder, ..
+        } = &mut *self.request;
         // A response that has begun goes on as it began.
         if resume_point.is_none() {
             deployment.defaults.complete(request, asked);
@@ -457,6 +498,7 @@ impl<'a> AttemptLoop<'a> {
         let opened = within(isolation, opening).await;
         preparing.send_replace(false);
         let mut stream = opened?;
+        recorder.prepared();
         if let Some(isolation) = isolation {
             isolation.queued();
         }
@@ -472,6 +514,7 @@ impl<'a> AttemptLoop<'a> {
                         isolation.running();
                     }
                     prompt = prompt_tokens;
+                    recorder.started(prompt_tokens);
                     let here = (prompt_tokens, emitted_tokens as usize);
                     if let Some(resume_point) = resume_point
                         && here != (resume_point.prompt_tokens, request.emitted.len())
@@ -484,6 +527,7 @@ impl<'a> AttemptLoop<'a> {
                 GenerationEvent::Token { delta, .. } if delta.is_empty() => {}
                 first => {
                     self.tracker.token();
+                    recorder.first_token();
                     resume_point.get_or_insert_with(|| ResumePoint {
                         deployment: deployment.full_name(),
                         model: endpoint.model.clone(),

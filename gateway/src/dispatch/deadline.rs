@@ -26,6 +26,11 @@ impl Deadline {
         Self { duration, until: arrived + duration }
     }
 
+    /// The time allowed.
+    pub(crate) fn duration(&self) -> Duration {
+        self.duration
+    }
+
     /// The remaining time; `None` once the deadline has passed.
     pub(super) fn remaining(&self) -> Option<Duration> {
         let remaining = self.until.saturating_duration_since(Instant::now());

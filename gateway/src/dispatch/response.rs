@@ -35,17 +35,25 @@ impl ResponseStream {
                 let error = match event {
                     Ok(GenerationEvent::Finished { reason, usage }) => {
                         tracker.finished(usage);
+                        request.recorder().finished(Some(reason), usage);
                         stream.finish();
                         yield Ok(GenerationEvent::Finished { reason, usage });
                         return;
                     }
                     Ok(token) => {
+                        request.record_emitted(stream.emitted.len());
                         yield Ok(token);
                         event = stream.output().await;
                         continue;
                     }
-                    Err(AttemptError::Rejected(error)) => error,
-                    Err(AttemptError::Busy(message)) => GatewayError::new(ErrorKind::Overloaded, message),
+                    Err(AttemptError::Rejected(error)) => {
+                        request.recorder().rejected(&error);
+                        error
+                    }
+                    Err(AttemptError::Busy(message)) => {
+                        request.recorder().busy(&message);
+                        GatewayError::new(ErrorKind::Overloaded, message)
+                    }
                     Err(AttemptError::Lost { message, .. }) => {
                         match dispatcher.resume(&mut request, stream, message, &mut tracker).await {
                             Ok((more, other)) => {
@@ -57,6 +65,7 @@ impl ResponseStream {
                     }
                 };
                 tracker.failed(&error);
+                request.recorder().failed(&error);
                 yield Err(error);
                 return;
             }

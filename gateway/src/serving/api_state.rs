@@ -11,6 +11,7 @@ use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::GatewayError;
 use crate::keys::{Caller, Quota};
 use crate::metrics::Metrics;
+use crate::request_log::RequestLog;
 use crate::routes::{Deployment, Resolved};
 
 /// State of the routes of all dialects.
@@ -21,6 +22,8 @@ pub(crate) struct ApiState {
     pub(super) bodies: BodyBudget,
     /// Counts requests that are rejected before their model is resolved.
     pub(super) metrics: Arc<Metrics>,
+    /// The last requests.
+    pub(super) log: RequestLog,
     /// Timeouts of streamed responses.
     pub(super) stream_timeouts: StreamTimeouts,
     /// The time that quotas count from.
@@ -47,6 +50,7 @@ impl ApiState {
             dispatcher,
             bodies: BodyBudget::new(limits.max_total_body_bytes),
             metrics,
+            log: RequestLog::default(),
             stream_timeouts: StreamTimeouts {
                 headers: limits.headers_timeout,
                 prompt: limits.prompt_timeout,

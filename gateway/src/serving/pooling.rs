@@ -10,7 +10,7 @@ use russet_wire::request::GenerationRequest;
 
 use super::api_state::ApiState;
 use super::dialect::{Dialect, RequestContext};
-use super::{ReceivedRequest, list_ignored, within_quota};
+use super::{ReceivedRequest, RecordedRequest, list_ignored, within_quota};
 use crate::dispatch::{PendingRequest, PoolingReply, PoolingRequest, PromptDigest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -41,7 +41,7 @@ pub(crate) fn pooling(dialect: &'static Dialect, parse: ParsePooling) -> MethodR
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let work = |request| pool(&api, dialect, id.clone(), caller.clone(), request, parse);
+            let work = |received| pool(&api, dialect, id.clone(), caller.clone(), received, parse);
             within_quota(&api, dialect, &id, &caller, request, work).await
         },
     )
@@ -52,7 +52,7 @@ async fn pool(
     dialect: &Dialect,
     id: RequestId,
     caller: Caller,
-    request: Request,
+    RecordedRequest { request, recorder }: RecordedRequest,
     parse: ParsePooling,
 ) -> Result<Response, GatewayError> {
     let ReceivedRequest { unread, deadline, permit, .. } =
@@ -64,10 +64,12 @@ async fn pool(
     };
     let (ParsedPooling { model, request, ignored, respond }, prompt) = unread.read(read).await?;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, dialect = dialect.name, model, "pool");
+    recorder.parsed(&model, 1, false);
+    recorder.limits(caller.limits().priority, None, deadline.map(|deadline| deadline.duration()));
     let generation = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
     let pending =
         PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller);
-    let reply = api.dispatcher.pool(pending.with_pooling(request)).await?;
+    let reply = api.dispatcher.pool(pending.with_pooling(request).with_recorder(recorder)).await?;
     let mut response = respond(reply)?;
     list_ignored(&mut response, &ignored);
     Ok(response)

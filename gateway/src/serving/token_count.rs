@@ -10,7 +10,7 @@ use axum::routing::{MethodRouter, post};
 
 use super::api_state::ApiState;
 use super::dialect::{Dialect, ParseRequest, ParsedRequest};
-use super::{ReceivedRequest, list_ignored, within_quota};
+use super::{ReceivedRequest, RecordedRequest, list_ignored, within_quota};
 use crate::dispatch::{PendingRequest, PromptDigest};
 use crate::error::GatewayError;
 use crate::keys::Caller;
@@ -28,7 +28,7 @@ pub(crate) fn token_count<W: Send + 'static>(
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
-            let work = |request| count(&api, id.clone(), caller.clone(), request, parse, respond);
+            let work = |received| count(&api, id.clone(), caller.clone(), received, parse, respond);
             within_quota(&api, dialect, &id, &caller, request, work).await
         },
     )
@@ -38,7 +38,7 @@ async fn count<W: Send + 'static>(
     api: &Arc<ApiState>,
     id: RequestId,
     caller: Caller,
-    request: Request,
+    RecordedRequest { request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
     respond: fn(u32) -> Response,
 ) -> Result<Response, GatewayError> {
@@ -52,9 +52,11 @@ async fn count<W: Send + 'static>(
     });
     let (ParsedRequest { model, prompt_field, left_out, ignored, .. }, request, prompt) = parsed.await?;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, "count tokens");
+    recorder.parsed(&model, 1, false);
+    recorder.limits(request.priority, None, deadline.map(|deadline| deadline.duration()));
     let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
-    let tokens =
-        api.dispatcher.count_tokens(pending.with_prompt_field(prompt_field).with_token_count()).await?;
+    let pending = pending.with_prompt_field(prompt_field).with_token_count().with_recorder(recorder);
+    let tokens = api.dispatcher.count_tokens(pending).await?;
     let mut response = respond(tokens);
     list_ignored(&mut response, &ignored);
     Ok(response)

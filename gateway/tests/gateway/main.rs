@@ -22,3 +22,4 @@ mod responses;
 mod resume;
 mod sdk;
 mod slow_readers;
+mod why;

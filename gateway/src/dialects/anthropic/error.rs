@@ -15,7 +15,9 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded => (400, INVALID),
         ErrorKind::InvalidApiKey => (401, "authentication_error"),
         ErrorKind::Forbidden | ErrorKind::ModelForbidden => (403, "permission_error"),
-        ErrorKind::UnknownPath | ErrorKind::ModelNotFound => (404, "not_found_error"),
+        ErrorKind::UnknownPath | ErrorKind::ModelNotFound | ErrorKind::RequestNotFound => {
+            (404, "not_found_error")
+        }
         ErrorKind::MethodNotAllowed => (405, INVALID),
         ErrorKind::BodyTimeout => (408, INVALID),
         ErrorKind::TooLarge => (413, "request_too_large"),

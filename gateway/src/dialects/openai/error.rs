@@ -20,6 +20,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::ModelForbidden
         | ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
+        | ErrorKind::RequestNotFound
         | ErrorKind::MethodNotAllowed => "invalid_request_error",
         ErrorKind::Forbidden => "permission_error",
         // The exhausted resource: OpenAI says `requests` or `tokens`.

@@ -1,0 +1,52 @@
+//! What the request log gets of a choice: the engine and the candidates beside it. Not here: the choice, see
+//! `route_decision`.
+
+use super::AttemptLoop;
+use crate::backends::ReplicaScore;
+use crate::request_log::{EndpointScore, NewAttempt, Score, ScorePart};
+use crate::routes::{Deployment, Endpoint, RoutingTable};
+
+impl AttemptLoop<'_> {
+    /// Records that the request is sent to this endpoint, and among which it was chosen.
+    pub(super) fn record_attempt(
+        &mut self,
+        table: &RoutingTable,
+        deployment: &Deployment,
+        endpoint: &Endpoint,
+        adapter: &str,
+    ) {
+        self.record_route(table);
+        let Self { request, backoffs, scores, .. } = self;
+        let scored = |group: &str| scores.iter().find(|(one, ..)| one == group);
+        let others = deployment.endpoints_with(adapter).filter(|other| *other != endpoint);
+        let candidates: Vec<&Endpoint> = std::iter::once(endpoint).chain(others).collect();
+        let candidates = candidates.into_iter().map(|candidate| EndpointScore {
+            node: candidate.node.clone(),
+            group: candidate.group.clone(),
+            chosen: candidate == endpoint,
+            backed_off: backoffs.contains_key(candidate),
+            cached_tokens: scored(&candidate.group).map(|(_, cached, _)| *cached),
+            score: scored(&candidate.group).map(|(_, _, score)| logged(score)),
+        });
+        let resumed_after_tokens = request.request.emitted.len();
+        let new = NewAttempt { deployment, endpoint, adapter, resumed_after_tokens };
+        request.recorder.attempt(new, candidates);
+    }
+
+    /// Records the ModelRoute that has the model's name, if one has.
+    pub(super) fn record_route(&self, table: &RoutingTable) {
+        if !table.aliases.is_empty()
+            && let Some(alias) = table.matching_alias(&self.request.model, self.request.scope())
+        {
+            self.request.recorder.route(alias);
+        }
+    }
+}
+
+/// A score as the log has it.
+fn logged(score: &ReplicaScore) -> Score {
+    let ReplicaScore { queue, prompt, answer, load } = *score;
+    let parts = [("queue", queue), ("prompt", prompt), ("answer", answer), ("load", load)];
+    let part = |(name, value): (&'static str, f64)| ScorePart { name: name.into(), value };
+    Score { unit: "ms".into(), total: score.total(), parts: parts.into_iter().map(part).collect() }
+}

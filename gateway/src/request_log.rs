@@ -1,0 +1,213 @@
+//! The log of the last requests, for `GET /requests/{id}/why`: a ring of slots in memory, one for each request, that is
+//! there from its arrival on. Nothing of a prompt or a response is in it. Not here: what a record has, see `record`, and
+//! who writes it, see `recorder`.
+//!
+//! ```text
+//! begin ─▶ slot n % 10,000 ─▶ LogEntry ◀─ Recorder: held, attempt, started, first token, end
+//!                                 └─▶ find (id) ─▶ RequestRecord
+//! ```
+
+mod message;
+mod record;
+mod recorder;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::keys::Caller;
+use crate::request_id::RequestId;
+pub use record::{
+    AttemptOutcome, AttemptRecord, EndpointScore, HoldRecord, LimitsRecord, RequestEnd, RequestRecord,
+    RouteRecord, Score, ScorePart,
+};
+pub(crate) use recorder::{NewAttempt, Recorder};
+
+/// Requests in the log: minutes of a busy gateway, and days of a quiet one. A record has a kilobyte, and at most some 30.
+pub const MAX_REQUESTS: usize = 10_000;
+/// Hexadecimal digits of the unique part of an id.
+const UNIQUE_DIGITS: usize = 24;
+
+/// The last requests.
+pub(crate) struct RequestLog {
+    slots: Box<[Mutex<Option<Arc<LogEntry>>>]>,
+    next: AtomicU64,
+}
+
+/// One request.
+pub(crate) struct LogEntry {
+    /// How many came before it.
+    sequence: u64,
+    id: RequestId,
+    caller: Caller,
+    dialect: &'static str,
+    received: Timestamp,
+    begun: Instant,
+    /// Tokens of its responses so far.
+    generated: AtomicU32,
+    /// The rest of it.
+    record: Mutex<RequestRecord>,
+}
+
+impl Default for RequestLog {
+    fn default() -> Self {
+        Self::with_slots(MAX_REQUESTS)
+    }
+}
+
+impl RequestLog {
+    fn with_slots(count: usize) -> Self {
+        Self { slots: (0..count).map(|_| Mutex::new(None)).collect(), next: AtomicU64::new(0) }
+    }
+
+    /// Begins the record of a request, in place of the oldest one; the recorder writes it.
+    pub(crate) fn begin(&self, id: &RequestId, caller: &Caller, dialect: &'static str) -> Recorder {
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
+        let entry = Arc::new(LogEntry {
+            sequence,
+            id: id.clone(),
+            caller: caller.clone(),
+            dialect,
+            received: Timestamp::now(),
+            begun: Instant::now(),
+            generated: AtomicU32::new(0),
+            record: Mutex::default(),
+        });
+        if let Some(slot) = self.slots.get((sequence % self.slots.len().max(1) as u64) as usize) {
+            let mut slot = slot.lock();
+            // One that came a whole ring later may be there first.
+            if slot.as_ref().is_none_or(|other| other.sequence < sequence) {
+                let oldest = slot.replace(entry.clone());
+                drop(slot);
+                drop(oldest);
+            }
+        }
+        Recorder::new(entry)
+    }
+
+    /// The request with this id that `reader` may see: of several with an id that clients chose the newest. Looks at
+    /// every slot, in a fraction of a millisecond, so that requests need no index.
+    pub(crate) fn find(&self, id: &str, reader: &Caller) -> Option<RequestRecord> {
+        let newest = self.slots.iter().filter_map(|slot| {
+            let slot = slot.lock();
+            slot.as_ref().filter(|entry| entry.has_id(id) && entry.is_visible_to(reader)).cloned()
+        });
+        newest.max_by_key(|entry| entry.sequence).map(|entry| entry.snapshot())
+    }
+}
+
+impl LogEntry {
+    /// Whether `id` is the client's, ours, or one that a dialect makes of ours, as in `chatcmpl-…`.
+    fn has_id(&self, id: &str) -> bool {
+        let RequestId { unique, shown } = &self.id;
+        let is_of_dialect = || {
+            let prefix = id.strip_suffix(unique.as_str()).filter(|_| unique.len() == UNIQUE_DIGITS);
+            prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with(['-', '_']))
+        };
+        shown == id || is_of_dialect()
+    }
+
+    /// Whether this caller may read it: its own key, and who needs no key on this machine.
+    fn is_visible_to(&self, reader: &Caller) -> bool {
+        match (reader, &self.caller) {
+            (Caller::Anonymous, _) => true,
+            (Caller::Key(_), Caller::Anonymous) => false,
+            (Caller::Key(reader), Caller::Key(owner)) => {
+                (&reader.namespace, &reader.name) == (&owner.namespace, &owner.name)
+            }
+        }
+    }
+
+    /// Milliseconds since it arrived.
+    fn elapsed_ms(&self) -> f64 {
+        // Microseconds are exact enough, and short.
+        self.begun.elapsed().as_micros() as f64 / 1000.0
+    }
+
+    /// The record as of now.
+    fn snapshot(&self) -> RequestRecord {
+        let mut record = self.record.lock().clone();
+        let limits = self.caller.limits();
+        record.id = self.id.shown.clone();
+        record.engine_id = self.id.unique.clone();
+        record.received_at = self.received.to_string();
+        record.dialect = self.dialect.to_owned();
+        record.caller = match &self.caller {
+            Caller::Anonymous => None,
+            Caller::Key(key) => Some(key.full_name()),
+        };
+        record.limits.key_max_tokens = limits.max_tokens;
+        record.limits.key_max_ms = limits.max_duration.map(|duration| duration.as_secs_f64() * 1000.0);
+        if record.end.is_none() {
+            record.total_ms = self.elapsed_ms();
+        }
+        // Of one that is not complete, as its last engine counted.
+        if record.prompt_tokens == 0 {
+            let counted = record.attempts.iter().rev().find_map(|attempt| attempt.prompt_tokens);
+            record.prompt_tokens = counted.unwrap_or_default();
+        }
+        let generated = self.generated.load(Ordering::Relaxed);
+        record.completion_tokens = record.completion_tokens.max(generated);
+        record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(shown: &str, unique: u32) -> RequestId {
+        RequestId { unique: format!("{unique:024x}"), shown: shown.into() }
+    }
+
+    fn found(log: &RequestLog, id: &str) -> Option<String> {
+        log.find(id, &Caller::Anonymous).map(|record| record.engine_id)
+    }
+
+    #[test]
+    fn ten_thousand_requests_are_kept_and_not_one_more() {
+        let log = RequestLog::default();
+        for number in 0..=MAX_REQUESTS as u32 {
+            drop(log.begin(&id(&format!("r{number}"), number), &Caller::Anonymous, "openai"));
+        }
+        let kept = log.slots.iter().filter(|slot| slot.lock().is_some()).count();
+        assert_eq!(kept, MAX_REQUESTS);
+        assert_eq!((found(&log, "r0"), found(&log, "r1").is_some()), (None, true));
+    }
+
+    #[test]
+    fn a_request_is_found_by_every_id_that_its_client_sees() {
+        let log = RequestLog::with_slots(4);
+        let first = id("mine", 1);
+        drop(log.begin(&first, &Caller::Anonymous, "openai"));
+        drop(log.begin(&id("mine", 2), &Caller::Anonymous, "openai"));
+        assert_eq!(found(&log, "mine"), Some(format!("{:024x}", 2)), "the newest");
+        for word in ["", "req_", "chatcmpl-", "msg_"] {
+            assert_eq!(found(&log, &format!("{word}{}", first.unique)), Some(first.unique.clone()), "{word}");
+        }
+        for other in ["min", "", "x0", &first.unique[1..], &format!("a{}", first.unique)] {
+            assert_eq!(found(&log, other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn threads_that_begin_at_once_lose_no_request() {
+        let log = RequestLog::with_slots(1000);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let log = &log;
+                scope.spawn(move || {
+                    for number in 0..250 {
+                        let id = id(&format!("{thread}-{number}"), thread * 250 + number);
+                        drop(log.begin(&id, &Caller::Anonymous, "openai"));
+                    }
+                });
+            }
+        });
+        let all = (0..4).flat_map(|thread| (0..250).map(move |number| format!("{thread}-{number}")));
+        assert_eq!(all.filter(|id| found(&log, id).is_none()).count(), 0);
+    }
+}

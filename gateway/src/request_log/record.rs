@@ -1,0 +1,257 @@
+//! What the log keeps of a request, and its JSON. Times are milliseconds since the request arrived. No text of a prompt or
+//! a response is in it: see `message` for errors that may quote one. `russet why` reads the same types, also of another
+//! release, so every field may be missing.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+/// A word that is not ours alone, such as an error code: another release may have more.
+pub type Word = Cow<'static, str>;
+
+/// What happened to one request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RequestRecord {
+    /// `x-request-id`, as the client sees it.
+    pub id: String,
+    /// The unique id, which the engine's logs have.
+    pub engine_id: String,
+    /// When it arrived.
+    pub received_at: String,
+    /// `namespace/name` of its key; none on loopback while there is no key.
+    pub caller: Option<String>,
+    /// The API that it speaks.
+    pub dialect: String,
+    /// The model as the client named it; empty where the request was refused before its body was read.
+    pub model: String,
+    /// Whether its response is streamed.
+    pub streamed: bool,
+    /// How many responses it asks for.
+    pub responses: u32,
+    /// How many of them are complete.
+    pub complete: u32,
+    /// Limits that apply to it.
+    pub limits: LimitsRecord,
+    /// The ModelRoute that has its model's name.
+    pub route: Option<RouteRecord>,
+    /// What it waited for in the gateway.
+    pub holds: Vec<HoldRecord>,
+    /// Holds that are left out of the middle.
+    pub holds_left_out: u32,
+    /// Engines that it was sent to.
+    pub attempts: Vec<AttemptRecord>,
+    /// Attempts that are left out of the middle.
+    pub attempts_left_out: u32,
+    /// Tokens of its prompts.
+    pub prompt_tokens: u32,
+    /// Tokens of them that the prefix cache had.
+    pub cached_tokens: u32,
+    /// Tokens of all its responses.
+    pub completion_tokens: u32,
+    /// When the first text came.
+    pub first_token_ms: Option<f64>,
+    /// How long it took, or has taken so far.
+    pub total_ms: f64,
+    /// How it ended; none while it runs.
+    pub end: Option<RequestEnd>,
+    /// Whether an engine's words may quote the request, so that an error that repeats them is left out.
+    #[serde(skip)]
+    pub(super) quoted: bool,
+}
+
+/// Limits that apply to a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitsRecord {
+    /// Its priority in the engine's queue.
+    pub priority: i32,
+    /// Most tokens of a response.
+    pub max_tokens: Option<u32>,
+    /// The time it may take.
+    pub timeout_ms: Option<f64>,
+    /// Most tokens of a response that its key allows.
+    pub key_max_tokens: Option<u32>,
+    /// The time its key allows.
+    pub key_max_ms: Option<f64>,
+    /// Requests a minute that its key allows.
+    pub requests_per_minute: Option<u32>,
+    /// Requests of them that were left behind it.
+    pub requests_remaining: Option<u32>,
+}
+
+/// The ModelRoute that has a model's name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RouteRecord {
+    /// `namespace/name` of the ModelRoute.
+    pub model_route: String,
+    /// The name in it, maybe with `*`.
+    pub pattern: String,
+    /// Its targets, in order.
+    pub targets: Vec<String>,
+}
+
+/// A time during which no engine could take the request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HoldRecord {
+    /// Which of several responses waited.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub response: u32,
+    /// `namespace/name` of the ModelDeployment it waited for.
+    pub deployment: String,
+    /// Why that could not answer.
+    pub reason: String,
+    /// When it began.
+    pub from_ms: f64,
+    /// When it ended; none while it lasts.
+    pub until_ms: Option<f64>,
+}
+
+/// One engine that a request was sent to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AttemptRecord {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Which of several responses it is for.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub response: u32,
+    /// `namespace/name` of the ModelDeployment.
+    pub deployment: String,
+    /// The adapter that answers; empty where the model itself does.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub adapter: String,
+    /// The node of the engine.
+    pub node: String,
+    /// `namespace/name` of its ShardGroup.
+    pub group: String,
+    /// Incarnation of the group.
+    pub epoch: i64,
+    /// `ip:port` of the engine.
+    pub address: String,
+    /// Replicas of the deployment, the chosen one first.
+    pub candidates: Vec<EndpointScore>,
+    /// Candidates that are left out.
+    pub candidates_left_out: u32,
+    /// Tokens of the response that the engine was given, to go on after them.
+    pub resumed_after_tokens: u32,
+    /// When it was sent.
+    pub sent_ms: f64,
+    /// When the engine had prepared the prompt.
+    pub prepared_ms: Option<f64>,
+    /// When it left the engine's queue.
+    pub started_ms: Option<f64>,
+    /// When its first text came.
+    pub first_token_ms: Option<f64>,
+    /// When it ended.
+    pub ended_ms: Option<f64>,
+    /// Tokens of the prompt, as this engine counts.
+    pub prompt_tokens: Option<u32>,
+    /// Tokens of it that its prefix cache had.
+    pub cached_tokens: Option<u32>,
+    /// What came of it; none while it runs.
+    pub outcome: Option<AttemptOutcome>,
+}
+
+/// A replica that could have been chosen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EndpointScore {
+    /// Its node.
+    pub node: String,
+    /// `namespace/name` of its ShardGroup.
+    pub group: String,
+    /// Whether it was chosen.
+    pub chosen: bool,
+    /// Whether it failed moments ago, and was not considered.
+    pub backed_off: bool,
+    /// Tokens of the prompt that it was thought to have cached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u32>,
+    /// The number by which it was compared; the lowest wins.
+    pub score: Option<Score>,
+}
+
+/// A number by which replicas are compared, and what it is made of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Score {
+    /// What is counted, such as `ms`.
+    pub unit: Word,
+    /// The number.
+    pub total: f64,
+    /// Its parts, in the same unit.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<ScorePart>,
+}
+
+/// A part of a score.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ScorePart {
+    /// Its name, such as `queue`.
+    pub name: Word,
+    /// Its share.
+    pub value: f64,
+}
+
+/// What came of an attempt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum AttemptOutcome {
+    /// The engine answered, to the end.
+    Answered,
+    /// The engine was full.
+    Busy {
+        /// Its words.
+        message: String,
+    },
+    /// The engine was lost.
+    Lost {
+        /// How.
+        message: String,
+        /// Tokens of the response that the client had by then.
+        after_tokens: u32,
+    },
+    /// No engine would do better.
+    Rejected {
+        /// The error's class.
+        code: Word,
+    },
+    /// The client left.
+    Cancelled,
+    /// An outcome that this release does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum RequestEnd {
+    /// The response is complete.
+    Finished {
+        /// OpenAI's finish reason; none where nothing was generated.
+        reason: Option<Word>,
+    },
+    /// An error.
+    Failed {
+        /// Its class.
+        code: Word,
+        /// Its message, unless it may quote the request.
+        message: Option<String>,
+        /// The field that it is about.
+        param: Option<String>,
+    },
+    /// The client disconnected, or did not read.
+    ClientLeft,
+    /// An outcome that this release does not know.
+    #[serde(other)]
+    Other,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}

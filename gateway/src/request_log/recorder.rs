@@ -1,0 +1,291 @@
+//! Writes the record of one request while the request runs. Each of several responses has a recorder of its own; when the
+//! last one goes and nothing has ended the request, its client has left. Not here: what a record has.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use russet_wire::event::{FinishReason, Usage};
+
+use super::message::{loggable, may_quote, shortened};
+use super::{
+    AttemptOutcome, AttemptRecord, EndpointScore, HoldRecord, LogEntry, RequestEnd, RequestRecord,
+    RouteRecord,
+};
+use crate::error::GatewayError;
+use crate::keys::Quota;
+use crate::routes::{Deployment, Endpoint, ModelAlias};
+
+/// Most holds, attempts, candidates of an attempt, and targets of a route that a record keeps.
+const MAX_PARTS: usize = 8;
+
+/// Writes the record of a request, for one of its responses. The default writes nothing.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    request: Option<Arc<RunningRequest>>,
+    response: u32,
+    /// Whether other responses are to the same prompt, and count it.
+    repeats_prompt: bool,
+    /// The number of its last attempt.
+    attempt: u32,
+    /// Tokens of its response so far.
+    generated: u32,
+}
+
+/// A request that runs as long as it has recorders.
+struct RunningRequest(Arc<LogEntry>);
+
+impl Drop for RunningRequest {
+    fn drop(&mut self) {
+        let now = self.0.elapsed_ms();
+        end(&mut self.0.record.lock(), now, RequestEnd::ClientLeft);
+    }
+}
+
+/// A request that is sent to an engine.
+pub(crate) struct NewAttempt<'a> {
+    /// The deployment.
+    pub(crate) deployment: &'a Deployment,
+    /// The chosen engine.
+    pub(crate) endpoint: &'a Endpoint,
+    /// The adapter; empty where the model itself answers.
+    pub(crate) adapter: &'a str,
+    /// Tokens after which the response goes on.
+    pub(crate) resumed_after_tokens: usize,
+}
+
+impl Recorder {
+    /// The recorder of a request that has just arrived.
+    pub(super) fn new(entry: Arc<LogEntry>) -> Self {
+        Self { request: Some(Arc::new(RunningRequest(entry))), ..Self::default() }
+    }
+
+    /// The recorder of one of several responses, of which so many in a row are to one prompt.
+    pub(crate) fn for_response(&self, response: usize, per_prompt: usize) -> Self {
+        let number = u32::try_from(response).unwrap_or(u32::MAX);
+        let repeats_prompt = !response.is_multiple_of(per_prompt.max(1));
+        Self { request: self.request.clone(), response: number, repeats_prompt, ..Self::default() }
+    }
+
+    fn write(&self, change: impl FnOnce(&mut RequestRecord, f64)) {
+        if let Some(request) = &self.request {
+            let RunningRequest(entry) = &**request;
+            let now = entry.elapsed_ms();
+            change(&mut entry.record.lock(), now);
+        }
+    }
+
+    /// Changes its last attempt, if that is still kept.
+    fn change_attempt(&self, change: impl FnOnce(&mut AttemptRecord, f64)) {
+        self.write(|record, now| {
+            if let Some(attempt) = record.attempts.iter_mut().rev().find(|one| one.number == self.attempt) {
+                change(attempt, now);
+            }
+        });
+    }
+
+    fn end_attempt(&self, outcome: AttemptOutcome) {
+        self.change_attempt(|attempt, now| {
+            attempt.ended_ms = Some(now);
+            attempt.outcome = Some(outcome);
+        });
+    }
+
+    /// What its body asks for.
+    pub(crate) fn parsed(&self, model: &str, responses: usize, streamed: bool) {
+        self.write(|record, _| {
+            record.model = shortened(model);
+            record.responses = u32::try_from(responses).unwrap_or(u32::MAX);
+            record.streamed = streamed;
+        });
+    }
+
+    /// What is left of its key's quota.
+    pub(crate) fn quota(&self, quota: &Quota) {
+        self.write(|record, _| {
+            record.limits.requests_per_minute = Some(quota.limit);
+            record.limits.requests_remaining = Some(quota.remaining);
+        });
+    }
+
+    /// Limits of the request itself, within those of its key.
+    pub(crate) fn limits(&self, priority: i32, max_tokens: Option<u32>, timeout: Option<Duration>) {
+        self.write(|record, _| {
+            record.limits.priority = priority;
+            record.limits.max_tokens = max_tokens;
+            record.limits.timeout_ms = timeout.map(|timeout| timeout.as_secs_f64() * 1000.0);
+        });
+    }
+
+    /// The ModelRoute that has its model's name.
+    pub(crate) fn route(&self, alias: &ModelAlias) {
+        self.write(|record, _| {
+            if record.route.is_none() {
+                let targets = alias.targets.iter().take(MAX_PARTS).cloned().collect();
+                let (model_route, pattern) = (alias.route.clone(), shortened(&alias.pattern));
+                record.route = Some(RouteRecord { model_route, pattern, targets });
+            }
+        });
+    }
+
+    /// The request waits for this deployment, for this reason.
+    pub(crate) fn held(&self, deployment: &Deployment, reason: &str) {
+        let (response, name, reason) = (self.response, deployment.full_name(), shortened(reason));
+        self.write(|record, now| {
+            let open = record.holds.iter().rev().find(|hold| hold.response == response);
+            if open.is_some_and(|hold| {
+                hold.until_ms.is_none() && hold.reason == reason && hold.deployment == name
+            }) {
+                return;
+            }
+            close_holds(record, response, now);
+            record.holds_left_out += make_place(&mut record.holds);
+            record.holds.push(HoldRecord {
+                response,
+                deployment: name,
+                reason,
+                from_ms: now,
+                until_ms: None,
+            });
+        });
+    }
+
+    /// The request is sent to an engine, chosen among these, of which the log keeps the first.
+    pub(crate) fn attempt(
+        &mut self,
+        new: NewAttempt<'_>,
+        candidates: impl ExactSizeIterator<Item = EndpointScore>,
+    ) {
+        let NewAttempt { deployment, endpoint, adapter, resumed_after_tokens } = new;
+        let (response, mut number) = (self.response, 0);
+        self.write(|record, now| {
+            close_holds(record, response, now);
+            number = record.attempts.last().map_or(0, |last| last.number) + 1;
+            record.attempts_left_out += make_place(&mut record.attempts);
+            let left_out = candidates.len().saturating_sub(MAX_PARTS);
+            record.attempts.push(AttemptRecord {
+                number,
+                response,
+                deployment: deployment.full_name(),
+                adapter: adapter.to_owned(),
+                node: endpoint.node.clone(),
+                group: endpoint.group.clone(),
+                epoch: endpoint.epoch,
+                address: endpoint.address.clone(),
+                candidates: candidates.take(MAX_PARTS).collect(),
+                candidates_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
+                resumed_after_tokens: u32::try_from(resumed_after_tokens).unwrap_or(u32::MAX),
+                sent_ms: now,
+                ..AttemptRecord::default()
+            });
+        });
+        self.attempt = number;
+    }
+
+    /// The engine has prepared the prompt.
+    pub(crate) fn prepared(&self) {
+        self.change_attempt(|attempt, now| attempt.prepared_ms = Some(now));
+    }
+
+    /// The request left the engine's queue, with so many tokens of its prompt.
+    pub(crate) fn started(&self, prompt_tokens: u32) {
+        self.change_attempt(|attempt, now| {
+            attempt.started_ms = Some(now);
+            attempt.prompt_tokens = Some(prompt_tokens);
+        });
+    }
+
+    /// The engine sent its first text, or all of its answer.
+    pub(crate) fn first_token(&self) {
+        self.change_attempt(|attempt, now| attempt.first_token_ms = Some(now));
+        self.write(|record, now| {
+            record.first_token_ms.get_or_insert(now);
+        });
+    }
+
+    /// The engine was full.
+    pub(crate) fn busy(&self, message: &str) {
+        self.end_attempt(AttemptOutcome::Busy { message: shortened(message) });
+    }
+
+    /// The engine was lost.
+    pub(crate) fn lost(&self, message: &str) {
+        let after_tokens = self.generated;
+        self.end_attempt(AttemptOutcome::Lost { message: shortened(message), after_tokens });
+    }
+
+    /// No engine would do better.
+    pub(crate) fn rejected(&self, error: &GatewayError) {
+        self.write(|record, _| record.quoted |= may_quote(error.kind));
+        self.end_attempt(AttemptOutcome::Rejected { code: error.kind.as_str().into() });
+    }
+
+    /// The response has so many tokens so far, whichever engines generated them.
+    pub(crate) fn generated(&mut self, tokens: usize) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        if let Some(request) = &self.request {
+            request.0.generated.fetch_add(tokens.saturating_sub(self.generated), Ordering::Relaxed);
+        }
+        self.generated = tokens;
+    }
+
+    /// The response is complete; the request with the last of them.
+    pub(crate) fn finished(&self, reason: Option<FinishReason>, usage: Usage) {
+        self.change_attempt(|attempt, now| {
+            attempt.ended_ms = Some(now);
+            attempt.outcome = Some(AttemptOutcome::Answered);
+            attempt.prompt_tokens = Some(usage.prompt_tokens);
+            attempt.cached_tokens = Some(usage.cached_tokens);
+        });
+        self.write(|record, now| {
+            record.complete += 1;
+            record.completion_tokens = record.completion_tokens.saturating_add(usage.completion_tokens);
+            if !self.repeats_prompt {
+                record.prompt_tokens = record.prompt_tokens.saturating_add(usage.prompt_tokens);
+                record.cached_tokens = record.cached_tokens.saturating_add(usage.cached_tokens);
+            }
+            if record.complete >= record.responses {
+                end(record, now, RequestEnd::Finished { reason: reason.map(|one| one.as_str().into()) });
+            }
+        });
+    }
+
+    /// The request failed, before or during its response.
+    pub(crate) fn failed(&self, error: &GatewayError) {
+        self.write(|record, now| {
+            let message = loggable(error).filter(|_| !record.quoted);
+            let (code, param) = (error.kind.as_str().into(), error.param.as_deref().map(shortened));
+            end(record, now, RequestEnd::Failed { code, message, param });
+        });
+    }
+}
+
+/// Ends the request, unless it has ended.
+fn end(record: &mut RequestRecord, now: f64, end: RequestEnd) {
+    if record.end.is_some() {
+        return;
+    }
+    for hold in record.holds.iter_mut().filter(|hold| hold.until_ms.is_none()) {
+        hold.until_ms = Some(now);
+    }
+    for attempt in record.attempts.iter_mut().filter(|attempt| attempt.outcome.is_none()) {
+        attempt.ended_ms = Some(now);
+        attempt.outcome = Some(AttemptOutcome::Cancelled);
+    }
+    record.total_ms = now;
+    record.end = Some(end);
+}
+
+fn close_holds(record: &mut RequestRecord, response: u32, now: f64) {
+    let open = record.holds.iter_mut().filter(|hold| hold.response == response && hold.until_ms.is_none());
+    open.for_each(|hold| hold.until_ms = Some(now));
+}
+
+/// Removes one from the middle of a full list: how it began and how it ended say most. Returns how many it removed.
+fn make_place<T>(list: &mut Vec<T>) -> u32 {
+    if list.len() < MAX_PARTS {
+        return 0;
+    }
+    list.remove(MAX_PARTS / 2);
+    1
+}
