@@ -24,7 +24,7 @@ use prefix_feed::{CachedPrefix, PrefixFeed};
 pub(crate) use score::ReplicaScore;
 use score::{NewRequest, ReplicaState};
 
-/// Tokens of an answer of an engine that has given none yet.
+/// Tokens of an answer where no engine has given one yet.
 const ANSWER_TOKENS: f64 = 256.0;
 /// Weight of the latest answer in the average.
 const LATEST_ANSWER: f64 = 0.1;
@@ -60,26 +60,16 @@ struct EngineChannel {
 }
 
 /// What this gateway knows of an engine.
+#[derive(Default)]
 struct EngineView {
     in_flight: usize,
     /// Tokens of prompts that it was sent and has not begun to answer.
     unread_tokens: u64,
-    answer_tokens: f64,
+    /// Tokens of its answers, on average.
+    answer_tokens: Option<f64>,
     /// The number of the last request that it was sent; 0 for none.
     last_sent: u64,
     feed: PrefixFeed,
-}
-
-impl Default for EngineView {
-    fn default() -> Self {
-        Self {
-            in_flight: 0,
-            unread_tokens: 0,
-            answer_tokens: ANSWER_TOKENS,
-            last_sent: 0,
-            feed: PrefixFeed::default(),
-        }
-    }
 }
 
 /// Counts one request in flight to an engine; released on drop.
@@ -100,7 +90,9 @@ impl InFlightGuard {
     /// It is complete, with so many tokens.
     pub(crate) fn answered(&self, tokens: u32) {
         let mut engine = self.engine.lock();
-        engine.answer_tokens += (f64::from(tokens) - engine.answer_tokens) * LATEST_ANSWER;
+        let (latest, before) = (f64::from(tokens), engine.answer_tokens);
+        engine.answer_tokens =
+            Some(before.map_or(latest, |before| before + (latest - before) * LATEST_ANSWER));
     }
 }
 
@@ -158,23 +150,32 @@ impl Backends {
     ) -> Vec<Candidate<'a>> {
         let RankedPrompt { marks, max_tokens, session } = *prompt;
         let channels = self.channels.lock();
+        let mut answers = Vec::new();
         let seen = endpoints.into_iter().map(|endpoint| {
             let engine = channels.get(endpoint).map(|channel| channel.engine.lock());
-            let Some(EngineView { in_flight, unread_tokens, answer_tokens, last_sent, feed }) = engine.as_deref() else {
-                let state = ReplicaState { answer_tokens: ANSWER_TOKENS, ..ReplicaState::default() };
-                return (endpoint, state, CachedPrefix::default(), 0);
+            let Some(EngineView { in_flight, unread_tokens, answer_tokens, last_sent, feed }) =
+                engine.as_deref()
+            else {
+                return (endpoint, ReplicaState::default(), CachedPrefix::default(), 0);
             };
-            let (unread_tokens, answer_tokens) = (*unread_tokens, *answer_tokens);
-            let state = ReplicaState { in_flight: *in_flight, unread_tokens, load: feed.load(), answer_tokens };
+            answers.extend(*answer_tokens);
+            let (in_flight, unread_tokens) = (*in_flight, *unread_tokens);
+            let state = ReplicaState { in_flight, unread_tokens, load: feed.load() };
             (endpoint, state, feed.cached_prefix(marks), *last_sent)
         });
         let seen: Vec<_> = seen.collect();
+        // The same of all: they run one model, and a new one has given none.
+        let answer_tokens = match answers.len() {
+            0 => ANSWER_TOKENS,
+            count => answers.iter().sum::<f64>() / count as f64,
+        };
+        let answer_tokens = max_tokens.map_or(answer_tokens, |most| answer_tokens.min(f64::from(most)));
         let tokens = prompt_tokens(marks, seen.iter().map(|(_, _, cached, _)| *cached));
         let candidates = seen.into_iter().map(|(endpoint, state, cached, last_sent)| {
             let unread_tokens = tokens.saturating_sub(cached.tokens.into());
             let score = match self.choice {
                 ReplicaChoice::ExpectedTime => {
-                    ReplicaScore::new(&state, &NewRequest { unread_tokens, max_tokens })
+                    ReplicaScore::new(&state, &NewRequest { unread_tokens, answer_tokens })
                 }
                 ReplicaChoice::LeastRequests => ReplicaScore::of_requests(state.in_flight),
             };
@@ -341,7 +342,13 @@ mod tests {
             guard.answered(30);
         }
         drop(guard);
-        let score = backends.ranked([&one], &RankedPrompt::default())[0].score;
-        assert!((1000.0..1001.0).contains(&score.total()), "{score:?}");
+        // Also at an engine that has given none.
+        let two = endpoint("127.0.0.1:2");
+        let scores = |prompt: RankedPrompt<'_>| {
+            let ranked = backends.ranked([&one, &two], &prompt);
+            ranked.iter().map(|candidate| candidate.score.total()).collect::<Vec<_>>()
+        };
+        assert_eq!(scores(RankedPrompt::default()), [1000.0; 2]);
+        assert_eq!(scores(RankedPrompt { max_tokens: Some(3), ..RankedPrompt::default() }), [100.0; 2]);
     }
 }

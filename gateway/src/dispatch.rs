@@ -28,11 +28,11 @@ use std::sync::Arc;
 use russet_wire::event::Usage;
 use tokio::time::timeout_at;
 
+pub use crate::backends::ReplicaChoice;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::metrics::RequestTracker;
 pub(crate) use attempt_loop::PendingRequest;
 pub(crate) use deadline::Deadline;
-pub use crate::backends::ReplicaChoice;
 pub use dispatcher::DispatchLimits;
 pub(crate) use dispatcher::Dispatcher;
 use engine_stream::shutdown_error;

@@ -100,7 +100,8 @@ mod tests {
     use super::*;
 
     fn request(texts: &[&str]) -> GenerationRequest {
-        let message = |text: &&str| Message { role: "user".into(), content: (*text).into(), ..Message::default() };
+        let message =
+            |text: &&str| Message { role: "user".into(), content: (*text).into(), ..Message::default() };
         GenerationRequest { messages: texts.iter().map(message).collect(), ..GenerationRequest::default() }
     }
 
@@ -115,7 +116,11 @@ mod tests {
         assert_eq!((one.len(), two.len()), (5, 6), "two within the long text");
         assert_eq!(one[..4], two[..4]);
         assert!(!two.contains(&one[4]));
-        assert_eq!(marks(&["a", &(long.clone() + "y"), "b"])[..3], one[..3], "the long text goes on otherwise");
+        assert_eq!(
+            marks(&["a", &(long.clone() + "y"), "b"])[..3],
+            one[..3],
+            "the long text goes on otherwise"
+        );
         assert_eq!(one[4].bytes, two[4].bytes);
         assert_ne!(marks(&["ab"]).last(), marks(&["a", "b"]).last());
         // Whatever has another cache or another beginning has other marks.

@@ -270,14 +270,8 @@ impl GatewayServer {
         }
         let backends = Arc::new(Backends::new(tls).with_choice(limits.replica_choice));
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
-        let dispatcher = Dispatcher::new(
-            table,
-            backends,
-            demand.clone(),
-            metrics.clone(),
-            limits,
-            closing.clone(),
-        );
+        let dispatcher =
+            Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone());
         let api = Arc::new(ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits));
         let mut serving = JoinSet::new();
         for listener in listeners {

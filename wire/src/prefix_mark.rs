@@ -34,6 +34,10 @@ mod tests {
         assert_eq!(tokens(&marks, 250), [(1, 0), (101, 25), (1001, 250)]);
         assert_eq!(tokens(&marks[..1], 7), [(1, 0)], "a prompt without texts");
         let huge = [u64::MAX, 1].map(|bytes| PrefixMark { key: 0, bytes });
-        assert_eq!(tokens(&huge, u32::MAX), [(0, u32::MAX), (0, u32::MAX)], "marks that are no marks of a prompt");
+        assert_eq!(
+            tokens(&huge, u32::MAX),
+            [(0, u32::MAX), (0, u32::MAX)],
+            "marks that are no marks of a prompt"
+        );
     }
 }

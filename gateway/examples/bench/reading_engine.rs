@@ -78,7 +78,8 @@ fn bytes(hash: u64) -> Vec<u8> {
 
 /// The hash of each whole block of a prompt and all before it, and the tokens of the prompt.
 fn block_hashes(request: &GenerationRequest) -> (Vec<u64>, usize) {
-    let texts = request.messages.iter().flat_map(|message| [message.role.as_bytes(), message.content.as_bytes()]);
+    let texts =
+        request.messages.iter().flat_map(|message| [message.role.as_bytes(), message.content.as_bytes()]);
     let text: Vec<u8> = texts.flatten().copied().collect();
     let mut hash = DefaultHasher::new();
     let blocks = text.chunks_exact(BLOCK_TOKENS * TOKEN_BYTES).map(|block| {
@@ -111,13 +112,16 @@ impl ReadingEngine {
         let added = new.map(|(_, block)| bytes(*block)).collect();
         let mut event = pb::PrefixesEvent { added, ..Default::default() };
         while state.blocks.len() > CACHED_BLOCKS
-            && let Some((oldest, _)) = state.blocks.iter().min_by_key(|(_, used)| **used).map(|(block, used)| (*block, *used))
+            && let Some((oldest, _)) =
+                state.blocks.iter().min_by_key(|(_, used)| **used).map(|(block, used)| (*block, *used))
         {
             state.blocks.remove(&oldest);
             event.evicted.push(bytes(oldest));
         }
         for (key, tokens) in PrefixMark::tokens(&request.prefix_marks, tokens as u32) {
-            if let Some(block) = (tokens as usize / BLOCK_TOKENS).checked_sub(1).and_then(|index| blocks.get(index)) {
+            if let Some(block) =
+                (tokens as usize / BLOCK_TOKENS).checked_sub(1).and_then(|index| blocks.get(index))
+            {
                 let marked = pb::MarkedBlock { key, block: bytes(*block), tokens };
                 state.marks.insert(key, marked.clone());
                 event.marked.push(marked);
@@ -133,7 +137,11 @@ impl ReadingEngine {
         let _ = self.events.send(pb::PrefixesEvent { load: Some(state.load), ..Default::default() });
     }
 
-    async fn answer(self, request: GenerationRequest, events: mpsc::Sender<Result<pb::GenerateEvent, Status>>) {
+    async fn answer(
+        self,
+        request: GenerationRequest,
+        events: mpsc::Sender<Result<pb::GenerateEvent, Status>>,
+    ) {
         let (blocks, tokens) = block_hashes(&request);
         let waiting = self.cached(&blocks);
         let expected = (tokens - waiting * BLOCK_TOKENS) as u64;

@@ -50,7 +50,8 @@ pub async fn run() {
                 rounds.push(trace(&engine_files, &gateway_files, gateways, choice, seed).await);
             }
         }
-        let figure = |of: fn(&TraceResult) -> f64| rounds.each_ref().map(|all| median(all.iter().map(of).collect()));
+        let figure =
+            |of: fn(&TraceResult) -> f64| rounds.each_ref().map(|all| median(all.iter().map(of).collect()));
         print("time to the first token, p95", what, figure(|result| quantile(result, 0.95)), "s", true);
         print("time to the first token, p50", what, figure(|result| quantile(result, 0.5)), "s", false);
         let hits = figure(|result| 100.0 * result.cached_tokens / result.prompt_tokens);
@@ -96,7 +97,11 @@ async fn trace(
     let mut first_tokens: Vec<f64> = turns.iter().map(|turn| turn.first_token * SPEED).collect();
     first_tokens.sort_by(f64::total_cmp);
     let sum = |of: fn(&Turn) -> f64| turns.iter().map(of).sum();
-    TraceResult { first_tokens, cached_tokens: sum(|turn| turn.cached), prompt_tokens: sum(|turn| turn.prompt) }
+    TraceResult {
+        first_tokens,
+        cached_tokens: sum(|turn| turn.cached),
+        prompt_tokens: sum(|turn| turn.prompt),
+    }
 }
 
 async fn gateway(

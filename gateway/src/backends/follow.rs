@@ -57,7 +57,9 @@ async fn follow_engine(backends: Arc<Backends>, endpoint: Endpoint) {
             Ok(()) => backoff = MIN_BACKOFF,
             // A model that embeds, or an engine of another release: it may be another one some day.
             Err(Code::FailedPrecondition | Code::Unimplemented) => backoff = MAX_BACKOFF,
-            Err(code) => tracing::debug!(node = endpoint.node, ?code, "an engine does not tell what it has cached"),
+            Err(code) => {
+                tracing::debug!(node = endpoint.node, ?code, "an engine does not tell what it has cached")
+            }
         }
         sleep(backoff).await;
         backoff = (backoff * 2).min(MAX_BACKOFF);
@@ -66,7 +68,8 @@ async fn follow_engine(backends: Arc<Backends>, endpoint: Endpoint) {
 
 /// Reads the stream of an engine until it ends. What it told is forgotten then: it may have changed.
 async fn read(backends: &Backends, endpoint: &Endpoint) -> Result<(), Code> {
-    let EngineChannel { mut client, engine } = backends.channel(endpoint).map_err(|_| Code::Unauthenticated)?;
+    let EngineChannel { mut client, engine } =
+        backends.channel(endpoint).map_err(|_| Code::Unauthenticated)?;
     let mut events = client.prefixes(PrefixesRequest {}).await.map_err(|status| status.code())?.into_inner();
     while let Ok(Some(event)) = events.message().await {
         engine.lock().feed.apply(event);

@@ -112,7 +112,10 @@ mod tests {
         feed.apply(pb::PrefixesEvent { added, ..Default::default() });
         let marks: Vec<_> = (0..MAX_MARKS as u64 + 9).map(|key| marked(key, 1, 64)).collect();
         feed.apply(event(&[], &[], &marks));
-        assert_eq!((feed.blocks.len(), feed.marks.len(), feed.arrivals.len()), (MAX_BLOCKS, MAX_MARKS, MAX_MARKS));
+        assert_eq!(
+            (feed.blocks.len(), feed.marks.len(), feed.arrivals.len()),
+            (MAX_BLOCKS, MAX_MARKS, MAX_MARKS)
+        );
         assert!(!feed.marks.contains_key(&8) && feed.marks.contains_key(&9));
     }
 }

@@ -17,8 +17,6 @@ pub(crate) struct ReplicaState {
     pub(crate) unread_tokens: u64,
     /// What it said last, of the requests of all gateways.
     pub(crate) load: EngineLoad,
-    /// Tokens of its answers, on average.
-    pub(crate) answer_tokens: f64,
 }
 
 /// What a request brings.
@@ -26,8 +24,8 @@ pub(crate) struct ReplicaState {
 pub(crate) struct NewRequest {
     /// Tokens of its prompt that the replica has not cached.
     pub(crate) unread_tokens: u64,
-    /// Most tokens of its answer.
-    pub(crate) max_tokens: Option<u32>,
+    /// Tokens of an answer.
+    pub(crate) answer_tokens: f64,
 }
 
 /// Expected milliseconds of a request at a replica.
@@ -46,22 +44,21 @@ pub(crate) struct ReplicaScore {
 impl ReplicaScore {
     /// The score of a request at a replica.
     pub(crate) fn new(replica: &ReplicaState, request: &NewRequest) -> Self {
-        let ReplicaState { in_flight, unread_tokens, load, answer_tokens } = replica;
+        let ReplicaState { in_flight, unread_tokens, load } = replica;
         let rate = |measured: f64, default: f64| if measured > 0.0 { measured } else { default } / 1000.0;
         let prompt_rate = rate(load.prompt_tokens_per_second, PROMPT_TOKENS_PER_SECOND);
         let answer_rate = rate(load.tokens_per_second, TOKENS_PER_SECOND);
         // Its own requests count from the moment they are sent, those of other gateways once the engine tells.
         let others = f64::from(load.running + load.waiting).max(*in_flight as f64);
         let unread = load.unread_tokens.max(*unread_tokens) as f64;
-        let limit = request.max_tokens.map_or(f64::INFINITY, f64::from);
-        let answer_of = |tokens: f64| tokens / answer_rate * (1.0 + FURTHER_STREAM * others);
+        let answer = request.answer_tokens / answer_rate * (1.0 + FURTHER_STREAM * others);
         let slots = f64::from(load.slots);
         let without_slot = if slots > 0.0 { (others + 1.0 - slots).max(0.0) } else { 0.0 };
         Self {
             queue: unread / prompt_rate,
             prompt: request.unread_tokens as f64 / prompt_rate,
-            answer: answer_of(answer_tokens.min(limit)),
-            load: without_slot * answer_of(*answer_tokens) / slots.max(1.0),
+            answer,
+            load: without_slot * answer / slots.max(1.0),
         }
     }
 
@@ -92,16 +89,14 @@ mod tests {
     };
 
     fn score(replica: ReplicaState, unread_tokens: u64) -> ReplicaScore {
-        ReplicaScore::new(&replica, &NewRequest { unread_tokens, max_tokens: None })
+        ReplicaScore::new(&replica, &NewRequest { unread_tokens, answer_tokens: 100.0 })
     }
 
     #[test]
     fn scores_are_expected_milliseconds() {
-        let idle = ReplicaState { load: MEASURED, answer_tokens: 100.0, ..Default::default() };
+        let idle = ReplicaState { load: MEASURED, ..Default::default() };
         let expected = ReplicaScore { queue: 0.0, prompt: 2000.0, answer: 5000.0, load: 0.0 };
         assert_eq!(score(idle, 1000), expected);
-        let short = NewRequest { unread_tokens: 1000, max_tokens: Some(10) };
-        assert_eq!(ReplicaScore::new(&idle, &short).answer, 500.0);
         // Two others, of which one is read: with a slot for this one.
         let busy = ReplicaState { in_flight: 2, unread_tokens: 3000, ..idle };
         let expected = ReplicaScore { queue: 6000.0, prompt: 2000.0, answer: 6250.0, load: 0.0 };
@@ -115,9 +110,9 @@ mod tests {
 
     #[test]
     fn engines_that_have_measured_nothing_are_alike() {
-        let idle = ReplicaState { answer_tokens: 30.0, ..Default::default() };
-        let expected = ReplicaScore { queue: 0.0, prompt: 1000.0, answer: 1000.0, load: 0.0 };
-        assert_eq!(score(idle, 1000), expected);
-        assert!(score(ReplicaState { in_flight: 1, ..idle }, 1000).total() > expected.total());
+        let idle = ReplicaState::default();
+        let expected = ReplicaScore { queue: 0.0, prompt: 3000.0, answer: 100_000.0 / 30.0, load: 0.0 };
+        assert_eq!(score(idle, 3000), expected);
+        assert!(score(ReplicaState { in_flight: 1, ..idle }, 3000).total() > expected.total());
     }
 }

@@ -492,8 +492,15 @@ impl<'a> AttemptLoop<'a> {
             deployment.defaults.complete(request, asked);
             adapter.clone_into(&mut request.adapter);
         }
-        let opening =
-            EngineStream::open(self.dispatcher, deployment, endpoint, request, prompt_field, *deadline, self.unread_tokens);
+        let opening = EngineStream::open(
+            self.dispatcher,
+            deployment,
+            endpoint,
+            request,
+            prompt_field,
+            *deadline,
+            self.unread_tokens,
+        );
         preparing.send_replace(true);
         let opened = within(isolation, opening).await;
         preparing.send_replace(false);

@@ -6,11 +6,23 @@ use serde_json::Value;
 use twox_hash::XxHash3_64;
 
 /// Headers of Claude Code, Codex, and others.
-const HEADERS: &[&str] =
-    &["x-claude-code-session-id", "session_id", "session-id", "x-session-id", "conversation_id", "x-session-affinity"];
+const HEADERS: &[&str] = &[
+    "x-claude-code-session-id",
+    "session_id",
+    "session-id",
+    "x-session-id",
+    "conversation_id",
+    "x-session-affinity",
+];
 /// Paths of fields: of OpenAI, Anthropic and Open WebUI, the narrower first.
-const FIELDS: &[&[&str]] =
-    &[&["prompt_cache_key"], &["session_id"], &["chat_id"], &["metadata", "user_id"], &["safety_identifier"], &["user"]];
+const FIELDS: &[&[&str]] = &[
+    &["prompt_cache_key"],
+    &["session_id"],
+    &["chat_id"],
+    &["metadata", "user_id"],
+    &["safety_identifier"],
+    &["user"],
+];
 
 /// Identifies a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +61,8 @@ mod tests {
 
     #[test]
     fn sessions_are_named_by_headers_and_fields() {
-        let headers = |name: &'static str| HeaderMap::from_iter([(name.parse().unwrap(), "abc".parse().unwrap())]);
+        let headers =
+            |name: &'static str| HeaderMap::from_iter([(name.parse().unwrap(), "abc".parse().unwrap())]);
         let session = Session::new("abc");
         for (case, found, expected) in [
             ("Claude Code", Session::of_headers(&headers("x-claude-code-session-id")), session),
@@ -71,7 +84,8 @@ mod tests {
             let session = Session::new(&session.to_string()).unwrap();
             replicas.iter().max_by_key(|replica| session.preference(replica)).unwrap().to_string()
         };
-        let count = |replica: &str| (0..3000).filter(|number| of(*number, &["a", "b", "c"]) == replica).count();
+        let count =
+            |replica: &str| (0..3000).filter(|number| of(*number, &["a", "b", "c"]) == replica).count();
         for replica in ["a", "b", "c"] {
             assert!((800..1200).contains(&count(replica)), "{} of 3000 at {replica}", count(replica));
         }

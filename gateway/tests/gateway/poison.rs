@@ -54,6 +54,7 @@ async fn a_client_that_gave_up_ends_one_more_engine_at_most() {
     // Held for the next engine, the client leaves.
     wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 1\n").await;
     response.abort();
+    wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 0\n").await;
     let mut second = lab.engine("b", victim(vec![ScriptStep::Prepare]));
     let third = lab.engine("c", victim(vec![ScriptStep::Prepare]));
     lab.publish(&[("m", DeploymentState::Ready, &[&second, &third])]);

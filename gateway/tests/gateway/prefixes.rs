@@ -19,7 +19,8 @@ fn answer() -> Vec<ScriptStep> {
 
 /// A conversation of an agent: a long text of the system, and so many turns.
 fn conversation(agent: &str, turns: usize) -> Value {
-    let system = [json!({"role": "system", "content": format!("You are {agent}. ") + &"Be brief. ".repeat(2000)})];
+    let system =
+        [json!({"role": "system", "content": format!("You are {agent}. ") + &"Be brief. ".repeat(2000)})];
     let turn = |number: usize| {
         let content = format!("Question {number} of {agent}?");
         [json!({"role": "user", "content": content}), json!({"role": "assistant", "content": "yes"})]
