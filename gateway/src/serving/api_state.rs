@@ -45,7 +45,7 @@ impl ApiState {
     pub(crate) fn new(dispatcher: Arc<Dispatcher>, metrics: Arc<Metrics>, limits: &DispatchLimits) -> Self {
         Self {
             dispatcher,
-            bodies: BodyBudget::new(limits.max_total_body_bytes),
+            bodies: BodyBudget::new(limits.max_total_body_bytes, limits.body_timeout),
             metrics,
             stream_timeouts: StreamTimeouts {
                 headers: limits.headers_timeout,

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod anthropic;
+mod bad_input;
 mod cluster;
 mod errors;
 mod failures;
@@ -21,3 +22,4 @@ mod responses;
 mod resume;
 mod sdk;
 mod slow_readers;
+mod transcripts;
