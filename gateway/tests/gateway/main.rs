@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod anthropic;
+mod bad_clients;
 mod bad_input;
 mod cluster;
 mod errors;
