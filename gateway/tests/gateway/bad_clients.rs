@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::bad_input::{BodyPath, PATHS};
+use crate::body_paths::{BodyPath, PATHS};
 use crate::harness::{GatewayLab, ScriptStep, TEST_TIMEOUT, hello, limits, started, token};
 
 const SHORT: Duration = Duration::from_millis(200);
@@ -142,6 +142,37 @@ async fn floods_of_headers_are_refused() {
             let (head, body) = send(lines(count, bytes)).await;
             assert!(head.is_empty() || head.starts_with("HTTP/1.1 431 "), "{count} × {bytes}: {head}");
             assert!(body.is_empty(), "{count} × {bytes}");
+        }
+    }
+    assert_eq!(engine.requests(), 0);
+    check_answers(&lab).await;
+}
+
+#[tokio::test]
+async fn floods_of_headers_over_http2_are_refused() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let client = reqwest::Client::builder().http2_prior_knowledge().no_proxy().timeout(TEST_TIMEOUT);
+    let client = client.build().unwrap();
+    for path in &PATHS {
+        let send = async |count: usize, bytes: usize| {
+            let headers = (0..count).map(|number| {
+                let name: reqwest::header::HeaderName = format!("x-{number}").parse().unwrap();
+                (name, "x".repeat(bytes).parse().unwrap())
+            });
+            let request = client.post(lab.url(path.path)).body(path.body).headers(headers.collect());
+            let response = request.send().await.ok()?;
+            Some((response.status().as_u16(), response.bytes().await.unwrap()))
+        };
+        for (count, bytes) in [(70, 1000), (1, 66_000)] {
+            let (status, body) = send(count, bytes).await.unwrap();
+            assert_eq!(status, 431, "{}", path.path);
+            assert!(path.form.read(&body).0.contains("at most 65536"), "{}", path.path);
+        }
+        // So many that the HTTP library answers by itself, or ends the stream.
+        for (count, bytes) in [(20_000, 1), (1, 1_000_000)] {
+            let answer = send(count, bytes).await;
+            assert!(answer.is_none_or(|(status, body)| status == 431 && body.is_empty()), "{}", path.path);
         }
     }
     assert_eq!(engine.requests(), 0);
