@@ -100,6 +100,9 @@ pub const PATHS: [BodyPath; 10] = [
     path("/api/embed", ErrorForm::Ollama, r#"{"model":"m","input":"hi"}"#, OLLAMA),
 ];
 
+/// Longest message of an error: it does not repeat what it refuses.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
 impl BodyPath {
     /// Sends a body; returns the status, and message and field of the error if it is one.
     pub async fn send(&self, lab: &GatewayLab, body: impl Into<Vec<u8>>) -> (u16, String, Option<String>) {
@@ -112,6 +115,7 @@ impl BodyPath {
         }
         assert_eq!(kind, "application/json", "{}", self.path);
         let (message, param) = self.form.read(&answer);
+        assert!(message.len() <= MAX_MESSAGE_BYTES, "{}: {} bytes: {message:.200}", self.path, message.len());
         (status, message, param)
     }
 
