@@ -236,7 +236,7 @@ async fn a_trickle_of_a_body_ends_at_the_timeout() {
     check_answers(&lab).await;
 }
 
-/// HTTP has no way to tell a client that has shut down its writing half from one that has left, and a slot of an engine
+/// TCP has no way to tell a client that has shut down its writing half from one that has left, and a slot of an engine
 /// is worth more than such a client, which no HTTP library is.
 #[tokio::test]
 async fn a_client_that_shuts_its_writing_half_has_left() {

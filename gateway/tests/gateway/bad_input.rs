@@ -146,7 +146,11 @@ async fn values_of_wrong_types_are_refused_by_the_fields_name() {
         assert!(fields.len() >= 15, "{}: {fields:?}", path.fields);
         for field in fields {
             // The last of two values counts.
-            let with = |value: &String| (path, field.clone(), path.with(&format!("\"{field}\":{value}")));
+            // What is accepted asks for a model that is not there, and costs no engine anything.
+            let with = |value: &String| {
+                let body = path.with(&format!("\"{field}\":{value}"));
+                (path, field.clone(), body.replacen(r#""model":"m""#, r#""model":"nix""#, 1))
+            };
             requests.extend(wrong.iter().map(with));
         }
     }
@@ -154,8 +158,7 @@ async fn values_of_wrong_types_are_refused_by_the_fields_name() {
     let sent = requests.into_iter().map(|(path, field, body)| async move {
         let (status, message, param) = path.send(lab, body.clone()).await;
         match status {
-            200 => {}
-            404 => assert_eq!(field, "model", "{body}"),
+            404 => {}
             400 => {
                 // Fields that exclude each other, or need another one, name that one beside them.
                 assert!(message.contains(&field), "{} {body}: {message}", path.path);
@@ -172,8 +175,8 @@ async fn values_of_wrong_types_are_refused_by_the_fields_name() {
     });
     let statuses: Vec<u16> = futures::stream::iter(sent).buffer_unordered(8).collect().await;
     let count = |status: u16| statuses.iter().filter(|one| **one == status).count();
-    println!("{} requests: {} answered, {} refused", statuses.len(), count(200), count(400));
-    assert!(count(400) > statuses.len() / 4 && count(200) > 0);
+    println!("{} requests: {} accepted, {} refused", statuses.len(), count(404), count(400));
+    assert!(count(400) > statuses.len() / 4 && count(404) > 0);
     for path in &PATHS {
         assert_eq!(path.send(lab, path.body).await.0, 200, "{}", path.path);
     }
