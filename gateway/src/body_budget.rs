@@ -18,9 +18,6 @@ use crate::keys::Caller;
 const MIB: usize = 1024 * 1024;
 /// Largest accepted body: several times a long context.
 const MAX_BODY_BYTES: usize = 16 * MIB;
-/// Time limit for one body; a slower one would hold memory for nothing.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Time for the rest of a refused body.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -28,6 +25,8 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct BodyBudget {
     usage: Arc<Mutex<BodyUsage>>,
     max_bytes: usize,
+    /// Time limit for one body.
+    timeout: Duration,
 }
 
 #[derive(Default)]
@@ -64,9 +63,10 @@ impl Drop for BodyPermit {
 }
 
 impl BodyBudget {
-    /// A budget of `max_bytes`; the last quarter is reserved for keys that use less than a quarter.
-    pub fn new(max_bytes: usize) -> Self {
-        Self { usage: Arc::default(), max_bytes }
+    /// A budget of `max_bytes`; the last quarter is reserved for keys that use less than a quarter. A body has to arrive
+    /// within the timeout.
+    pub fn new(max_bytes: usize, timeout: Duration) -> Self {
+        Self { usage: Arc::default(), max_bytes, timeout }
     }
 
     /// Reads the whole body; an error if it is too large, too slow, does not fit the budget, or `check` refuses one of its
@@ -85,12 +85,12 @@ impl BodyBudget {
         if announced.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
             return Err(too_large());
         }
-        tokio::time::timeout(BODY_TIMEOUT, self.collect(body, announced, caller, check)).await.unwrap_or_else(
-            |_| {
-                let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
-                Err(GatewayError::new(ErrorKind::BodyTimeout, message))
-            },
-        )
+        let read = self.collect(body, announced, caller, check);
+        tokio::time::timeout(self.timeout, read).await.unwrap_or_else(|_| {
+            let message =
+                format!("the body did not arrive within {:?}; send the request again", self.timeout);
+            Err(GatewayError::new(ErrorKind::BodyTimeout, message))
+        })
     }
 
     /// Holds `bytes` more for a request of this caller; an error if they do not fit the budget.

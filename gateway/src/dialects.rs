@@ -30,6 +30,14 @@ use crate::error::GatewayError;
 use crate::request_id::RequestId;
 use crate::serving::{ApiState, Dialect, why};
 
+/// What fuzz targets feed to each.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzed {
+    pub(crate) use super::anthropic::fuzzed as anthropic;
+    pub(crate) use super::ollama::fuzzed as ollama;
+    pub(crate) use super::openai::fuzzed as openai;
+}
+
 /// All dialects; the first also formats errors on paths that belong to none.
 const ALL: &[&Dialect] = &[&openai::DIALECT, &anthropic::DIALECT, &ollama::DIALECT];
 

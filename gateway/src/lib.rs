@@ -20,6 +20,8 @@ mod discard;
 pub mod dispatch;
 mod duration;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod json_body;
 pub mod keys;
 pub mod listen;

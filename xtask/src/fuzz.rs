@@ -1,7 +1,7 @@
-//! `cargo xtask proof fuzz [EXECUTIONS] [FOLDER|TARGET...]`: the fuzz targets of `model/fuzz` and `chat/fuzz`, those of a
-//! folder at the same time, and the table of what they found in docs/evidence, in which lines of others stay; fewer
-//! executions than it has of each are not written. What they learn of the code is kept in the cache folder and is where the
-//! next run begins.
+//! `cargo xtask proof fuzz [EXECUTIONS] [FOLDER|TARGET...]`: the fuzz targets of `model/fuzz`, `chat/fuzz` and
+//! `gateway/fuzz`, those of a folder at the same time, and the table of what they found in docs/evidence, in which lines of
+//! others stay; fewer executions than it has of each are not written. What they learn of the code is kept in the cache
+//! folder and is where the next run begins.
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +22,7 @@ type FuzzCrate = (&'static str, &'static [&'static str]);
 const FUZZ_CRATES: &[FuzzCrate] = &[
     ("model", &["config", "safetensors_header", "index", "gguf", "adapter"]),
     ("chat", &["parser", "template", "grammar"]),
+    ("gateway", &["openai_chat", "openai_completion", "openai_responses", "anthropic", "ollama", "pooling"]),
 ];
 /// Executions of each, where the command says no number.
 const EXECUTIONS: u64 = 10_000_000;
@@ -33,7 +34,7 @@ const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer
 const LIMITS: &[&str] =
     &["-max_len=8192", "-timeout=5", "-rss_limit_mb=1024", "-malloc_limit_mb=256", "-print_final_stats=1"];
 const ABOUT: &str = "\
-Programs of `model/fuzz` and `chat/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
+Programs of `model/fuzz`, `chat/fuzz` and `gateway/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
 5 s, a program within 1 GiB and one allocation within 256 MiB. Branches are those that the inputs kept reach. Templates may take \
 500,000 steps and make 1 MiB here, a tenth and a sixteenth of what they may elsewhere: most of the time would go into the few that do.";
 
@@ -65,7 +66,10 @@ pub fn proof(arguments: &[String]) -> Result<()> {
             ended.collect::<Result<Vec<Figures>>>()
         })?);
     }
-    ensure!(!found.is_empty(), "the third word is a folder with fuzz targets, model or chat, or a target");
+    ensure!(
+        !found.is_empty(),
+        "the third word is a folder with fuzz targets (model, chat or gateway) or a target"
+    );
     let path = cargo::root().join(PAGE);
     let page = page(&fs::read_to_string(&path).unwrap_or_default(), &found, &commit);
     if executions >= EXECUTIONS {

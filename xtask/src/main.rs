@@ -56,7 +56,7 @@ cargo xtask VERB
   proof exactness [--missing] [PART...]
                     every group compared with mlx-lm, written to docs/evidence; or those it lacks and those of a PART
   proof fuzz [EXECUTIONS] [FOLDER|TARGET...]
-                    the fuzz targets of model/fuzz, 10 million executions each, written to docs/evidence
+                    the fuzz targets of model, chat and gateway, 10 million executions each, written to docs/evidence
   proof scenarios   every end-to-end scenario, written to docs/evidence
   proof hostile     hostile inputs against a running machine, written to docs/evidence
   proof attempts    what each identity tries and may not, written to docs/evidence

@@ -4,6 +4,8 @@
 
 mod body;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzed;
 mod model_page;
 mod quota_headers;
 mod request;

@@ -4,6 +4,8 @@
 mod clock;
 mod embed;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzed;
 mod library;
 mod models;
 mod request;

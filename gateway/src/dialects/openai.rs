@@ -5,6 +5,8 @@
 mod completion_response;
 mod embeddings;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzed;
 mod request;
 mod rerank;
 mod response;

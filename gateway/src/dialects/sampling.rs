@@ -160,7 +160,9 @@ fn logit_bias(value: Option<&Value>) -> Result<BTreeMap<u32, f32>, GatewayError>
         return Err(invalid(format!("it has {}", entries.len())));
     }
     let entry = |(id, bias): (&String, &Value)| {
-        let token = id.parse::<u32>().map_err(|_| invalid(format!("{id:?} is no token id")))?;
+        let token = id
+            .parse::<u32>()
+            .map_err(|_| invalid(format!("{} is no token id", shown(&Value::from(id.as_str())))))?;
         let number = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
         number
             .map(|bias| (token, bias as f32))

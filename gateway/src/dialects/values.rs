@@ -17,9 +17,20 @@ pub(super) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError
     Ok(fields)
 }
 
+/// Longest name of a model in bytes: a namespace, a name and an adapter have at most 253 each.
+const MAX_MODEL_BYTES: usize = 1024;
+
 /// The name of the model.
 pub(super) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
     match fields.get("model") {
+        // Errors repeat it.
+        Some(Value::String(model)) if model.len() > MAX_MODEL_BYTES => {
+            let message = format!(
+                "`model` has {} bytes, and names of models have at most {MAX_MODEL_BYTES}; GET /v1/models lists them",
+                model.len()
+            );
+            Err(GatewayError::field("model", message))
+        }
         Some(Value::String(model)) if !model.is_empty() => Ok(model.clone()),
         Some(_) => Err(GatewayError::field("model", "`model` must be the name of a model")),
         None => Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names")),

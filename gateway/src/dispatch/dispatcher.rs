@@ -48,6 +48,8 @@ pub struct DispatchLimits {
     /// Total bytes of request bodies that are being read, held or served: many times the largest body, and
     /// small beside the memory of a machine that serves models.
     pub max_total_body_bytes: usize,
+    /// How long a request body may take to arrive: a slower one holds memory for nothing.
+    pub body_timeout: Duration,
     /// Limits on held requests.
     pub holding: HoldLimits,
     /// How one of several replicas is chosen.
@@ -69,6 +71,7 @@ impl Default for DispatchLimits {
             max_losses: 3,
             shutdown_grace: Duration::from_secs(10),
             max_total_body_bytes: 256 * 1024 * 1024,
+            body_timeout: Duration::from_secs(60),
             holding: HoldLimits::default(),
             replica_choice: ReplicaChoice::default(),
         }

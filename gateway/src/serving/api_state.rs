@@ -48,7 +48,7 @@ impl ApiState {
     pub(crate) fn new(dispatcher: Arc<Dispatcher>, metrics: Arc<Metrics>, limits: &DispatchLimits) -> Self {
         Self {
             dispatcher,
-            bodies: BodyBudget::new(limits.max_total_body_bytes),
+            bodies: BodyBudget::new(limits.max_total_body_bytes, limits.body_timeout),
             metrics,
             log: RequestLog::default(),
             stream_timeouts: StreamTimeouts {

@@ -5,6 +5,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod anthropic;
+mod bad_clients;
+mod bad_input;
+mod body_paths;
 mod cluster;
 mod errors;
 mod failures;
@@ -22,4 +25,5 @@ mod responses;
 mod resume;
 mod sdk;
 mod slow_readers;
+mod transcripts;
 mod why;

@@ -12,6 +12,8 @@ use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
+/// Longest name of a field that an error repeats.
+const MAX_NAME_BYTES: usize = 64;
 /// Maximum choices.
 const MAX_CHOICES: usize = 10_000;
 
@@ -96,8 +98,10 @@ fn structured_outputs(inner: &JsonObject) -> Result<Vec<(String, StructuredOutpu
             ("grammar", value) => text(&field, Some(value))?.map(StructuredOutput::Grammar),
             ("choice", value) => choices(&field, Some(value))?,
             _ => {
+                // An error does not repeat a name of any length.
+                let field = if name.len() > MAX_NAME_BYTES { "structured_outputs" } else { &field };
                 return Err(invalid(
-                    &field,
+                    field,
                     "left out: this release knows json, json_object, regex, choice and grammar",
                 ));
             }
