@@ -159,7 +159,7 @@ mod tests {
         assert!(feed.subscribe().try_recv().unwrap().delta.added.len() > 200);
     }
     #[test]
-    fn marks_are_told_once_with_the_block_before_them() {
+    fn marks_are_sent_once_with_the_block_before_them() {
         let (root, prompt): (_, Vec<u32>) = (BlockHash::root(b"model"), (0..200).collect());
         let marks = [(1, 100), (2, 700), (3, 1000)].map(|(key, bytes)| PrefixMark { key, bytes });
         let marked = marked_blocks(root, &prompt, &marks);

@@ -93,10 +93,10 @@ async fn trace(
     for number in 0..AGENTS {
         agents.spawn(agent(addresses.clone(), number, seed));
     }
-    let turns: Vec<Turn> = agents.join_all().await.into_iter().flatten().collect();
+    let turns: Vec<TimedRequest> = agents.join_all().await.into_iter().flatten().collect();
     let mut first_tokens: Vec<f64> = turns.iter().map(|turn| turn.first_token * SPEED).collect();
     first_tokens.sort_by(f64::total_cmp);
-    let sum = |of: fn(&Turn) -> f64| turns.iter().map(of).sum();
+    let sum = |of: fn(&TimedRequest) -> f64| turns.iter().map(of).sum();
     TraceResult {
         first_tokens,
         cached_tokens: sum(|turn| turn.cached),
@@ -130,7 +130,7 @@ async fn gateway(
 }
 
 /// A turn of an agent.
-struct Turn {
+struct TimedRequest {
     /// Seconds.
     first_token: f64,
     prompt: f64,
@@ -138,7 +138,7 @@ struct Turn {
 }
 
 /// An agent's turns, each with all turns before it. They begin at different times, and it reads what tools return.
-async fn agent(gateways: Vec<SocketAddr>, number: usize, seed: u64) -> Vec<Turn> {
+async fn agent(gateways: Vec<SocketAddr>, number: usize, seed: u64) -> Vec<TimedRequest> {
     let mut random = StdRng::seed_from_u64(seed * 1000 + number as u64);
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let text = |of: &str, bytes: usize| format!("{of} ").repeat(bytes / (of.len() + 1));
@@ -169,7 +169,7 @@ fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 
-async fn ask(client: &reqwest::Client, gateway: SocketAddr, messages: &[Value]) -> (String, Turn) {
+async fn ask(client: &reqwest::Client, gateway: SocketAddr, messages: &[Value]) -> (String, TimedRequest) {
     let body = json!({
         "model": "m", "messages": messages, "stream": true, "stream_options": {"include_usage": true},
     });
@@ -195,7 +195,7 @@ async fn ask(client: &reqwest::Client, gateway: SocketAddr, messages: &[Value]) 
             usage = event["usage"].clone();
         }
     }
-    let turn = Turn {
+    let turn = TimedRequest {
         first_token: first_token.expect("an answer has text"),
         prompt: usage["prompt_tokens"].as_f64().unwrap(),
         cached: usage["prompt_tokens_details"]["cached_tokens"].as_f64().unwrap(),

@@ -380,13 +380,13 @@ pub fn script_engine(
     let received = Arc::new(Mutex::new(vec![]));
     let callers = Arc::new(Mutex::new(vec![]));
     let marks = Arc::new(Mutex::new(vec![]));
-    let (prefixes, told) = watch::channel(vec![]);
+    let (prefixes, listened) = watch::channel(vec![]);
     let script = ScriptedService {
         steps: Box::new(steps),
         received: received.clone(),
         callers: callers.clone(),
         marks: marks.clone(),
-        prefixes: told,
+        prefixes: listened,
         running,
     };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
