@@ -13,10 +13,16 @@ use serde_json::json;
 
 use super::*;
 use crate::client_setup::clients;
-use crate::client_setup::endpoint::{GatewayEndpoint, parse_models};
+use crate::client_setup::endpoint::{GatewayEndpoint, http_client, parse_models};
 
 /// What arrived: method, path and query, key, and body.
 type Received = (Method, String, Option<String>, Value);
+
+/// A client, of which `main` has chosen the TLS provider.
+fn http() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    http_client().unwrap()
+}
 
 /// A server on loopback, with what it answers to each path and query.
 struct StubGateway {
@@ -52,7 +58,7 @@ impl StubGateway {
         let key = key.map(str::to_owned);
         let endpoint =
             GatewayEndpoint::new(self.url.clone(), key.clone(), parse_models(&list), None).unwrap();
-        let http = crate::client_setup::endpoint::http_client().unwrap();
+        let http = http();
         let mut results = Vec::new();
         for request in (clients::find(client).unwrap().setup)(&endpoint).requests {
             let timeout = Duration::from_secs(30);
@@ -65,7 +71,7 @@ impl StubGateway {
 fn good(path: &str) -> (u16, String) {
     let body = match path {
         "/" => "",
-        "/v1/models" => r#"{"object": "list", "data": [{"id": "smoke"}]}"#,
+        "/v1/models" | "/v1/models?limit=1000" => r#"{"object": "list", "data": [{"id": "smoke"}]}"#,
         "/api/tags" => r#"{"models": [{"name": "smoke:latest"}]}"#,
         "/v1/messages?beta=true" => {
             "event: message_start\ndata: {\"type\": \"message_start\"}\n\nevent: ping\ndata: {\"type\": \"ping\"}\n\n\
@@ -108,7 +114,7 @@ async fn requests_are_those_of_the_client() {
         stub.received.lock().unwrap().iter().map(|(method, path, ..)| format!("{method} {path}")).collect()
     };
     for (client, expected) in [
-        ("claude-code", vec!["HEAD /", "POST /v1/messages?beta=true"]),
+        ("claude-code", vec!["HEAD /", "GET /v1/models?limit=1000", "POST /v1/messages?beta=true"]),
         ("codex", vec!["POST /v1/responses"]),
         ("hermes", vec!["GET /api/v1/models", "GET /api/tags", "POST /v1/chat/completions"]),
         ("open-webui", vec!["GET /v1/models", "POST /v1/chat/completions"]),
@@ -156,7 +162,7 @@ async fn a_gateway_that_is_not_there_is_unreachable() {
     assert!(results[0].is_unreachable && !results[0].is_good);
     assert!(results[0].line.contains(&format!("nothing answers at {url}")), "{}", results[0].line);
     assert!(results[0].line.contains("--url"), "{}", results[0].line);
-    let http = crate::client_setup::endpoint::http_client().unwrap();
+    let http = http();
     let error = get_json(&http, &url, None, "/v1/models", Duration::from_secs(30)).await.unwrap_err();
     assert!(error.contains("russet up"), "{error}");
 }

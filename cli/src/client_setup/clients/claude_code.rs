@@ -12,10 +12,14 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch, Expect
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "claude-code",
     title: "Claude Code",
-    evidence: "Claude Code 2.1.197 was run against Russet by hand; this file was not",
+    evidence: "Claude Code 2.1.197 was run against Russet by hand, with variables of the shell; 2.1.332 was run with this file, \
+               against a stand-in",
     wants_claude_names: true,
     setup,
 };
+
+/// The header that makes a list of models Anthropic's.
+const VERSION: (&str, &str) = ("anthropic-version", "2023-06-01");
 
 fn setup(endpoint: &GatewayEndpoint) -> ClientSetup {
     let model = &endpoint.model.name;
@@ -63,12 +67,16 @@ fn setup(endpoint: &GatewayEndpoint) -> ClientSetup {
                 body: None,
                 expected: ExpectedReply::Status(200),
             },
+            FirstRequest {
+                method: Method::GET,
+                path: "/v1/models?limit=1000",
+                headers: &[VERSION],
+                body: None,
+                expected: ExpectedReply::ModelList("data", "id"),
+            },
             requests::stream(
                 "/v1/messages?beta=true",
-                &[
-                    ("anthropic-version", "2023-06-01"),
-                    ("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14"),
-                ],
+                &[VERSION, ("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14")],
                 message(model),
             ),
         ],
@@ -88,5 +96,7 @@ fn message(model: &str) -> Value {
             "name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"],
         }],
         "metadata": {"user_id": "russet"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     })
 }

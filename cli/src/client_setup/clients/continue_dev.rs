@@ -11,7 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch};
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "continue",
     title: "Continue",
-    evidence: "never run against Russet; from its documentation",
+    evidence: "never run against Russet; its command line 1.5.47 was run with these settings against a stand-in",
     wants_claude_names: false,
     setup,
 };

@@ -11,7 +11,8 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch};
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "opencode",
     title: "OpenCode",
-    evidence: "never run against Russet; from its documentation, in the form that versions 1 and 2 read",
+    evidence: "never run against Russet; OpenCode 1.18.33 was run with these settings against a stand-in, and by its \
+               documentation version 2 reads them too",
     wants_claude_names: false,
     setup,
 };

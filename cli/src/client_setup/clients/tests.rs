@@ -163,7 +163,7 @@ fn zed_has_a_provider_and_no_key_in_its_settings() {
 }
 
 #[test]
-fn xcode_is_told_the_port_or_the_url_and_the_key() {
+fn xcode_gets_the_port_or_the_url_and_the_key() {
     let local = setup("xcode", LOCAL, None).steps.join("\n");
     assert!(local.contains("Locally Hosted. Port: 52415"), "{local}");
     let remote = setup("xcode", REMOTE, Some("rk-1")).steps.join("\n");
