@@ -16,7 +16,7 @@ use crate::client_setup::clients;
 use crate::client_setup::endpoint::{GatewayEndpoint, http_client, parse_models};
 
 /// What arrived: method, path and query, key, and body.
-type Received = (Method, String, Option<String>, Value);
+type ReceivedRequest = (Method, String, Option<String>, Value);
 
 /// A client, of which `main` has chosen the TLS provider.
 fn http() -> reqwest::Client {
@@ -27,13 +27,13 @@ fn http() -> reqwest::Client {
 /// A server on loopback, with what it answers to each path and query.
 struct StubGateway {
     url: String,
-    received: Arc<Mutex<Vec<Received>>>,
+    received: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl StubGateway {
     async fn start(answer: fn(&str) -> (u16, String)) -> Self {
         let received = Arc::new(Mutex::new(Vec::new()));
-        let handler = move |State(received): State<Arc<Mutex<Vec<Received>>>>,
+        let handler = move |State(received): State<Arc<Mutex<Vec<ReceivedRequest>>>>,
                             method: Method,
                             uri: Uri,
                             headers: HeaderMap,
