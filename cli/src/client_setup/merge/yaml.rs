@@ -78,9 +78,10 @@ fn set(node: &YamlNode, step: &PathStep, value: impl AsYaml) -> Option<()> {
         PathStep::Key(key) => node.as_mapping()?.set(key, value),
         PathStep::Index(index) => {
             let items = node.as_sequence()?;
-            match *index < items.len() {
-                true => drop(items.set(*index, value)),
-                false => items.push(value),
+            if *index >= items.len() {
+                items.push(value);
+            } else if !items.set(*index, value) {
+                return None;
             }
         }
     }
