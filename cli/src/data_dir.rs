@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+/// URL of the gateway of `russet up`, unless its flags say otherwise.
+const DEFAULT_GATEWAY: &str = "http://127.0.0.1:52415";
+
 /// A machine's Russet folder.
 #[derive(Clone, Debug)]
 pub struct DataDir {
@@ -62,6 +65,12 @@ impl DataDir {
     /// File with the gateway's URL for programs on this machine; `up` writes it for `run`.
     pub fn gateway_address(&self) -> PathBuf {
         self.gateway().join("address")
+    }
+
+    /// URL of the gateway of the `russet up` of this folder, else the default of `russet up`.
+    pub fn nearest_gateway(&self) -> String {
+        let address = std::fs::read_to_string(self.gateway_address());
+        address.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned())
     }
 
     /// Identity, models and engines of the agent.

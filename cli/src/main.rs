@@ -8,6 +8,7 @@ mod approve;
 mod backup;
 mod catalog;
 mod client;
+mod client_setup;
 mod cordon;
 mod credentials;
 mod data_dir;
@@ -79,6 +80,8 @@ enum Verb {
     Token(token::Arguments),
     /// Create, list and revoke API keys for the gateway.
     Key(key::Arguments),
+    /// Set up a client (Claude Code, Codex, Open WebUI and others) for the gateway, and test it.
+    Client(client_setup::Arguments),
     /// Manage the Secrets with credentials of model sources.
     Credentials(credentials::Arguments),
     /// List objects as the server's own tables.
@@ -174,6 +177,7 @@ fn main() -> ExitCode {
             Verb::Service(arguments) => service::run(arguments),
             Verb::Token(arguments) => token::run(arguments).await,
             Verb::Key(arguments) => key::run(arguments).await,
+            Verb::Client(arguments) => client_setup::run(arguments).await,
             Verb::Credentials(arguments) => credentials::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,

@@ -21,9 +21,6 @@ use crate::catalog::{self, entry};
 use crate::client::Connection;
 use crate::data_dir::DataDir;
 
-/// Default address of the gateway of `russet up`.
-const DEFAULT_GATEWAY: &str = "http://127.0.0.1:52415";
-
 /// Arguments of `russet run`.
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -147,6 +144,5 @@ where
 
 /// URL of the gateway of the `russet up` that wrote the kubeconfig.
 pub fn nearest_gateway(connection: &Connection) -> Result<String> {
-    let address = std::fs::read_to_string(DataDir::resolve(Some(connection.folder()?))?.gateway_address());
-    Ok(address.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned()))
+    Ok(DataDir::resolve(Some(connection.folder()?))?.nearest_gateway())
 }
