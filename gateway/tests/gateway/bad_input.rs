@@ -90,7 +90,7 @@ async fn bytes_that_are_no_utf8_are_refused_anywhere() {
             let (before, after) = path.body.split_once("hi").unwrap();
             for body in [
                 joined(before, after),
-                joined(&path.body.replace('}', "").replace(']', ""), ""),
+                joined(&path.body.replace(['}', ']'], ""), ""),
                 joined("{\"", &path.body[2..]),
                 joined(&path.body[..path.body.len() - 1], "}"),
                 joined(&format!("{} ", path.body), ""),
