@@ -2,6 +2,7 @@
 //! which run one after the other.
 
 mod adapters;
+mod agent_prompts;
 mod benchmarks;
 mod catalog;
 mod completions;
@@ -128,6 +129,9 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("quantised_caches_and_weights_reserve_less_and_edits_roll_out", |c| Box::pin(path::quantised(c))),
         ("a_draft_model_runs_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("adapters_answer_beside_their_model", |c| Box::pin(adapters::adapters(c))),
+        ("an_agents_next_turn_reads_little_of_its_prompt_again", |c| {
+            Box::pin(agent_prompts::second_turns(c))
+        }),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_preloaded_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
         ("a_gated_model_is_fetched_with_a_temporarily_readable_secret", |c| Box::pin(copies::closed(c))),

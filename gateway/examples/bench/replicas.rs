@@ -24,7 +24,8 @@ use crate::roles::{listener, table_of};
 const ROUNDS: u64 = 3;
 const REPLICAS: usize = 3;
 const AGENTS: usize = 8;
-const TURNS: usize = 8;
+/// An agent reads files and runs commands, one a turn.
+const TURNS: usize = 24;
 /// Bytes that all agents begin with: the text of the system and the tools of one client.
 const SHARED_BYTES: usize = 32_000;
 /// Bytes of an agent's own: its project.
@@ -153,7 +154,7 @@ async fn agent(gateways: Vec<SocketAddr>, number: usize, seed: u64) -> Vec<Timed
         let (answer, timed) = ask(&client, gateway, &messages).await;
         turns.push(timed);
         messages.push(message("assistant", &answer));
-        let bytes = random.random_range(1000..6000);
+        let bytes = random.random_range(500..3000);
         messages.push(message("user", &text(&format!("Result {turn} for {number}."), bytes)));
         pause(random.random_range(0.5..4.0)).await;
     }

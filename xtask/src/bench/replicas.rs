@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "8 agents over 3 replicas, 8 turns each: 32 kB that all of them begin with, 8 kB of their own, and 1 to 6 kB \
+pub const ABOUT: &str = "8 agents over 3 replicas, 24 turns each: 32 kB that all of them begin with, 8 kB of their own, and 0.5 to 3 kB \
     that are added every turn, with pauses of 0.5 to 4 s. The replicas are programs that take the time of an engine (1,000 tokens \
     of prompts a second, one prompt after the other, answers of 64 tokens at 40 a second) at 20 times its speed, keep 64,000 tokens \
     in blocks of 64, evict the least recently used and tell gateways of them; the gateway is the real one, over gRPC and mutual \
