@@ -218,7 +218,8 @@ impl Engine for EngineService {
         };
         // A subscriber is no request: it must not keep an engine alive that has ended.
         let ended = self.life.clone();
-        let events = prefix_events::stream(intake).take_until(async move { ended.wait_ended().await });
+        let events =
+            prefix_events::stream(intake.clone()).take_until(async move { ended.wait_ended().await });
         Ok(Response::new(Box::pin(events.map(Ok))))
     }
 

@@ -293,7 +293,8 @@ impl Scheduler {
 
     /// Counts the tokens of prompts that are not in a KV cache yet.
     fn count_unread(&self) {
-        let prompts = self.waiting.iter().chain(self.running.iter().filter(|request| request.is_prefilling()));
+        let prompts =
+            self.waiting.iter().chain(self.running.iter().filter(|request| request.is_prefilling()));
         let tokens: u64 = prompts.map(|request| u64::from(request.sequence.uncached_tokens())).sum();
         self.metrics.unread_tokens.set(i64::try_from(tokens).unwrap_or(i64::MAX));
     }

@@ -11,8 +11,9 @@ use crate::{cargo, mlx};
 /// The required version.
 const VERSION: &str = "0.20.2";
 
-/// The workspace's, and that of the fuzz targets.
-const MANIFESTS: &[&str] = &["Cargo.toml", "model/fuzz/Cargo.toml"];
+/// The workspace's, and those of the fuzz targets.
+const MANIFESTS: &[&str] =
+    &["Cargo.toml", "model/fuzz/Cargo.toml", "chat/fuzz/Cargo.toml", "gateway/fuzz/Cargo.toml"];
 
 /// Licenses, bans and sources.
 pub fn run() -> Result<()> {

@@ -41,9 +41,7 @@ pub(super) fn stream(intake: Box<Intake>) -> impl Stream<Item = pb::PrefixesEven
         *last = load;
         future::ready(Some(is_new.then_some(load)))
     });
-    let loads = loads.map(move |load| {
-        Some(pb::PrefixesEvent { load: Some(load?), ..base.clone() })
-    });
+    let loads = loads.map(move |load| Some(pb::PrefixesEvent { load: Some(load?), ..base.clone() }));
     // A subscriber that is too slow is cut off: the loads end with its blocks.
     let blocks = blocks.map(Some).chain(stream::once(future::ready(None)));
     let all = stream::select(blocks, loads.map(Some));
