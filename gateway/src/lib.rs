@@ -12,6 +12,7 @@
 
 mod api_timeout;
 mod backends;
+mod background;
 mod benchmarks;
 mod body_budget;
 pub mod demand;
@@ -30,6 +31,7 @@ mod rejection;
 pub mod request_defaults;
 mod request_id;
 mod request_limits;
+pub mod response_store;
 pub mod routes;
 pub mod server;
 mod serving;

@@ -20,6 +20,8 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::ModelForbidden
         | ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
+        | ErrorKind::ResponseNotFound
+        | ErrorKind::PreviousResponseNotFound
         | ErrorKind::MethodNotAllowed => "invalid_request_error",
         ErrorKind::Forbidden => "permission_error",
         // The exhausted resource: OpenAI says `requests` or `tokens`.
@@ -32,6 +34,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded
         | ErrorKind::Internal
+        | ErrorKind::StoreFull
         | ErrorKind::PoisonRequest => "server_error",
     }
 }

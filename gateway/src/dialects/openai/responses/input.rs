@@ -12,15 +12,21 @@ use crate::dialects::tool_calls::{MAX_NAME_BYTES, arguments};
 use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 
-/// Parses the conversation; adds the names of fields that are left out to `ignored`.
+/// Parses the conversation: `earlier` items are those of the responses that this one continues. Adds the names of fields
+/// that are left out to `ignored`.
 pub(super) fn parse(
     instructions: Option<&str>,
+    earlier: impl IntoIterator<Item = Result<Value, GatewayError>>,
     input: Option<Value>,
     ignored: &mut BTreeSet<String>,
 ) -> Result<Vec<Message>, GatewayError> {
     let mut turns = Turns::default();
     if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
         turns.message("system", instructions.to_owned());
+    }
+    for item in earlier {
+        // What was left out of them was said when they came.
+        turns.item("previous_response_id", item?, &mut BTreeSet::new())?;
     }
     match input {
         Some(Value::String(text)) => turns.message("user", text),
@@ -93,7 +99,7 @@ impl Turns {
             }
             "item_reference" => {
                 let message = format!(
-                    "`{at}` is an item_reference, but this gateway keeps no responses; send the item itself"
+                    "`{at}` is an item_reference, but items are not looked up here; send the item itself, or continue its response by `previous_response_id`"
                 );
                 return Err(GatewayError::field(format!("{at}.type"), message));
             }
@@ -230,7 +236,7 @@ mod tests {
 
     fn check(input: Value) -> Result<(Vec<Message>, Vec<String>), GatewayError> {
         let mut ignored = BTreeSet::new();
-        let messages = parse(Some("Be brief."), Some(input), &mut ignored)?;
+        let messages = parse(Some("Be brief."), [], Some(input), &mut ignored)?;
         Ok((messages, ignored.into_iter().collect()))
     }
 
@@ -391,7 +397,7 @@ mod tests {
             assert_eq!(error.param.as_deref(), Some(param), "{input}");
             assert!(error.message.contains(param.split(".type").next().unwrap()), "{error}");
         }
-        let error = parse(None, None, &mut BTreeSet::new()).unwrap_err();
+        let error = parse(None, [], None, &mut BTreeSet::new()).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("input"));
     }
 }
