@@ -36,6 +36,7 @@ mod operator;
 mod plan;
 mod port_holder;
 mod resources;
+mod response_store;
 mod restore;
 mod run;
 mod serve;

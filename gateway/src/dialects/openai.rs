@@ -29,6 +29,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         Router::new()
             .route("/v1/chat/completions", generation(&DIALECT, request::parse))
             .route("/v1/responses", generation(&DIALECT, responses::parse))
+            .route("/v1/responses/compact", generation(&DIALECT, responses::compact::parse))
             .route("/v1/completions", generation(&DIALECT, request::completion::parse))
             .route("/v1/embeddings", pooling(&DIALECT, embeddings::parse))
             .route("/v1/rerank", pooling(&DIALECT, rerank::parse))

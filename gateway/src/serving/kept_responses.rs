@@ -171,7 +171,7 @@ impl OwnResponses {
 fn unkept(error: &StoreError) -> GatewayError {
     let why = match error {
         StoreError::DiskFull => "its disk is full; free some space".to_owned(),
-        StoreError::TooLarge { .. } => format!("{error}; raise `--responses-max-bytes` of the gateway"),
+        StoreError::TooLarge { .. } => format!("{error}; raise `--responses-max-size` of the gateway"),
         StoreError::Deleted => "it was deleted while it ran; send the request again".to_owned(),
         _ => "its store failed; the gateway's log says why".to_owned(),
     };

@@ -101,8 +101,6 @@ async fn a_response_is_kept_unless_its_request_says_not() {
     let response = lab.whole(json!({"store": false})).await;
     assert_eq!(response["store"], false);
     assert_eq!(lab.get(id(&response)).await, not_found(id(&response)));
-    let (status, error) = lab.kept(Method::POST, "compact").await;
-    assert_eq!(status, 404, "{error}");
 }
 
 #[tokio::test]
@@ -230,6 +228,49 @@ async fn input_items_are_listed_in_pages() {
     assert_eq!((texts(&rest), &rest["has_more"]), (vec![json!("c")], &json!(false)));
     let (status, error) = lab.get(&format!("{}/input_items?limit=0", id(&response))).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("limit")));
+}
+
+#[tokio::test]
+async fn a_compacted_conversation_goes_on_with_its_summary() {
+    let (_folder, lab) = lab().await;
+    let engine = lab.only_engine(hello());
+    let kept = lab.whole(json!({})).await;
+    let compact = async |body: Value| {
+        let request = lab.client.post(lab.url("/v1/responses/compact")).json(&body);
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    let input = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    for (body, expected) in [
+        (json!({"model": "m", "previous_response_id": id(&kept)}), vec!["user: hi", "assistant: Hello there"]),
+        (
+            json!({"model": "m", "input": input, "instructions": "Be brief."}),
+            vec!["system: Be brief.", "user: a", "assistant: b"],
+        ),
+    ] {
+        let (status, compacted) = compact(body).await;
+        assert_eq!((status, &compacted["object"]), (200, &json!("response.compaction")), "{compacted}");
+        assert_eq!(compacted["usage"]["total_tokens"], 10);
+        let sent = conversation(&engine);
+        assert_eq!(sent[..expected.len()], expected);
+        assert!(sent.last().unwrap().starts_with("user: This conversation is about to be cut off"));
+        let user = expected.iter().find_map(|message| message.strip_prefix("user: ")).unwrap();
+        let mut input = compacted["output"].as_array().unwrap().clone();
+        assert_eq!(input[0]["content"], json!([{"type": "input_text", "text": user}]));
+        assert_eq!(input[1]["type"], "compaction");
+        input.push(json!({"role": "user", "content": "go on"}));
+        lab.whole(json!({"input": input})).await;
+        let sent = conversation(&engine);
+        assert_eq!((sent[0].as_str(), sent[2].as_str(), sent.len()), (&*format!("user: {user}"), "user: go on", 3));
+        assert!(sent[1].starts_with("assistant: ") && sent[1].ends_with("\n\nHello there"), "{sent:?}");
+    }
+    for (body, param) in [(json!({"model": "m"}), "input"), (json!({"model": "m", "input": 7}), "input")] {
+        let (status, error) = compact(body).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(param)));
+    }
+    let _silent = lab.only_engine(vec![started(), token("x"), finished(FinishReason::Length)]);
+    let (status, error) = compact(json!({"model": "m", "input": "hi"})).await;
+    assert_eq!((status, &error["error"]["type"]), (500, &json!("server_error")));
 }
 
 #[tokio::test]

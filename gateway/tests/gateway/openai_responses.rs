@@ -263,7 +263,6 @@ async fn kept_responses_are_not_found() {
         ("DELETE", "resp_1"),
         ("GET", "resp_1/input_items"),
         ("POST", "resp_1/cancel"),
-        ("POST", "compact"),
     ] {
         let url = lab.url(&format!("/v1/responses/{path}"));
         let request = lab.client.request(method.parse().unwrap(), url).json(&json!({"model": "m"}));

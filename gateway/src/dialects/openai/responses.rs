@@ -2,6 +2,7 @@
 //! the gateway has a store they are kept; elsewhere what needs a kept one is refused by name.
 
 pub(super) mod codex_models;
+pub(super) mod compact;
 mod event;
 mod fields;
 mod input;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use russet_wire::conversation::{Message, ToolCall};
 use serde_json::{Value, json};
 
+use super::compact;
 use super::tools::CUSTOM_INPUT;
 use crate::dialects::openai::request::messages::{content, name_results};
 use crate::dialects::tool_calls::{MAX_NAME_BYTES, arguments};
@@ -97,6 +98,13 @@ impl Turns {
                 let message = Message::new("tool", output.unwrap_or_default());
                 self.messages.push(Message { tool_call_id, ..message });
             }
+            "compaction" | "compaction_summary" => {
+                let content = text(at, &mut fields, "encrypted_content")?;
+                let field = format!("{at}.encrypted_content");
+                let summary = compact::summary(&content)
+                    .ok_or_else(|| invalid(&field, "that of a compaction by this gateway"))?;
+                self.message("assistant", summary);
+            }
             "item_reference" => {
                 let message = format!(
                     "`{at}` is an item_reference, but items are not looked up here; send the item itself, or continue its response by `previous_response_id`"
@@ -105,7 +113,7 @@ impl Turns {
             }
             kind => {
                 let message = format!(
-                    "`{at}.type` is {}, which is not supported by this release; items are message, reasoning, function_call, function_call_output, custom_tool_call and custom_tool_call_output",
+                    "`{at}.type` is {}, which is not supported by this release; items are message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output and compaction",
                     shown(&kind.into())
                 );
                 return Err(GatewayError::field(format!("{at}.type"), message));
@@ -364,6 +372,8 @@ mod tests {
             (json!([{"type": 7}]), "input[0].type"),
             (json!([{"type": "item_reference", "id": "msg_1"}]), "input[0].type"),
             (json!([{"type": "web_search_call"}]), "input[0].type"),
+            (json!([{"type": "compaction"}]), "input[0].encrypted_content"),
+            (json!([{"type": "compaction", "encrypted_content": "gAAAAB_x"}]), "input[0].encrypted_content"),
             (json!([{"role": "tool", "content": "x"}]), "input[0].role"),
             (json!([{"type": "message", "content": "x"}]), "input[0].role"),
             (user(json!(7)), "input[0].content"),

@@ -110,7 +110,8 @@ pub(in crate::dialects::openai) fn parse(
     })
 }
 
-fn instructions(value: Option<Value>) -> Result<Option<String>, GatewayError> {
+/// The instructions of a request.
+pub(super) fn instructions(value: Option<Value>) -> Result<Option<String>, GatewayError> {
     match value {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),

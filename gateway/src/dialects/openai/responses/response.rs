@@ -46,8 +46,9 @@ struct ErrorBody {
     message: String,
 }
 
+/// The tokens of a response.
 #[derive(Serialize)]
-struct UsageBody {
+pub(super) struct UsageBody {
     input_tokens: u32,
     input_tokens_details: InputDetails,
     output_tokens: u32,
@@ -131,7 +132,8 @@ impl<'a> From<&'a Item> for ItemBody<'a> {
 }
 
 impl UsageBody {
-    fn new(usage: Usage, reasoning_tokens: u32) -> Self {
+    /// So many tokens, of which so many told thinking.
+    pub(super) fn new(usage: Usage, reasoning_tokens: u32) -> Self {
         let Usage { prompt_tokens, completion_tokens, cached_tokens } = usage;
         Self {
             input_tokens: prompt_tokens,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use serde_json::json;
 
@@ -25,7 +25,6 @@ use crate::serving::{ApiState, OwnResponses};
 /// The paths below `/v1/responses`.
 pub(in crate::dialects::openai) fn routes() -> Router<Arc<ApiState>> {
     Router::new()
-        .route("/v1/responses/compact", any(compact))
         .route("/v1/responses/{id}", get(read).delete(delete))
         .route("/v1/responses/{id}/input_items", get(list_input))
         .route("/v1/responses/{id}/cancel", post(cancel))
@@ -57,20 +56,12 @@ async fn answer<F: Future<Output = Result<Response, GatewayError>>>(
 
 /// The error of a gateway that keeps nothing.
 fn not_kept() -> GatewayError {
-    let message = "this gateway keeps no responses: none can be read, deleted, cancelled or compacted; send the whole conversation as the `input` of POST /v1/responses";
+    let message = "this gateway keeps no responses: none can be read, deleted or cancelled; send the whole conversation as the `input` of POST /v1/responses";
     GatewayError::new(ErrorKind::UnknownPath, message)
 }
 
 type Api = State<Arc<ApiState>>;
 type Id = Extension<RequestId>;
-
-async fn compact(api: Api, id: Id, caller: Extension<Caller>, request: Request) -> Response {
-    answer(api, id, caller, request, |_| async {
-        let message = "this release compacts no conversations: continue it by `previous_response_id`, with `truncation: auto`, or send a shorter `input`";
-        Err(GatewayError::new(ErrorKind::UnknownPath, message))
-    })
-    .await
-}
 
 async fn read(
     api: Api,
