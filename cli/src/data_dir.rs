@@ -57,6 +57,11 @@ impl DataDir {
         self.root.join("gateway")
     }
 
+    /// Responses that the gateway keeps.
+    pub fn gateway_responses(&self) -> PathBuf {
+        self.gateway().join("responses.db")
+    }
+
     /// File with the gateway's URL, there only while the gateway answers; the gateway writes it for `up`.
     pub fn gateway_answers(&self) -> PathBuf {
         self.gateway().join("answers")

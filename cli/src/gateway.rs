@@ -19,6 +19,7 @@ use crate::client::client_in_pod;
 use crate::data_dir::DataDir;
 use crate::gateway_certificate;
 use crate::port_holder;
+use crate::response_store::ResponseStoreArguments;
 use crate::signals;
 
 /// Interval between two looks whether the gateway answers yet.
@@ -41,6 +42,11 @@ pub struct Arguments {
     certificate: CertificateArguments,
     #[command(flatten)]
     origins: OriginArguments,
+    /// File to keep responses of OpenAI's Responses API in, with the prompts they answer; without it none is kept.
+    #[arg(long, value_name = "FILE")]
+    responses_store: Option<PathBuf>,
+    #[command(flatten)]
+    response_store: ResponseStoreArguments,
     /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
@@ -117,6 +123,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             origins: arguments.origins.allow_origin,
             hosts: arguments.origins.allow_host,
         },
+        responses: arguments.responses_store.map(|path| arguments.response_store.config(&path)),
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };
     let shutdown = async move {

@@ -37,6 +37,7 @@ mod operator;
 mod plan;
 mod port_holder;
 mod resources;
+mod response_store;
 mod restore;
 mod run;
 mod serve;

@@ -24,6 +24,7 @@ use crate::etcd::EtcdArguments;
 use crate::gateway::{CertificateArguments, OriginArguments};
 use crate::log_rotation;
 use crate::mqtt::MqttArguments;
+use crate::response_store::ResponseStoreArguments;
 use crate::signals::{self, StopSignal};
 use crate::stdout;
 
@@ -64,6 +65,11 @@ pub struct Arguments {
     certificate: CertificateArguments,
     #[command(flatten)]
     origins: OriginArguments,
+    /// Keep no responses of OpenAI's Responses API; else they and their prompts are in the folder of the gateway.
+    #[arg(long)]
+    no_responses_store: bool,
+    #[command(flatten)]
+    response_store: ResponseStoreArguments,
     #[command(flatten)]
     etcd: EtcdArguments,
     /// Run no node agent; this machine is only a control plane.
@@ -139,6 +145,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let mut gateway = ChildProcess::new("gateway", &layout, &common);
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
     gateway.arguments.extend(arguments.origins.to_flags());
+    if !arguments.no_responses_store {
+        gateway.arguments.extend(arguments.response_store.to_flags(&layout.gateway_responses()));
+    }
     let answers = layout.gateway_answers();
     gateway.arguments.extend(["--answers-file".into(), answers.display().to_string()]);
     gateway.answers = Some(answers);

@@ -22,6 +22,7 @@ const MAX_BODY_BYTES: usize = 16 * MIB;
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Memory budget of the bodies that are being read or held for an engine.
+#[derive(Clone)]
 pub struct BodyBudget {
     usage: Arc<Mutex<BodyUsage>>,
     max_bytes: usize,
@@ -46,6 +47,12 @@ impl BodyPermit {
     /// The number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+impl std::fmt::Debug for BodyPermit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "BodyPermit({} bytes)", self.bytes)
     }
 }
 
@@ -98,6 +105,11 @@ impl BodyBudget {
         let mut permit = self.empty_permit(caller);
         self.reserve(&mut permit, bytes)?;
         Ok(permit)
+    }
+
+    /// Holds `bytes` more with a permit that is there; an error if they do not fit the budget.
+    pub(crate) fn grow(&self, permit: &mut BodyPermit, bytes: usize) -> Result<(), GatewayError> {
+        self.reserve(permit, bytes)
     }
 
     fn empty_permit(&self, caller: &Caller) -> BodyPermit {

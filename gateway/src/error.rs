@@ -40,6 +40,12 @@ pub enum ErrorKind {
     ModelNotFound,
     /// The request log has no request with the id.
     RequestNotFound,
+    /// The caller keeps no response with this id.
+    ResponseNotFound,
+    /// The response that a request continues is not kept.
+    PreviousResponseNotFound,
+    /// The disk, or the store of responses, has no room for the response.
+    StoreFull,
     /// The model exists but is not ready, or needs a person to become ready.
     ModelNotReady,
     /// All groups of the model are full.
@@ -78,6 +84,9 @@ impl ErrorKind {
             Self::MethodNotAllowed => "method_not_allowed",
             Self::ModelNotFound => "model_not_found",
             Self::RequestNotFound => "request_not_found",
+            Self::ResponseNotFound => "response_not_found",
+            Self::PreviousResponseNotFound => "previous_response_not_found",
+            Self::StoreFull => "store_full",
             Self::ModelNotReady => "model_not_ready",
             Self::Overloaded => "rate_limit_exceeded",
             Self::GatewayFull => "gateway_full",

@@ -1,7 +1,8 @@
 //! The gateway: an OpenAI-compatible HTTP server in front of the engines, which it calls over gRPC with
-//! mutual TLS. It makes no placement decisions and keeps no conversation. To the cluster it writes only
-//! demand (which models are requested), the status of AccessKeys and the status of Benchmarks. It watches the
-//! cluster and keeps routing by the last known state while the API server is unavailable.
+//! mutual TLS. It makes no placement decisions, and keeps conversations only where a file for them is named, see
+//! `response_store`. To the cluster it writes only demand (which models are requested), the status of AccessKeys
+//! and the status of Benchmarks. It watches the cluster and keeps routing by the last known state while the API
+//! server is unavailable.
 //!
 //! ```text
 //! HTTP ─▶ listen ─▶ middleware ─▶ dialects/* ─▶ serving ─▶ dispatch (hold, route, retry) ─▶ backends ─gRPC─▶ rank 0
@@ -12,6 +13,7 @@
 
 mod api_timeout;
 mod backends;
+mod background;
 mod benchmarks;
 mod body_budget;
 pub mod demand;
@@ -34,6 +36,7 @@ pub mod request_defaults;
 mod request_id;
 mod request_limits;
 pub mod request_log;
+pub mod response_store;
 pub mod routes;
 pub mod server;
 mod serving;

@@ -146,7 +146,7 @@ impl AuthLayer {
 /// The response to a CORS preflight request.
 fn preflight() -> Response {
     let allowed = [
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, DELETE, OPTIONS"),
         // The wildcard does not cover the `authorization` header.
         (header::ACCESS_CONTROL_ALLOW_HEADERS, "*, authorization"),
         (header::ACCESS_CONTROL_MAX_AGE, "600"),

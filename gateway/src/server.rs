@@ -28,8 +28,9 @@ use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
 use crate::origins::OriginPolicy;
 use crate::rejection::{unknown_path, wrong_method};
+use crate::response_store::{ResponseStore, ResponseStoreConfig, StoreError};
 use crate::routes::{self, RoutingTable};
-use crate::serving::ApiState;
+use crate::serving::{ApiState, KeptResponses};
 
 /// Configuration of a gateway.
 #[derive(Clone)]
@@ -50,6 +51,8 @@ pub struct GatewayConfig {
     pub listener_limits: ListenerLimits,
     /// Pages and names that need no key on loopback.
     pub origins: OriginPolicy,
+    /// Where responses of OpenAI's Responses API are kept; `None` keeps none.
+    pub responses: Option<ResponseStoreConfig>,
 }
 
 impl GatewayConfig {
@@ -65,6 +68,7 @@ impl GatewayConfig {
             dispatch,
             listener_limits,
             origins: OriginPolicy::default(),
+            responses: None,
         }
     }
 }
@@ -117,6 +121,7 @@ pub async fn run(
         dispatch: limits,
         listener_limits,
         origins,
+        responses,
     } = config;
     // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -186,6 +191,7 @@ pub async fn run(
         reporter: Some(reporter),
         origins,
         caches,
+        responses,
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -210,6 +216,8 @@ pub struct GatewayServer {
     origins: OriginPolicy,
     /// What the caches lack, for `/readyz`.
     caches: CacheStatus,
+    /// Where responses are kept.
+    responses: Option<ResponseStoreConfig>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -240,7 +248,13 @@ impl GatewayServer {
             reporter: None,
             origins,
             caches: CacheStatus::default(),
+            responses: None,
         }
+    }
+
+    /// The same, keeping responses there.
+    pub fn with_responses(self, responses: ResponseStoreConfig) -> Self {
+        Self { responses: Some(responses), ..self }
     }
 
     /// Serves until `shutdown`, then lets running responses finish.
@@ -257,7 +271,12 @@ impl GatewayServer {
             reporter,
             origins,
             caches,
+            responses,
         } = self;
+        let kept = match responses {
+            Some(config) => open_store(config).await,
+            None => None,
+        };
         let origins = Arc::new(origins);
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
@@ -272,7 +291,8 @@ impl GatewayServer {
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
         let dispatcher =
             Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone());
-        let api = Arc::new(ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits));
+        let api = ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone());
+        let api = Arc::new(api);
         let mut serving = JoinSet::new();
         for listener in listeners {
             let layer = AuthLayer {
@@ -302,6 +322,10 @@ impl GatewayServer {
             while let Some(ended) = serving.join_next().await {
                 ended.map_err(|error| TaskEnded::new("listener", error))?;
             }
+            // Responses without a client have the same time to end.
+            if let Some(kept) = kept {
+                kept.idle().await;
+            }
             Ok(())
         };
         let ended = tokio::select! {
@@ -316,6 +340,18 @@ impl GatewayServer {
             let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, reporter.final_report(&demand)).await;
         }
         Ok(ended?)
+    }
+}
+
+/// Opens the store of responses. Where that fails, the gateway serves all the same, and keeps nothing.
+async fn open_store(config: ResponseStoreConfig) -> Option<Arc<KeptResponses>> {
+    let opened = tokio::task::spawn_blocking(move || ResponseStore::open(&config)).await;
+    match opened.map_err(|error| StoreError::Failed(error.to_string())).flatten() {
+        Ok(store) => Some(Arc::new(KeptResponses::new(store))),
+        Err(error) => {
+            tracing::error!(%error, "responses are not kept until this is mended and the gateway starts again");
+            None
+        }
     }
 }
 

@@ -12,8 +12,10 @@
 
 mod affinity;
 mod api_state;
+mod background_response;
 mod choices;
 mod dialect;
+mod kept_responses;
 mod lookup;
 mod model_summary;
 mod pooling;
@@ -47,7 +49,11 @@ use crate::request_log::Recorder;
 pub(crate) use affinity::Session;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
-pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
+pub(crate) use dialect::{
+    AcceptedResponse, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseEnd,
+    ResponseWriter,
+};
+pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
 pub(crate) use model_summary::ModelSummary;
 pub(crate) use pooling::{ParsedPooling, pooling};
@@ -126,6 +132,7 @@ async fn generate<W: ResponseWriter>(
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
     let (parsed, prompts, session) = unread
+        .may_block(W::MAY_BE_KEPT && api.kept.is_some())
         .read(move |body, context, caller| {
             let session = session.or_else(|| Session::of_body(&body.value));
             let mut parsed = parse(body, context)?;
@@ -138,7 +145,7 @@ async fn generate<W: ResponseWriter>(
             Ok((parsed, prompts, session))
         })
         .await?;
-    let ParsedRequest { model, requests, prompt_field, left_out, choices, streamed, ignored, writer } =
+    let ParsedRequest { model, requests, prompt_field, left_out, choices, streamed, ignored, mut writer } =
         parsed;
     tracing::debug!(
         request_id = id.shown,
@@ -175,9 +182,11 @@ async fn generate<W: ResponseWriter>(
     });
     let requests = requests.collect();
     let usage = TotalUsage::new(choices);
-    let mut response = if streamed {
-        let limits =
-            ReadLimits { timeout: api.stream_timeouts.read, deadline: deadline.map(|one| one.with_grace()) };
+    let limits =
+        ReadLimits { timeout: api.stream_timeouts.read, deadline: deadline.map(|one| one.with_grace()) };
+    let mut response = if let Some(detached) = writer.detach().await? {
+        background_response::respond(api.dispatcher.clone(), requests, usage, writer, detached, limits)
+    } else if streamed {
         streamed_response::respond(
             api.dispatcher.clone(),
             requests,
@@ -240,7 +249,14 @@ impl ReceivedRequest {
         let mut bounds = JsonBounds::default();
         let read = api.bodies.read(&parts.headers, body, caller, |part| bounds.feed(part)).await;
         let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
-        let unread = UnreadRequest { api: api.clone(), id: id.clone(), caller: caller.clone(), body, bounds };
+        let unread = UnreadRequest {
+            api: api.clone(),
+            id: id.clone(),
+            caller: caller.clone(),
+            body,
+            bounds,
+            may_block: false,
+        };
         Ok(Self { unread, deadline, permit, session: Session::of_headers(&parts.headers) })
     }
 }
@@ -256,15 +272,22 @@ struct UnreadRequest {
     body: Bytes,
     /// Of the body.
     bounds: JsonBounds,
+    /// Whether parsing may block.
+    may_block: bool,
 }
 
 impl UnreadRequest {
+    /// Parsing may block.
+    fn may_block(self, may_block: bool) -> Self {
+        Self { may_block, ..self }
+    }
+
     /// Decodes and parses the body, a large one on a thread of its own.
     async fn read<T: Send + 'static>(
         self,
         parse: impl FnOnce(JsonBody<'_>, &RequestContext<'_>, &Caller) -> Result<T, GatewayError> + Send + 'static,
     ) -> Result<T, GatewayError> {
-        if self.body.len() <= MAX_INLINE_BYTES {
+        if self.body.len() <= MAX_INLINE_BYTES && !self.may_block {
             return self.decode(parse);
         }
         tokio::task::spawn_blocking(move || self.decode(parse)).await.unwrap_or_else(|_| {
@@ -276,12 +299,18 @@ impl UnreadRequest {
         self,
         parse: impl FnOnce(JsonBody<'_>, &RequestContext<'_>, &Caller) -> Result<T, GatewayError>,
     ) -> Result<T, GatewayError> {
-        let Self { api, id, caller, body, bounds } = self;
+        let Self { api, id, caller, body, bounds, may_block } = self;
         let scan = bounds.finish(&body)?;
         // Held while the values are there; what is left of them is no larger than the body.
         let held = api.bodies.hold(&caller, scan.decoded_bytes);
         let _values = held.inspect_err(|error| api.metrics.rejected(error))?;
-        let context = RequestContext { id: &id, unix_seconds: unix_seconds(), limits: caller.limits() };
+        let kept = may_block.then(|| api.own_responses(&caller)).flatten();
+        let context = RequestContext {
+            id: &id,
+            unix_seconds: unix_seconds(),
+            limits: caller.limits(),
+            kept: kept.as_ref(),
+        };
         parse(scan.decode(&body)?, &context, &caller)
     }
 }

@@ -10,14 +10,20 @@ use crate::error::{ErrorKind, GatewayError};
 /// The status of each class, as OpenAI has it.
 fn status(kind: ErrorKind) -> StatusCode {
     match kind {
-        ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded => StatusCode::BAD_REQUEST,
+        ErrorKind::InvalidRequest
+        | ErrorKind::ContextLengthExceeded
+        // OpenAI's status, though what is not found is not what was requested.
+        | ErrorKind::PreviousResponseNotFound => StatusCode::BAD_REQUEST,
         ErrorKind::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
         ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorKind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
         ErrorKind::Forbidden | ErrorKind::ModelForbidden => StatusCode::FORBIDDEN,
         ErrorKind::InvalidApiKey => StatusCode::UNAUTHORIZED,
-        ErrorKind::UnknownPath | ErrorKind::ModelNotFound | ErrorKind::RequestNotFound => {
+        ErrorKind::UnknownPath
+        | ErrorKind::ModelNotFound
+        | ErrorKind::RequestNotFound
+        | ErrorKind::ResponseNotFound => {
             StatusCode::NOT_FOUND
         }
         ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
@@ -27,6 +33,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::EngineLost
         | ErrorKind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        ErrorKind::StoreFull => StatusCode::INSUFFICIENT_STORAGE,
         ErrorKind::Internal | ErrorKind::PoisonRequest => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

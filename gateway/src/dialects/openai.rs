@@ -13,7 +13,6 @@ mod response;
 mod responses;
 
 use axum::response::IntoResponse as _;
-use axum::routing::any;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
@@ -32,12 +31,13 @@ pub(super) static DIALECT: Dialect = Dialect {
         Router::new()
             .route("/v1/chat/completions", generation(&DIALECT, request::parse))
             .route("/v1/responses", generation(&DIALECT, responses::parse))
-            .route("/v1/responses/{*rest}", any(responses::not_kept))
+            .route("/v1/responses/compact", generation(&DIALECT, responses::compact::parse))
             .route("/v1/completions", generation(&DIALECT, request::completion::parse))
             .route("/v1/embeddings", pooling(&DIALECT, embeddings::parse))
             .route("/v1/rerank", pooling(&DIALECT, rerank::parse))
             .route("/v2/rerank", pooling(&DIALECT, rerank::parse))
             .route("/rerank", pooling(&DIALECT, rerank::parse))
+            .merge(responses::kept::routes())
     },
     error_response,
     set_quota_headers,

@@ -3,9 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::response::Response;
+use bytes::Bytes;
+use futures::Stream;
 use tokio::time::Instant;
 
+use super::kept_responses::{KeptResponses, OwnResponses};
 use super::model_summary::ModelSummary;
+use super::stalled_reader::ReadLimits;
+use super::streamed_response;
 use crate::body_budget::BodyBudget;
 use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::GatewayError;
@@ -24,6 +30,8 @@ pub(crate) struct ApiState {
     pub(super) metrics: Arc<Metrics>,
     /// The last requests.
     pub(super) log: RequestLog,
+    /// Responses that the gateway keeps; `None` where it keeps none.
+    pub(super) kept: Option<Arc<KeptResponses>>,
     /// Timeouts of streamed responses.
     pub(super) stream_timeouts: StreamTimeouts,
     /// The time that quotas count from.
@@ -45,12 +53,18 @@ pub(super) struct StreamTimeouts {
 
 impl ApiState {
     /// The state of a gateway that begins to serve now.
-    pub(crate) fn new(dispatcher: Arc<Dispatcher>, metrics: Arc<Metrics>, limits: &DispatchLimits) -> Self {
+    pub(crate) fn new(
+        dispatcher: Arc<Dispatcher>,
+        metrics: Arc<Metrics>,
+        limits: &DispatchLimits,
+        kept: Option<Arc<KeptResponses>>,
+    ) -> Self {
         Self {
             dispatcher,
             bodies: BodyBudget::new(limits.max_total_body_bytes, limits.body_timeout),
             metrics,
             log: RequestLog::default(),
+            kept,
             stream_timeouts: StreamTimeouts {
                 headers: limits.headers_timeout,
                 prompt: limits.prompt_timeout,
@@ -59,6 +73,22 @@ impl ApiState {
             },
             started: Instant::now(),
         }
+    }
+
+    /// The response whose body is this stream, which ends where its client does not read it.
+    pub(crate) fn stream(
+        &self,
+        content_type: &'static str,
+        body: impl Stream<Item = Bytes> + Send + 'static,
+    ) -> Response {
+        let limits = ReadLimits { timeout: self.stream_timeouts.read, deadline: None };
+        streamed_response::response(content_type, body, limits)
+    }
+
+    /// What this caller keeps; `None` where the gateway keeps no responses.
+    pub(crate) fn own_responses(&self, caller: &Caller) -> Option<OwnResponses> {
+        let kept = self.kept.clone()?;
+        Some(OwnResponses::new(kept, caller, self.bodies.clone(), self.stream_timeouts.keep_alive))
     }
 
     /// Takes one request from the caller's quota and counts it; `None` without a quota. A request that is

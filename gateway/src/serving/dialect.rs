@@ -1,15 +1,20 @@
 //! The seam between `serving` and an API dialect: what a dialect parses and formats, and nothing else.
 
+use std::future::ready;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
+use futures::Stream;
 use russet_wire::event::{Delta, FinishReason, Usage};
 use russet_wire::request::GenerationRequest;
 
 use super::api_state::ApiState;
+use super::kept_responses::OwnResponses;
+use crate::background::EventLog;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::keys::Quota;
@@ -48,6 +53,8 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) unix_seconds: u64,
     /// Limits on the caller's requests.
     pub(crate) limits: RequestLimits,
+    /// What the caller keeps, where the gateway keeps responses of this dialect. Reading it may block.
+    pub(crate) kept: Option<&'a OwnResponses>,
 }
 
 /// Parses a decoded body within the caller's limits.
@@ -76,11 +83,42 @@ pub(crate) struct ParsedRequest<W> {
     pub(crate) writer: W,
 }
 
+/// How a response ends: why and with which tokens, or with an error.
+pub(crate) type ResponseEnd<'a> = Result<(FinishReason, Usage), &'a GatewayError>;
+
+/// A response that goes on without its client.
+pub(crate) struct DetachedResponse {
+    /// Takes its events.
+    pub(crate) log: EventLog,
+    /// What the client gets at once.
+    pub(crate) accepted: AcceptedResponse,
+}
+
+/// What the client of a response that goes on without it gets at once.
+pub(crate) enum AcceptedResponse {
+    Whole(Response),
+    /// A stream, which has the writer's content type.
+    Streamed(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+}
+
 /// Formats one response. Of a streamed one every method returns the next bytes of the body: `start`, any
 /// number of `delta` and `keep_alive`, then `finish` or `error`.
 pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
+    /// Whether the gateway may keep its responses: where it does, their requests are parsed on a thread that may block.
+    const MAY_BE_KEPT: bool = false;
+
+    /// The response goes on without its client, if the request says so; it is durable then that it runs.
+    fn detach(&mut self) -> impl Future<Output = Result<Option<DetachedResponse>, GatewayError>> + Send {
+        ready(Ok(None))
+    }
+
+    /// Keeps the response, if the request says so, before `finish`, `whole` or `error` tells its client how it ends. An
+    /// error here is how it ends.
+    fn keep(&mut self, _end: ResponseEnd<'_>) -> impl Future<Output = Result<(), GatewayError>> + Send {
+        ready(Ok(()))
+    }
 
     /// What is added to a choice of a response that is not streamed: for formats that tell in which order thinking, texts
     /// and calls came, because `whole` has each of them together, or when the first one came.

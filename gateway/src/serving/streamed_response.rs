@@ -6,9 +6,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse as _, Response};
-use russet_wire::event::GenerationEvent;
+use bytes::Bytes;
+use futures::Stream;
+use russet_wire::event::{FinishReason, GenerationEvent};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval_at, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::api_state::StreamTimeouts;
 use super::choices::{Choices, TotalUsage};
@@ -24,12 +27,12 @@ const LAST_WORD: Duration = Duration::from_millis(250);
 pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: Arc<Dispatcher>,
     requests: Vec<PendingRequest>,
-    mut total: TotalUsage,
-    mut writer: W,
+    total: TotalUsage,
+    writer: W,
     timeouts: StreamTimeouts,
     limits: ReadLimits,
 ) -> Result<Response, GatewayError> {
-    let mut unfinished = requests.len();
+    let choices = requests.len();
     let begun = Instant::now();
     let prepared = prepared(requests.iter().map(PendingRequest::preparing).collect());
     let mut opening = Box::pin(Choices::open(dispatcher, requests));
@@ -43,8 +46,39 @@ pub(super) async fn respond<W: ResponseWriter>(
         };
     }
     let opened = opened.transpose()?;
-    let body = async_stream::stream! {
-        let mut keep_alive = interval_at(Instant::now() + timeouts.keep_alive, timeouts.keep_alive);
+    let never = CancellationToken::new();
+    let body = events(opening, opened, choices, total, writer, timeouts.keep_alive, never);
+    Ok(response(W::STREAM_TYPE, body, limits))
+}
+
+/// The response whose body is this stream of bytes.
+pub(super) fn response(
+    content_type: &'static str,
+    body: impl Stream<Item = Bytes> + Send + 'static,
+    limits: ReadLimits,
+) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Proxies that buffer a stream would defeat it.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(ReadBody::new(body, limits))).into_response()
+}
+
+/// The bytes of a response of so many choices, which are opened or are being opened, until it ends or is cancelled.
+pub(super) fn events<W: ResponseWriter>(
+    mut opening: impl Future<Output = Result<Choices, GatewayError>> + Send + Unpin + 'static,
+    opened: Option<Choices>,
+    choices: usize,
+    mut total: TotalUsage,
+    mut writer: W,
+    keep_alive: Duration,
+    cancelled: CancellationToken,
+) -> impl Stream<Item = Bytes> + Send + 'static {
+    let mut unfinished = choices;
+    async_stream::stream! {
+        let mut keep_alive = interval_at(Instant::now() + keep_alive, keep_alive);
         yield writer.start();
         let mut events = match opened {
             Some(events) => events,
@@ -52,11 +86,15 @@ pub(super) async fn respond<W: ResponseWriter>(
                 let opened = tokio::select! {
                     opened = &mut opening => Some(opened),
                     _ = keep_alive.tick() => None,
+                    () = cancelled.cancelled() => {
+                        yield cancel(&mut writer, &total).await;
+                        return;
+                    }
                 };
                 match opened {
                     Some(Ok(events)) => break events,
                     Some(Err(error)) => {
-                        yield writer.error(&error);
+                        yield fail(&mut writer, &error).await;
                         return;
                     }
                     None => yield writer.keep_alive(),
@@ -66,19 +104,32 @@ pub(super) async fn respond<W: ResponseWriter>(
         loop {
             let bytes = tokio::select! {
                 biased;
+                () = cancelled.cancelled() => {
+                    yield cancel(&mut writer, &total).await;
+                    break;
+                }
                 event = events.next() => match event {
                     Some((choice, Ok(GenerationEvent::Token { id: _, delta }))) => writer.delta(choice, &delta),
                     Some((choice, Ok(GenerationEvent::Finished { reason, usage }))) => {
                         total.add(choice, usage);
                         unfinished = unfinished.saturating_sub(1);
-                        let end = (unfinished == 0).then(|| total.total());
-                        writer.finish(choice, reason, end)
+                        if unfinished > 0 {
+                            writer.finish(choice, reason, None)
+                        } else {
+                            match writer.keep(Ok((reason, total.total()))).await {
+                                Ok(()) => writer.finish(choice, reason, Some(total.total())),
+                                Err(error) => {
+                                    yield writer.error(&error);
+                                    break;
+                                }
+                            }
+                        }
                     }
                     // Dispatch keeps the first to itself and turns the second into an error.
                     Some((_, Ok(GenerationEvent::Started { .. } | GenerationEvent::Failed(_)))) => continue,
                     // The other choices end with it.
                     Some((_, Err(error))) => {
-                        yield writer.error(&error);
+                        yield fail(&mut writer, &error).await;
                         break;
                     }
                     None => break,
@@ -88,14 +139,21 @@ pub(super) async fn respond<W: ResponseWriter>(
             keep_alive.reset();
             yield bytes;
         }
-    };
-    let headers = [
-        (header::CONTENT_TYPE, W::STREAM_TYPE),
-        (header::CACHE_CONTROL, "no-cache"),
-        // Proxies that buffer a stream would defeat it.
-        (HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    Ok((headers, Body::from_stream(ReadBody::new(body, limits))).into_response())
+    }
+}
+
+/// The last bytes of a response that an error ends. Its client gets them whether or not they are kept.
+async fn fail<W: ResponseWriter>(writer: &mut W, error: &GatewayError) -> Bytes {
+    let _ = writer.keep(Err(error)).await;
+    writer.error(error)
+}
+
+/// The last bytes of a response that is cancelled.
+async fn cancel<W: ResponseWriter>(writer: &mut W, total: &TotalUsage) -> Bytes {
+    match writer.keep(Ok((FinishReason::Cancelled, total.total()))).await {
+        Ok(()) => writer.finish(0, FinishReason::Cancelled, Some(total.total())),
+        Err(error) => writer.error(&error),
+    }
 }
 
 /// Waits until each of these prompts is prepared, or held.

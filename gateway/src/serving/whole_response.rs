@@ -37,7 +37,11 @@ pub(super) async fn respond<W: ResponseWriter>(
     let whole: Option<Vec<(Delta, FinishReason)>> =
         choices.into_iter().map(|(response, finished)| Some((response, finished?))).collect();
     match whole {
-        Some(choices) => Ok(writer.whole(&choices, usage.total())),
+        Some(choices) => {
+            let reason = choices.first().map_or(FinishReason::Stop, |(_, reason)| *reason);
+            writer.keep(Ok((reason, usage.total()))).await?;
+            Ok(writer.whole(&choices, usage.total()))
+        }
         None => Err(GatewayError::new(ErrorKind::Internal, "the response ended without a finish reason")),
     }
 }

@@ -14,6 +14,7 @@ use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::Keyring;
 use russet_gateway::listen::{Certificate, HttpListener, ListenerLimits, ServerFiles};
 use russet_gateway::request_defaults::RequestDefaults;
+use russet_gateway::response_store::ResponseStoreConfig;
 use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
 use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
@@ -432,6 +433,19 @@ impl GatewayLab {
     }
 
     pub async fn start_with(limits: DispatchLimits, listener_limits: ListenerLimits) -> Self {
+        Self::serve(limits, listener_limits, None).await
+    }
+
+    /// A gateway that keeps responses.
+    pub async fn start_keeping(limits: DispatchLimits, responses: ResponseStoreConfig) -> Self {
+        Self::serve(limits, ListenerLimits::default(), Some(responses)).await
+    }
+
+    async fn serve(
+        limits: DispatchLimits,
+        listener_limits: ListenerLimits,
+        responses: Option<ResponseStoreConfig>,
+    ) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certificates = Certificates::new();
         let bind = || tokio::net::TcpListener::bind("127.0.0.1:0");
@@ -442,8 +456,11 @@ impl GatewayLab {
         let (publish, table) = watch::channel(Arc::new(RoutingTable::default()));
         let (keyring, keys) = watch::channel(Arc::new(Keyring::default().updated([], 0)));
         let stop = CancellationToken::new();
-        let gateway =
+        let mut gateway =
             GatewayServer::new(listeners, table, keys, certificates.gateway(), limits, listener_limits);
+        if let Some(responses) = responses {
+            gateway = gateway.with_responses(responses);
+        }
         let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
         let client = client(&certificates).build().unwrap();
         Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }

@@ -13,6 +13,7 @@ mod errors;
 mod failures;
 mod harness;
 mod holding;
+mod kept_responses;
 mod keys;
 mod limits;
 mod network;

@@ -1,5 +1,6 @@
 //! The real SDKs of OpenAI and Anthropic against the listener for other machines.
 
+use russet_gateway::response_store::ResponseStoreConfig;
 use russet_gateway::routes::DeploymentState;
 use russet_wire::conversation::ToolCall;
 use russet_wire::event::{
@@ -96,4 +97,21 @@ async fn the_openai_sdk_validates_responses_and_events() {
     });
     lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     check(&lab, "openai_responses.py", lab.url("/v1")).await;
+}
+
+#[tokio::test]
+async fn the_openai_sdk_keeps_and_resumes_responses() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ResponseStoreConfig::new(folder.path().join("responses.db"));
+    let lab = GatewayLab::start_keeping(limits(), config).await;
+    let engine = lab.engine("a", |request| match request.messages.last().unwrap().content.as_str() {
+        "hang" => vec![started(), token("x"), ScriptStep::Hang],
+        "count" => {
+            let count = request.messages.len().to_string();
+            vec![started(), token(&count), finished(FinishReason::Stop)]
+        }
+        _ => hello(),
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+    check(&lab, "openai_kept_responses.py", lab.url("/v1")).await;
 }

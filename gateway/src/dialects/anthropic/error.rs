@@ -12,12 +12,15 @@ use crate::request_id::RequestId;
 fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
     const INVALID: &str = "invalid_request_error";
     match kind {
-        ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded => (400, INVALID),
+        ErrorKind::InvalidRequest
+        | ErrorKind::ContextLengthExceeded
+        | ErrorKind::PreviousResponseNotFound => (400, INVALID),
         ErrorKind::InvalidApiKey => (401, "authentication_error"),
         ErrorKind::Forbidden | ErrorKind::ModelForbidden => (403, "permission_error"),
-        ErrorKind::UnknownPath | ErrorKind::ModelNotFound | ErrorKind::RequestNotFound => {
-            (404, "not_found_error")
-        }
+        ErrorKind::UnknownPath
+        | ErrorKind::ModelNotFound
+        | ErrorKind::RequestNotFound
+        | ErrorKind::ResponseNotFound => (404, "not_found_error"),
         ErrorKind::MethodNotAllowed => (405, INVALID),
         ErrorKind::BodyTimeout => (408, INVALID),
         ErrorKind::TooLarge => (413, "request_too_large"),
@@ -26,6 +29,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         ErrorKind::HeadTooLarge => (431, INVALID),
         ErrorKind::Internal | ErrorKind::PoisonRequest => (500, "api_error"),
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => (504, "timeout_error"),
+        ErrorKind::StoreFull => (507, "api_error"),
         ErrorKind::Overloaded
         | ErrorKind::ModelNotReady
         | ErrorKind::GatewayFull

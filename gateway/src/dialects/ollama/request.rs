@@ -126,7 +126,7 @@ impl<'a> RequestParts<'a> {
         &mut self,
         context: &RequestContext<'_>,
     ) -> Result<(GenerationRequest, LeftOut), GatewayError> {
-        let RequestContext { id, unix_seconds: _, limits } = context;
+        let RequestContext { id, unix_seconds: _, limits, kept: _ } = context;
         let options = OllamaOptions::read(self.fields.remove("options"), &mut self.ignored)?;
         let request = GenerationRequest {
             id: id.unique.clone(),
@@ -245,7 +245,8 @@ mod tests {
 
     fn parse_text(parse: ParseRequest<OllamaWriter>, text: &str) -> Result<ParsedText, GatewayError> {
         let id = RequestId { unique: "id".into(), shown: "req_id".into() };
-        let context = RequestContext { id: &id, unix_seconds: 17, limits: RequestLimits::default() };
+        let context =
+            RequestContext { id: &id, unix_seconds: 17, limits: RequestLimits::default(), kept: None };
         parse(JsonScan::new(text.as_bytes())?.decode(text.as_bytes())?, &context)
     }
 

@@ -21,6 +21,8 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
+        | ErrorKind::ResponseNotFound
+        | ErrorKind::PreviousResponseNotFound
         | ErrorKind::MethodNotAllowed => "invalid_request_error",
         ErrorKind::Forbidden => "permission_error",
         // The exhausted resource: OpenAI says `requests` or `tokens`.
@@ -33,6 +35,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded
         | ErrorKind::Internal
+        | ErrorKind::StoreFull
         | ErrorKind::PoisonRequest => "server_error",
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     fn parse_bytes(body: &[u8], limits: RequestLimits) -> Result<ParsedChat, GatewayError> {
         let id = RequestId { unique: "id".into(), shown: "req_id".into() };
         let body = JsonScan::new(body)?.decode(body)?;
-        super::parse(body, &RequestContext { id: &id, unix_seconds: 17, limits })
+        super::parse(body, &RequestContext { id: &id, unix_seconds: 17, limits, kept: None })
     }
 
     fn parse(body: &Value) -> Result<ParsedChat, GatewayError> {

@@ -148,7 +148,8 @@ mod tests {
             body[name] = value.clone();
         }
         let (id, body) = (RequestId { unique: "id".into(), shown: "req_id".into() }, body.to_string());
-        let context = RequestContext { id: &id, unix_seconds: 17, limits: RequestLimits::default() };
+        let context =
+            RequestContext { id: &id, unix_seconds: 17, limits: RequestLimits::default(), kept: None };
         super::parse(JsonScan::new(body.as_bytes())?.decode(body.as_bytes())?, &context)
     }
 

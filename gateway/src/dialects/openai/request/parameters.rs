@@ -30,7 +30,7 @@ pub(in crate::dialects::openai) fn request(
     context: &RequestContext<'_>,
     service_tier: Option<&str>,
 ) -> Result<GenerationRequest, GatewayError> {
-    let RequestContext { id, unix_seconds: _, limits } = context;
+    let RequestContext { id, unix_seconds: _, limits, kept: _ } = context;
     Ok(GenerationRequest {
         id: id.unique.clone(),
         structured_output: structured_output::parse(fields, body)?,

@@ -6,21 +6,28 @@ use std::collections::BTreeSet;
 use russet_wire::conversation::{Message, ToolCall};
 use serde_json::{Value, json};
 
+use super::compact;
 use super::tools::CUSTOM_INPUT;
 use crate::dialects::openai::request::messages::{content, name_results};
 use crate::dialects::tool_calls::{MAX_NAME_BYTES, arguments};
 use crate::dialects::values::{JsonObject, is_empty, shown};
 use crate::error::GatewayError;
 
-/// Parses the conversation; adds the names of fields that are left out to `ignored`.
+/// Parses the conversation: `earlier` items are those of the responses that this one continues. Adds the names of fields
+/// that are left out to `ignored`.
 pub(super) fn parse(
     instructions: Option<&str>,
+    earlier: impl IntoIterator<Item = Result<Value, GatewayError>>,
     input: Option<Value>,
     ignored: &mut BTreeSet<String>,
 ) -> Result<Vec<Message>, GatewayError> {
     let mut turns = Turns::default();
     if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
         turns.message("system", instructions.to_owned());
+    }
+    for item in earlier {
+        // What was left out of them was said when they came.
+        turns.item("previous_response_id", item?, &mut BTreeSet::new())?;
     }
     match input {
         Some(Value::String(text)) => turns.message("user", text),
@@ -91,15 +98,22 @@ impl Turns {
                 let message = Message::new("tool", output.unwrap_or_default());
                 self.messages.push(Message { tool_call_id, ..message });
             }
+            "compaction" | "compaction_summary" => {
+                let content = text(at, &mut fields, "encrypted_content")?;
+                let field = format!("{at}.encrypted_content");
+                let summary = compact::summary(&content)
+                    .ok_or_else(|| invalid(&field, "that of a compaction by this gateway"))?;
+                self.message("assistant", summary);
+            }
             "item_reference" => {
                 let message = format!(
-                    "`{at}` is an item_reference, but this gateway keeps no responses; send the item itself"
+                    "`{at}` is an item_reference, but items are not looked up here; send the item itself, or continue its response by `previous_response_id`"
                 );
                 return Err(GatewayError::field(format!("{at}.type"), message));
             }
             kind => {
                 let message = format!(
-                    "`{at}.type` is {}, which is not supported by this release; items are message, reasoning, function_call, function_call_output, custom_tool_call and custom_tool_call_output",
+                    "`{at}.type` is {}, which is not supported by this release; items are message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output and compaction",
                     shown(&kind.into())
                 );
                 return Err(GatewayError::field(format!("{at}.type"), message));
@@ -230,7 +244,7 @@ mod tests {
 
     fn check(input: Value) -> Result<(Vec<Message>, Vec<String>), GatewayError> {
         let mut ignored = BTreeSet::new();
-        let messages = parse(Some("Be brief."), Some(input), &mut ignored)?;
+        let messages = parse(Some("Be brief."), [], Some(input), &mut ignored)?;
         Ok((messages, ignored.into_iter().collect()))
     }
 
@@ -358,6 +372,8 @@ mod tests {
             (json!([{"type": 7}]), "input[0].type"),
             (json!([{"type": "item_reference", "id": "msg_1"}]), "input[0].type"),
             (json!([{"type": "web_search_call"}]), "input[0].type"),
+            (json!([{"type": "compaction"}]), "input[0].encrypted_content"),
+            (json!([{"type": "compaction", "encrypted_content": "gAAAAB_x"}]), "input[0].encrypted_content"),
             (json!([{"role": "tool", "content": "x"}]), "input[0].role"),
             (json!([{"type": "message", "content": "x"}]), "input[0].role"),
             (user(json!(7)), "input[0].content"),
@@ -391,7 +407,7 @@ mod tests {
             assert_eq!(error.param.as_deref(), Some(param), "{input}");
             assert!(error.message.contains(param.split(".type").next().unwrap()), "{error}");
         }
-        let error = parse(None, None, &mut BTreeSet::new()).unwrap_err();
+        let error = parse(None, [], None, &mut BTreeSet::new()).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("input"));
     }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::event::EventSequence;
 use super::fields::group_of;
+use super::kept::{Conversation, KeepRequest};
 use super::output::Output;
 use super::settings::{self, Settings};
 use super::writer::ResponsesWriter;
@@ -38,9 +39,14 @@ pub(in crate::dialects::openai) fn parse(
     let parallel_tool_calls = boolean(&fields, "parallel_tool_calls")?.unwrap_or(true);
     let context_overflow = context_overflow(&fields)?;
     let shared = parameters::request(&fields, &body, context, service_tier)?;
+    let keep = KeepRequest::parse(&fields, context.kept, &mut left_out)?;
+    let streamed = boolean(&fields, "stream")?.unwrap_or(false);
+    let conversation = keep.conversation()?;
+    let earlier = conversation.as_ref().map(Conversation::items).into_iter().flatten();
+    let keeping = keep.keeping(context, fields.get("input"), streamed)?;
     let request = GenerationRequest {
         // Taken, not copied: it is most of the body.
-        messages: input::parse(instructions.as_deref(), fields.remove("input"), &mut left_out)?,
+        messages: input::parse(instructions.as_deref(), earlier, fields.remove("input"), &mut left_out)?,
         tools,
         tool_choice: choice,
         single_tool_call: !parallel_tool_calls,
@@ -56,9 +62,6 @@ pub(in crate::dialects::openai) fn parse(
         structured_output: either(format, shared.structured_output)?,
         ..shared
     };
-    if boolean(&fields, "store")? == Some(true) {
-        left_out.insert("store".to_owned());
-    }
     let settings = Settings {
         model: model.clone(),
         instructions: settings::instructions(instructions),
@@ -66,9 +69,9 @@ pub(in crate::dialects::openai) fn parse(
         max_tool_calls: fields.get("max_tool_calls").and_then(values::whole),
         metadata: settings::metadata(fields.get("metadata"))?,
         parallel_tool_calls,
-        previous_response_id: None,
-        store: false,
-        background: false,
+        previous_response_id: keep.previous.clone(),
+        store: keeping.is_some(),
+        background: keep.background,
         prompt_cache_key: settings::name(&fields, "prompt_cache_key"),
         safety_identifier: settings::name(&fields, "safety_identifier"),
         user: settings::name(&fields, "user"),
@@ -91,6 +94,9 @@ pub(in crate::dialects::openai) fn parse(
         output: Output::new(context.id.unique.clone(), custom),
         events: EventSequence::default(),
         clock: unix_seconds,
+        keeping,
+        _inherited: conversation.map(Conversation::into_permit),
+        ending: None,
     };
     Ok(ParsedRequest {
         model,
@@ -98,13 +104,14 @@ pub(in crate::dialects::openai) fn parse(
         requests: vec![request],
         left_out: sampling::left_out(&fields),
         choices: 1,
-        streamed: boolean(&fields, "stream")?.unwrap_or(false),
+        streamed,
         ignored: ignored(&fields, group_of, left_out),
         writer,
     })
 }
 
-fn instructions(value: Option<Value>) -> Result<Option<String>, GatewayError> {
+/// The instructions of a request.
+pub(super) fn instructions(value: Option<Value>) -> Result<Option<String>, GatewayError> {
     match value {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -180,7 +187,7 @@ mod tests {
         let body = body.to_string();
         let id = RequestId { unique: "id".into(), shown: "req_id".into() };
         let body = JsonScan::new(body.as_bytes())?.decode(body.as_bytes())?;
-        super::parse(body, &RequestContext { id: &id, unix_seconds: 17, limits })
+        super::parse(body, &RequestContext { id: &id, unix_seconds: 17, limits, kept: None })
     }
 
     fn parse(extra: Value) -> Result<Parsed, GatewayError> {

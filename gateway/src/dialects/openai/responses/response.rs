@@ -11,6 +11,8 @@ use crate::error::{ErrorKind, GatewayError};
 /// How far a response is.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResponseState<'a> {
+    /// It runs in the background, and no engine generates it yet.
+    Queued,
     InProgress,
     /// When, in seconds since 1970, why, and the tokens it took.
     Finished(u64, FinishReason, Usage),
@@ -44,8 +46,9 @@ struct ErrorBody {
     message: String,
 }
 
+/// The tokens of a response.
 #[derive(Serialize)]
-struct UsageBody {
+pub(super) struct UsageBody {
     input_tokens: u32,
     input_tokens_details: InputDetails,
     output_tokens: u32,
@@ -129,7 +132,8 @@ impl<'a> From<&'a Item> for ItemBody<'a> {
 }
 
 impl UsageBody {
-    fn new(usage: Usage, reasoning_tokens: u32) -> Self {
+    /// So many tokens, of which so many told thinking.
+    pub(super) fn new(usage: Usage, reasoning_tokens: u32) -> Self {
         let Usage { prompt_tokens, completion_tokens, cached_tokens } = usage;
         Self {
             input_tokens: prompt_tokens,
@@ -143,6 +147,9 @@ impl UsageBody {
     }
 }
 
+/// The words of OpenAI for errors that are the server's.
+pub(super) const SERVER_ERROR: &str = "server_error";
+
 impl ErrorBody {
     /// An error in the words that OpenAI's SDKs and Codex know: Codex retries all but a prompt that is invalid or too long.
     fn new(error: &GatewayError) -> Self {
@@ -150,7 +157,7 @@ impl ErrorBody {
             ErrorKind::ContextLengthExceeded => ErrorKind::ContextLengthExceeded.as_str(),
             ErrorKind::Overloaded | ErrorKind::QuotaExceeded => ErrorKind::Overloaded.as_str(),
             ErrorKind::InvalidRequest => "invalid_prompt",
-            _ => "server_error",
+            _ => SERVER_ERROR,
         };
         let mut message = error.message.clone();
         if let Some(wait) = error.retry_after {
@@ -183,6 +190,7 @@ impl<'a> ResponseBody<'a> {
             settings,
         };
         match state {
+            ResponseState::Queued => body.status = "queued",
             ResponseState::InProgress => {}
             ResponseState::Finished(at, reason, usage) => {
                 body.usage = Some(UsageBody::new(usage, output.reasoning_tokens()));
@@ -195,8 +203,7 @@ impl<'a> ResponseBody<'a> {
                         body.status = "incomplete";
                         body.incomplete_details = Some(IncompleteBody { reason: "max_output_tokens" });
                     }
-                    // Nobody reads it.
-                    FinishReason::Cancelled => body.status = "incomplete",
+                    FinishReason::Cancelled => body.status = "cancelled",
                 }
             }
             ResponseState::Failed(error) => {

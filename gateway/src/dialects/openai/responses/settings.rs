@@ -27,8 +27,7 @@ pub(super) struct Settings {
     pub(super) max_tool_calls: Option<i64>,
     pub(super) metadata: JsonObject,
     pub(super) parallel_tool_calls: bool,
-    /// Responses are not kept, so none has a previous one.
-    pub(super) previous_response_id: Option<()>,
+    pub(super) previous_response_id: Option<String>,
     pub(super) store: bool,
     pub(super) background: bool,
     pub(super) prompt_cache_key: Option<String>,

@@ -6,12 +6,14 @@ use bytes::Bytes;
 use russet_wire::event::{Delta, FinishReason, Usage};
 
 use super::event::EventSequence;
+use super::kept::Keeping;
 use super::output::{Observer, Output, unobserved};
 use super::response::{ResponseBody, ResponseState};
 use super::settings::Settings;
+use crate::body_budget::BodyPermit;
 use crate::dialects::sse::{self, KEEP_ALIVE};
 use crate::error::GatewayError;
-use crate::serving::ResponseWriter;
+use crate::serving::{DetachedResponse, ResponseEnd, ResponseWriter};
 
 /// Writes one response.
 #[derive(Debug)]
@@ -25,6 +27,20 @@ pub(in crate::dialects::openai) struct ResponsesWriter {
     pub(super) events: EventSequence,
     /// Tells the seconds since 1970.
     pub(super) clock: fn() -> u64,
+    /// How it is kept, if it is.
+    pub(super) keeping: Option<Keeping>,
+    /// The memory of the conversation that it continues.
+    pub(super) _inherited: Option<BodyPermit>,
+    /// Its end, once that is kept.
+    pub(super) ending: Option<Ending>,
+}
+
+/// The end of a response that is kept and not sent yet.
+#[derive(Debug)]
+pub(super) struct Ending {
+    /// The last events of its items.
+    events: Vec<u8>,
+    at: u64,
 }
 
 impl ResponsesWriter {
@@ -38,6 +54,21 @@ impl ResponsesWriter {
         let mut out = Vec::with_capacity(512);
         change(output, &mut |index, item, change| events.item(&mut out, index, item, change));
         out
+    }
+
+    /// In the background, the event that says that an engine generates it, if that was not said.
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if self.keeping.as_mut().is_some_and(Keeping::begin) {
+            self.response_event(out, Some("response.in_progress"), ResponseState::InProgress);
+        }
+    }
+
+    /// The last events of its items, and when it ended.
+    fn end(&mut self, reason: FinishReason) -> Ending {
+        let mut events = Vec::new();
+        self.begin(&mut events);
+        events.extend(self.change(|output, observe| output.finish(reason, observe)));
+        Ending { events, at: (self.clock)() }
     }
 
     /// An event about the response itself; without a name, the one that ends it.
@@ -56,6 +87,38 @@ impl ResponsesWriter {
 impl ResponseWriter for ResponsesWriter {
     const STREAM_TYPE: &'static str = sse::STREAM_TYPE;
 
+    const MAY_BE_KEPT: bool = true;
+
+    async fn detach(&mut self) -> Result<Option<DetachedResponse>, GatewayError> {
+        let queued = json(&self.body(ResponseState::Queued));
+        match &mut self.keeping {
+            Some(keeping) => keeping.detach(queued).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn keep(&mut self, end: ResponseEnd<'_>) -> Result<(), GatewayError> {
+        if self.keeping.is_none() {
+            return Ok(());
+        }
+        let body = match end {
+            Ok((reason, usage)) => {
+                let ending = self.end(reason);
+                let body = json(&self.body(ResponseState::Finished(ending.at, reason, usage)));
+                self.ending = Some(ending);
+                body
+            }
+            Err(error) => {
+                self.output.abandon();
+                json(&self.body(ResponseState::Failed(error)))
+            }
+        };
+        match &self.keeping {
+            Some(keeping) => keeping.end(body).await,
+            None => Ok(()),
+        }
+    }
+
     fn observe(&mut self, _: usize, delta: &Delta) {
         self.output.add(delta, &mut unobserved);
     }
@@ -63,38 +126,56 @@ impl ResponseWriter for ResponsesWriter {
     fn whole(mut self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         // There is one choice, and its items are there.
         let reason = choices.first().map_or(FinishReason::Stop, |(_, reason)| *reason);
+        let at = self.ending.take().map_or_else(self.clock, |ending| ending.at);
         self.output.finish(reason, &mut unobserved);
-        Json(self.body(ResponseState::Finished((self.clock)(), reason, usage))).into_response()
+        Json(self.body(ResponseState::Finished(at, reason, usage))).into_response()
     }
 
     fn start(&mut self) -> Bytes {
+        let (state, name) = match &self.keeping {
+            Some(keeping) if keeping.is_background() => (ResponseState::Queued, "response.queued"),
+            _ => (ResponseState::InProgress, "response.in_progress"),
+        };
         let mut out = Vec::new();
-        self.response_event(&mut out, Some("response.created"), ResponseState::InProgress);
-        self.response_event(&mut out, Some("response.in_progress"), ResponseState::InProgress);
+        self.response_event(&mut out, Some("response.created"), state);
+        self.response_event(&mut out, Some(name), state);
         out.into()
     }
 
     fn delta(&mut self, _: usize, delta: &Delta) -> Bytes {
-        self.change(|output, observe| output.add(delta, observe)).into()
+        let mut out = Vec::new();
+        self.begin(&mut out);
+        out.extend(self.change(|output, observe| output.add(delta, observe)));
+        out.into()
     }
 
     fn keep_alive(&mut self) -> Bytes {
+        if self.keeping.as_ref().is_some_and(Keeping::is_background) {
+            return Bytes::new();
+        }
         Bytes::from_static(KEEP_ALIVE)
     }
 
     fn finish(&mut self, _: usize, reason: FinishReason, usage: Option<Usage>) -> Bytes {
-        let mut out = self.change(|output, observe| output.finish(reason, observe));
-        let finished = ResponseState::Finished((self.clock)(), reason, usage.unwrap_or_default());
+        let Ending { events: mut out, at } = self.ending.take().unwrap_or_else(|| self.end(reason));
+        let finished = ResponseState::Finished(at, reason, usage.unwrap_or_default());
         self.response_event(&mut out, None, finished);
         out.into()
     }
 
     fn error(&mut self, error: &GatewayError) -> Bytes {
         self.output.abandon();
-        let mut out = Vec::new();
+        // Their numbers are taken.
+        let mut out = self.ending.take().map_or_else(Vec::new, |ending| ending.events);
         self.response_event(&mut out, None, ResponseState::Failed(error));
         out.into()
     }
+}
+
+/// A response as it is kept.
+fn json(body: &ResponseBody<'_>) -> Bytes {
+    // Only strings, numbers and null: serialising them into memory cannot fail.
+    serde_json::to_vec(body).unwrap_or_default().into()
 }
 
 #[cfg(test)]
@@ -143,6 +224,9 @@ mod tests {
             output: Output::new("r".into(), ["patch".to_owned()].into()),
             events: EventSequence::default(),
             clock: || 19,
+            keeping: None,
+            _inherited: None,
+            ending: None,
         }
     }
 

@@ -1,0 +1,265 @@
+//! Responses that are kept on disk, in SQLite: rows, bytes, and whose they are. A write returns once it is durable; several
+//! become durable together. Not here: what the bytes mean, which is the dialect's, and responses that still run, see
+//! `background`.
+
+mod commit;
+mod database;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use thiserror::Error;
+
+use commit::CommitQueue;
+use database::Database;
+
+/// Where responses are kept, and for how long.
+#[derive(Clone, Debug)]
+pub struct ResponseStoreConfig {
+    /// The file; SQLite puts its log beside it.
+    pub path: PathBuf,
+    /// Older responses are deleted.
+    pub retention: Duration,
+    /// The oldest responses are deleted where the file would use more.
+    pub max_bytes: u64,
+}
+
+impl ResponseStoreConfig {
+    /// OpenAI's thirty days, and a gibibyte: some 100,000 responses of agents.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), retention: Duration::from_secs(30 * 86_400), max_bytes: 1 << 30 }
+    }
+}
+
+/// Why the store cannot do what it was called for.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StoreError {
+    /// The file cannot be created or renamed.
+    #[error("cannot open {path}: {cause}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        cause: String,
+    },
+    /// It was written by a later release.
+    #[error(
+        "{path} has version {found}, and this release reads up to {known}; run the release that wrote it, or name another file"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+        /// The last one that is known.
+        known: i64,
+    },
+    /// It is a database, and no store of responses.
+    #[error("{path} is the database of another program; name another file")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The bytes on disk are not what SQLite wrote.
+    #[error("the file is damaged: {0}")]
+    Damaged(String),
+    /// The disk has no room.
+    #[error("the disk is full")]
+    DiskFull,
+    /// One response is larger than the whole store.
+    #[error("the response and its input have {bytes} bytes, and the whole store holds {max}")]
+    TooLarge {
+        /// Of the response.
+        bytes: u64,
+        /// Of the store.
+        max: u64,
+    },
+    /// The response that a write is about was deleted.
+    #[error("the response was deleted")]
+    Deleted,
+    /// Anything else, in SQLite's words.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A response to keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewRow {
+    pub(crate) id: String,
+    /// Whose it is: nobody else finds it.
+    pub(crate) owner: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    /// The response that it continues.
+    pub(crate) parent: Option<String>,
+    /// Whether it ended. If not, [`ResponseStore::finish`] says so.
+    pub(crate) finished: bool,
+    pub(crate) body: Bytes,
+    /// The input that came with it, without that of its parents.
+    pub(crate) input: Bytes,
+}
+
+/// A kept response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredBody {
+    pub(crate) finished: bool,
+    pub(crate) body: Vec<u8>,
+}
+
+/// A response of a conversation, with its own input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredTurn {
+    pub(crate) id: String,
+    pub(crate) finished: bool,
+    pub(crate) body: Vec<u8>,
+    pub(crate) input: Vec<u8>,
+}
+
+/// Limits of a conversation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConversationLimits {
+    pub(crate) turns: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Why a conversation cannot be read.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub(crate) enum ConversationError {
+    /// The owner has no response with this id, or no more.
+    #[error("response {0} is missing")]
+    Missing(String),
+    /// It has more responses than the limit.
+    #[error("it has more than {0} responses")]
+    TooManyTurns(usize),
+    /// It has more bytes than the limit.
+    #[error("it has more than {0} bytes")]
+    TooManyBytes(usize),
+    /// The caller of the store does not admit so many bytes.
+    #[error("there is no memory for it")]
+    NotAdmitted,
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Consecutive events of a response, numbered from `first` to before `next`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EventChunk {
+    pub(crate) first: u64,
+    pub(crate) next: u64,
+    pub(crate) text: Vec<u8>,
+}
+
+/// A write.
+#[derive(Clone, Debug)]
+enum Change {
+    Insert(NewRow),
+    Finish { id: String, body: Bytes },
+    AppendEvents { id: String, chunk: EventChunk },
+    Delete { owner: String, id: String },
+}
+
+impl Change {
+    /// Bytes that it adds.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Insert(row) => row.body.len() + row.input.len(),
+            Self::Finish { body, .. } => body.len(),
+            Self::AppendEvents { chunk, .. } => chunk.text.len(),
+            Self::Delete { .. } => 0,
+        }
+    }
+}
+
+/// Connections that read, so that a large response holds up no others.
+const READERS: usize = 4;
+
+/// The store. Writes are asynchronous; reads block, and [`ResponseStore::read`] moves them to a thread that may.
+pub(crate) struct ResponseStore {
+    queue: CommitQueue,
+    readers: [Mutex<Connection>; READERS],
+    next_reader: AtomicUsize,
+}
+
+impl ResponseStore {
+    /// Opens the store, or begins it; a damaged file is put aside.
+    pub(crate) fn open(config: &ResponseStoreConfig) -> Result<Self, StoreError> {
+        let ResponseStoreConfig { path, retention, max_bytes } = config;
+        let database = Database::open(path, *max_bytes)?;
+        let reader = || database::open_reader(path).map(Mutex::new);
+        let readers = [reader()?, reader()?, reader()?, reader()?];
+        let queue = CommitQueue::start(database, *retention)
+            .map_err(|error| StoreError::Open { path: path.clone(), cause: error.to_string() })?;
+        Ok(Self { queue, readers, next_reader: AtomicUsize::new(0) })
+    }
+
+    /// Keeps a response.
+    pub(crate) async fn insert(&self, row: NewRow) -> Result<(), StoreError> {
+        self.queue.commit(Change::Insert(row)).await.map(|_| ())
+    }
+
+    /// A response that was kept before it ended has ended, with this body.
+    pub(crate) async fn finish(&self, id: &str, body: Bytes) -> Result<(), StoreError> {
+        self.queue.commit(Change::Finish { id: id.to_owned(), body }).await.map(|_| ())
+    }
+
+    /// Adds events to a response.
+    pub(crate) async fn append_events(&self, id: &str, chunk: EventChunk) -> Result<(), StoreError> {
+        self.queue.commit(Change::AppendEvents { id: id.to_owned(), chunk }).await.map(|_| ())
+    }
+
+    /// Deletes a response and its events; false where the owner has none with this id.
+    pub(crate) async fn delete(&self, owner: &str, id: &str) -> Result<bool, StoreError> {
+        let change = Change::Delete { owner: owner.to_owned(), id: id.to_owned() };
+        Ok(self.queue.commit(change).await? > 0)
+    }
+
+    /// Reads on a thread that may block.
+    pub(crate) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let store = self.clone();
+        let ended = |_| StoreError::Failed("the read ended early; see the gateway's log".to_owned());
+        tokio::task::spawn_blocking(move || read(&store)).await.map_err(ended)?
+    }
+
+    /// A response of this owner.
+    pub(crate) fn body(&self, owner: &str, id: &str) -> Result<Option<StoredBody>, StoreError> {
+        database::body(&self.reader().lock(), owner, id)
+    }
+
+    /// The input of a response of this owner.
+    pub(crate) fn input(&self, owner: &str, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        database::input(&self.reader().lock(), owner, id)
+    }
+
+    /// A response of this owner and those that it continues, the first one first. `admit` says whether there is memory for
+    /// the bytes of the next one, before they are read.
+    pub(crate) fn conversation(
+        &self,
+        owner: &str,
+        id: &str,
+        limits: ConversationLimits,
+        admit: impl FnMut(usize) -> bool,
+    ) -> Result<Vec<StoredTurn>, ConversationError> {
+        database::conversation(&self.reader().lock(), owner, id, limits, admit)
+    }
+
+    /// The first chunk of a response that has events numbered `from` or later.
+    pub(crate) fn events(&self, owner: &str, id: &str, from: u64) -> Result<Option<EventChunk>, StoreError> {
+        database::events(&self.reader().lock(), owner, id, from)
+    }
+
+    fn reader(&self) -> &Mutex<Connection> {
+        &self.readers[self.next_reader.fetch_add(1, Ordering::Relaxed) % READERS]
+    }
+}
+
+#[cfg(test)]
+mod tests;

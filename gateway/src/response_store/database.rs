@@ -1,0 +1,297 @@
+//! The file: its schema, and what is written to it and read from it. Synchronous; who calls it when is not here.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params,
+};
+
+use super::{
+    Change, ConversationError, ConversationLimits, EventChunk, NewRow, StoreError, StoredBody, StoredTurn,
+};
+
+const SCHEMA_VERSION: i64 = 1;
+/// Rows come in the order of their numbers: a response is younger than those that it continues.
+const SCHEMA: &str = "
+    CREATE TABLE response (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        created INTEGER NOT NULL,
+        parent TEXT,
+        finished INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        input BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX response_created ON response (created);
+    CREATE TABLE event (
+        response INTEGER NOT NULL REFERENCES response (number) ON DELETE CASCADE,
+        first INTEGER NOT NULL,
+        next INTEGER NOT NULL,
+        text BLOB NOT NULL,
+        PRIMARY KEY (response, next)
+    ) STRICT;
+    PRAGMA user_version = 1;
+";
+/// A commit is on the disk before it returns, on a Mac too. What is deleted is overwritten.
+const SETTINGS: &str = "
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = FULL;
+    PRAGMA fullfsync = ON;
+    PRAGMA checkpoint_fullfsync = ON;
+    PRAGMA foreign_keys = ON;
+    PRAGMA secure_delete = ON;
+";
+/// Another process that looks into the file holds a write up for so long at most.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The connection that writes.
+pub(super) struct Database {
+    connection: Connection,
+    max_bytes: u64,
+}
+
+impl Database {
+    /// Opens the file, or creates it; one that is damaged is renamed and begun anew.
+    pub(super) fn open(path: &Path, max_bytes: u64) -> Result<Self, StoreError> {
+        let connection = match connect(path) {
+            Err(StoreError::Damaged(cause)) => {
+                let aside = put_aside(path)?;
+                tracing::warn!(
+                    file = %path.display(), renamed_to = %aside.display(), cause,
+                    "the store of responses is damaged: a new one begins, and what the old one kept is not found"
+                );
+                connect(path)?
+            }
+            connected => connected?,
+        };
+        Ok(Self { connection, max_bytes })
+    }
+
+    /// Makes all of these durable, or none; the numbers of rows that each changed.
+    pub(super) fn commit(&mut self, changes: &[&Change]) -> Result<Vec<usize>, StoreError> {
+        let max_bytes = self.max_bytes;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let applied =
+            changes.iter().map(|change| apply(&transaction, change, max_bytes)).collect::<Result<_, _>>()?;
+        transaction.commit()?;
+        Ok(applied)
+    }
+
+    /// Deletes at most `limit` responses that were created before; how many.
+    pub(super) fn expire(&mut self, created_before: u64, limit: usize) -> Result<usize, StoreError> {
+        let delete = "DELETE FROM response WHERE number IN
+            (SELECT number FROM response WHERE created < ?1 ORDER BY created LIMIT ?2)";
+        Ok(self.connection.execute(delete, params![created_before.cast_signed(), limit.cast_signed()])?)
+    }
+
+    /// As if the disk had room for so many pages.
+    #[cfg(test)]
+    pub(super) fn limit_pages(&self, pages: u32) {
+        self.connection.pragma_update(None, "max_page_count", pages).unwrap();
+    }
+
+    #[cfg(test)]
+    pub(super) fn used_bytes(&self) -> u64 {
+        used_bytes(&self.connection).unwrap()
+    }
+}
+
+/// A connection to the file, whose schema is there.
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let unopened = |error: std::io::Error| StoreError::Open { path: path.into(), cause: error.to_string() };
+    // SQLite gives its log the permissions of the file.
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
+    let file = file.map_err(unopened)?;
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(unopened)?;
+    drop(file);
+    let mut connection = Connection::open_with_flags(
+        path,
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.execute_batch(SETTINGS)?;
+    let check: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if check != "ok" {
+        return Err(StoreError::Damaged(check));
+    }
+    match connection.query_row("PRAGMA user_version", [], |row| row.get(0))? {
+        SCHEMA_VERSION => {}
+        0 => {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let tables: i64 =
+                transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+            if tables > 0 {
+                return Err(StoreError::Foreign { path: path.into() });
+            }
+            transaction.execute_batch(SCHEMA)?;
+            transaction.commit()?;
+        }
+        found => return Err(StoreError::Newer { path: path.into(), found, known: SCHEMA_VERSION }),
+    }
+    Ok(connection)
+}
+
+/// Renames the file and its log; the new name.
+fn put_aside(path: &Path) -> Result<PathBuf, StoreError> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let with = |path: &Path, suffix: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    let aside = with(path, &format!(".damaged-{seconds}"));
+    fs::rename(path, &aside)
+        .map_err(|error| StoreError::Open { path: path.into(), cause: error.to_string() })?;
+    // There is none where SQLite could not begin; a log without its file must not be read with the next one.
+    let _ = fs::rename(with(path, "-wal"), with(&aside, "-wal"));
+    let _ = fs::remove_file(with(path, "-shm"));
+    Ok(aside)
+}
+
+/// A connection that reads.
+pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    Ok(connection)
+}
+
+/// Makes one change; the number of rows that it changed.
+fn apply(transaction: &Transaction<'_>, change: &Change, max_bytes: u64) -> Result<usize, StoreError> {
+    make_room(transaction, change.bytes() as u64, max_bytes)?;
+    let changed = match change {
+        Change::Insert(NewRow { id, owner, created, parent, finished, body, input }) => transaction.execute(
+            "INSERT INTO response (id, owner, created, parent, finished, body, input)
+                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            params![id, owner, created.cast_signed(), parent, finished, &body[..], &input[..]],
+        )?,
+        Change::Finish { id, body } => transaction
+            .execute("UPDATE response SET finished = 1, body = ?2 WHERE id = ?1", params![id, &body[..]])?,
+        Change::AppendEvents { id, chunk: EventChunk { first, next, text } } => transaction.execute(
+            "INSERT INTO event (response, first, next, text)
+                SELECT number, ?2, ?3, ?4 FROM response WHERE id = ?1",
+            params![id, first.cast_signed(), next.cast_signed(), text],
+        )?,
+        Change::Delete { owner, id } => {
+            return Ok(transaction
+                .execute("DELETE FROM response WHERE owner = ?1 AND id = ?2", params![owner, id])?);
+        }
+    };
+    if changed == 0 { Err(StoreError::Deleted) } else { Ok(changed) }
+}
+
+/// Deletes the oldest responses until `bytes` more have room.
+fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), StoreError> {
+    while bytes > 0 && used_bytes(transaction)? + bytes > max {
+        let oldest = "DELETE FROM response WHERE number = (SELECT min(number) FROM response)";
+        if transaction.execute(oldest, [])? == 0 {
+            return Err(StoreError::TooLarge { bytes, max });
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of the file that are in use. What was deleted is used again.
+fn used_bytes(connection: &Connection) -> Result<u64, StoreError> {
+    let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
+    let pages = pragma("page_count")? - pragma("freelist_count")?;
+    Ok((pages * pragma("page_size")?).unsigned_abs())
+}
+
+/// A response of this owner.
+pub(super) fn body(connection: &Connection, owner: &str, id: &str) -> Result<Option<StoredBody>, StoreError> {
+    let select = "SELECT finished, body FROM response WHERE owner = ?1 AND id = ?2";
+    let row = connection
+        .query_row(select, [owner, id], |row| Ok(StoredBody { finished: row.get(0)?, body: row.get(1)? }));
+    Ok(row.optional()?)
+}
+
+/// The input of a response of this owner.
+pub(super) fn input(connection: &Connection, owner: &str, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+    let select = "SELECT input FROM response WHERE owner = ?1 AND id = ?2";
+    Ok(connection.query_row(select, [owner, id], |row| row.get(0)).optional()?)
+}
+
+/// A response of this owner and those that it continues, the first one first. What is beyond the limits, or is not
+/// admitted, is not read.
+pub(super) fn conversation(
+    connection: &Connection,
+    owner: &str,
+    id: &str,
+    limits: ConversationLimits,
+    mut admit: impl FnMut(usize) -> bool,
+) -> Result<Vec<StoredTurn>, ConversationError> {
+    let from_sqlite = |error: rusqlite::Error| ConversationError::Store(error.into());
+    let mut size = connection
+        .prepare(
+            "SELECT number, parent, length(body) + length(input) FROM response WHERE owner = ?1 AND id = ?2",
+        )
+        .map_err(from_sqlite)?;
+    let mut read = connection
+        .prepare("SELECT id, finished, body, input FROM response WHERE number = ?1")
+        .map_err(from_sqlite)?;
+    let (mut turns, mut bytes, mut next) = (Vec::new(), 0, Some(id.to_owned()));
+    while let Some(id) = next {
+        if turns.len() == limits.turns {
+            return Err(ConversationError::TooManyTurns(limits.turns));
+        }
+        let found = size
+            .query_row([owner, &id], |row| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, Option<String>>(1)?, row.get::<_, i64>(2)?))
+            })
+            .optional();
+        let Some((number, parent, length)) = found.map_err(from_sqlite)? else {
+            return Err(ConversationError::Missing(id));
+        };
+        let length = length.unsigned_abs() as usize;
+        bytes += length;
+        if bytes > limits.bytes {
+            return Err(ConversationError::TooManyBytes(limits.bytes));
+        }
+        if !admit(length) {
+            return Err(ConversationError::NotAdmitted);
+        }
+        let turn = read.query_row([number], |row| {
+            Ok(StoredTurn { id: row.get(0)?, finished: row.get(1)?, body: row.get(2)?, input: row.get(3)? })
+        });
+        // A response that was deleted between the two is missing.
+        turns.push(turn.optional().map_err(from_sqlite)?.ok_or(ConversationError::Missing(id))?);
+        next = parent;
+    }
+    turns.reverse();
+    Ok(turns)
+}
+
+/// The first chunk of a response that has events numbered `from` or later.
+pub(super) fn events(
+    connection: &Connection,
+    owner: &str,
+    id: &str,
+    from: u64,
+) -> Result<Option<EventChunk>, StoreError> {
+    let select = "SELECT first, next, text FROM event
+        WHERE response = (SELECT number FROM response WHERE owner = ?1 AND id = ?2) AND next > ?3
+        ORDER BY next LIMIT 1";
+    let row = connection.query_row(select, params![owner, id, from.cast_signed()], |row| {
+        Ok(EventChunk {
+            first: row.get::<_, i64>(0)?.cast_unsigned(),
+            next: row.get::<_, i64>(1)?.cast_unsigned(),
+            text: row.get(2)?,
+        })
+    });
+    Ok(row.optional()?)
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => Self::DiskFull,
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}

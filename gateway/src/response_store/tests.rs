@@ -1,0 +1,266 @@
+//! The store over real files: what is durable, whose it is, and what becomes of files that are full, old or torn.
+
+use std::path::Path;
+
+use futures::future::join_all;
+
+use super::*;
+
+/// 2033; rows of it are not too old.
+const CREATED: u64 = 2_000_000_000;
+
+fn row(id: &str, owner: &str, parent: Option<&str>, bytes: usize) -> NewRow {
+    NewRow {
+        id: id.into(),
+        owner: owner.into(),
+        created: CREATED,
+        parent: parent.map(str::to_owned),
+        finished: true,
+        body: vec![b'b'; bytes].into(),
+        input: format!("input of {id}").into(),
+    }
+}
+
+fn open(path: &Path) -> ResponseStore {
+    ResponseStore::open(&ResponseStoreConfig::new(path)).unwrap()
+}
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("responses.db");
+    (folder, path)
+}
+
+const LIMITS: ConversationLimits = ConversationLimits { turns: 10, bytes: 1 << 20 };
+
+#[tokio::test]
+async fn a_response_is_there_for_its_owner_alone() {
+    let (_folder, path) = folder();
+    let store = open(&path);
+    store.insert(row("1", "a/k", None, 5)).await.unwrap();
+    assert_eq!(store.body("a/k", "1").unwrap(), Some(StoredBody { finished: true, body: b"bbbbb".to_vec() }));
+    assert_eq!(store.input("a/k", "1").unwrap().unwrap(), b"input of 1");
+    for (owner, id) in [("a/other", "1"), ("loopback", "1"), ("a/k", "2"), ("a/k", "")] {
+        assert_eq!(store.body(owner, id).unwrap(), None, "{owner} {id}");
+        assert_eq!(store.input(owner, id).unwrap(), None);
+        assert_eq!(store.events(owner, id, 0).unwrap(), None);
+        let missing = ConversationError::Missing(id.into());
+        assert_eq!(store.conversation(owner, id, LIMITS, |_| true), Err(missing));
+        assert!(!store.delete(owner, id).await.unwrap());
+    }
+    assert!(store.delete("a/k", "1").await.unwrap());
+    assert_eq!(store.body("a/k", "1").unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_conversation_is_bounded_and_ends_at_a_gap() {
+    let (_folder, path) = folder();
+    let store = open(&path);
+    for (id, parent) in [("1", None), ("2", Some("1")), ("3", Some("2")), ("x", Some("2"))] {
+        store.insert(row(id, "o", parent, 100)).await.unwrap();
+    }
+    let ids = |limits| {
+        let turns = store.conversation("o", "3", limits, |_| true)?;
+        Ok(turns.into_iter().map(|turn| turn.id).collect::<Vec<_>>())
+    };
+    assert_eq!(ids(LIMITS), Ok(["1", "2", "3"].map(str::to_owned).to_vec()));
+    let turns = ConversationLimits { turns: 2, ..LIMITS };
+    assert_eq!(ids(turns), Err(ConversationError::TooManyTurns(2)));
+    let bytes = ConversationLimits { bytes: 329, ..LIMITS };
+    assert_eq!(ids(bytes), Err(ConversationError::TooManyBytes(329)));
+    assert_eq!(ids(ConversationLimits { bytes: 330, turns: 3 }).unwrap().len(), 3);
+    let mut admitted = Vec::new();
+    let refused = store.conversation("o", "3", LIMITS, |bytes| {
+        admitted.push(bytes);
+        admitted.len() < 2
+    });
+    assert_eq!((refused, admitted), (Err(ConversationError::NotAdmitted), vec![110, 110]));
+    store.delete("o", "1").await.unwrap();
+    assert_eq!(ids(LIMITS), Err(ConversationError::Missing("1".into())));
+}
+
+#[tokio::test]
+async fn events_are_found_by_number_and_go_with_the_response() {
+    let (_folder, path) = folder();
+    let store = open(&path);
+    let unfinished = NewRow { finished: false, ..row("1", "o", None, 1) };
+    store.insert(unfinished).await.unwrap();
+    let chunk = |first, next| EventChunk { first, next, text: format!("{first}..{next}").into() };
+    for (first, next) in [(0, 3), (3, 4), (4, 9)] {
+        store.append_events("1", chunk(first, next)).await.unwrap();
+    }
+    for (from, expected) in [
+        (0, Some(chunk(0, 3))),
+        (2, Some(chunk(0, 3))),
+        (3, Some(chunk(3, 4))),
+        (8, Some(chunk(4, 9))),
+        (9, None),
+    ] {
+        assert_eq!(store.events("o", "1", from).unwrap(), expected, "{from}");
+    }
+    assert!(!store.body("o", "1").unwrap().unwrap().finished);
+    store.finish("1", Bytes::from_static(b"end")).await.unwrap();
+    assert_eq!(store.body("o", "1").unwrap(), Some(StoredBody { finished: true, body: b"end".to_vec() }));
+    assert!(store.delete("o", "1").await.unwrap());
+    assert_eq!(store.events("o", "1", 0).unwrap(), None);
+    assert_eq!(store.finish("1", Bytes::new()).await, Err(StoreError::Deleted));
+    assert_eq!(store.append_events("1", chunk(9, 10)).await, Err(StoreError::Deleted));
+}
+
+#[tokio::test]
+async fn acknowledged_responses_survive_a_kill() {
+    let (folder, path) = folder();
+    let store = open(&path);
+    let rows = (0..200).map(|number| store.insert(row(&number.to_string(), "o", None, 2000)));
+    let results = join_all(rows).await;
+    assert_eq!(results, vec![Ok(()); 200]);
+    // The files as a killed process leaves them: the log is not merged.
+    let killed = folder.path().join("killed.db");
+    for suffix in ["", "-wal"] {
+        let with = |path: &Path| format!("{}{suffix}", path.display());
+        std::fs::copy(with(&path), with(&killed)).unwrap();
+    }
+    let reopened = open(&killed);
+    for number in 0..200 {
+        assert_eq!(reopened.body("o", &number.to_string()).unwrap().unwrap().body.len(), 2000, "{number}");
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_fails_fails_no_other_of_its_group() {
+    let (_folder, path) = folder();
+    let store = open(&path);
+    store.insert(row("twice", "o", None, 1)).await.unwrap();
+    let rows = (0..100).map(|number| match number {
+        50 => store.insert(row("twice", "o", None, 1)),
+        number => store.insert(row(&number.to_string(), "o", None, 1)),
+    });
+    let results = join_all(rows).await;
+    for (number, result) in results.iter().enumerate() {
+        assert_eq!(result.is_ok(), number != 50, "{number}: {result:?}");
+        assert_eq!(store.body("o", &number.to_string()).unwrap().is_some(), number != 50);
+    }
+    assert!(
+        matches!(&results[50], Err(StoreError::Failed(cause)) if cause.contains("UNIQUE")),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn the_oldest_responses_make_room() {
+    let (_folder, path) = folder();
+    let max = 400 << 10;
+    let mut database = Database::open(&path, max).unwrap();
+    let mut insert = |id: usize, bytes| {
+        database.commit(&[&Change::Insert(row(&id.to_string(), "o", None, bytes))])?;
+        assert!(database.used_bytes() <= max + (16 << 10), "{}", database.used_bytes());
+        Ok(())
+    };
+    for id in 0..100 {
+        insert(id, 20 << 10).unwrap();
+    }
+    // One that has no room at all deletes nothing.
+    assert_eq!(insert(100, 500 << 10), Err(StoreError::TooLarge { bytes: (500 << 10) + 12, max }));
+    let reader = database::open_reader(&path).unwrap();
+    let is_there = |id: usize| database::body(&reader, "o", &id.to_string()).unwrap().is_some();
+    let kept: Vec<usize> = (0..101).filter(|id| is_there(*id)).collect();
+    assert!((12..=20).contains(&kept.len()), "{kept:?}");
+    assert_eq!(kept, (100 - kept.len()..100).collect::<Vec<_>>());
+    assert!(std::fs::metadata(&path).unwrap().len() < 2 * max, "what was deleted is used again");
+}
+
+#[test]
+fn responses_that_are_too_old_are_deleted() {
+    let (_folder, path) = folder();
+    let mut database = Database::open(&path, 1 << 30).unwrap();
+    for created in 0..10 {
+        let row = NewRow { created, ..row(&created.to_string(), "o", None, 1) };
+        database.commit(&[&Change::Insert(row)]).unwrap();
+    }
+    assert_eq!(database.expire(7, 5).unwrap(), 5);
+    assert_eq!(database.expire(7, 5).unwrap(), 2);
+    assert_eq!(database.expire(7, 5).unwrap(), 0);
+    let reader = database::open_reader(&path).unwrap();
+    let is_there = |id: &usize| database::body(&reader, "o", &id.to_string()).unwrap().is_some();
+    assert_eq!((0..10).filter(is_there).collect::<Vec<_>>(), [7, 8, 9]);
+}
+
+#[test]
+fn a_full_disk_refuses_and_loses_nothing() {
+    let (_folder, path) = folder();
+    let mut database = Database::open(&path, 1 << 30).unwrap();
+    database.commit(&[&Change::Insert(row("kept", "o", None, 10_000))]).unwrap();
+    database.limit_pages(16);
+    let large = Change::Insert(row("large", "o", None, 100_000));
+    let finish = Change::Finish { id: "kept".into(), body: vec![b'x'; 100_000].into() };
+    for change in [&large, &finish] {
+        assert_eq!(database.commit(&[change]), Err(StoreError::DiskFull));
+    }
+    // What has room is kept, and what was kept is there.
+    database.commit(&[&Change::Insert(row("small", "o", None, 10))]).unwrap();
+    let reader = database::open_reader(&path).unwrap();
+    for (id, bytes) in [("kept", Some(10_000)), ("small", Some(10)), ("large", None)] {
+        let found = database::body(&reader, "o", id).unwrap().map(|found| found.body.len());
+        assert_eq!(found, bytes, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_put_aside_and_begun_anew() {
+    let torn = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2);
+    let noise = |bytes: &mut Vec<u8>| bytes[..4096].fill(0xa5);
+    let middle = |bytes: &mut Vec<u8>| {
+        let half = bytes.len() / 2;
+        bytes[half..half + 8192].fill(0xff);
+    };
+    for damage in [torn, noise, middle] as [fn(&mut Vec<u8>); 3] {
+        let (folder, path) = folder();
+        let mut database = Database::open(&path, 1 << 30).unwrap();
+        for id in 0..50 {
+            database.commit(&[&Change::Insert(row(&id.to_string(), "o", None, 3000))]).unwrap();
+        }
+        drop(database);
+        let mut bytes = std::fs::read(&path).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&path, &bytes).unwrap();
+
+        let store = open(&path);
+        assert_eq!(store.body("o", "1").unwrap(), None);
+        store.insert(row("1", "o", None, 5)).await.unwrap();
+        assert!(store.body("o", "1").unwrap().is_some());
+        let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        let aside = names.iter().find(|name| name.starts_with("responses.db.damaged-")).unwrap();
+        assert_eq!(std::fs::read(folder.path().join(aside)).unwrap(), bytes, "{names:?}");
+    }
+}
+
+#[test]
+fn files_of_others_and_of_later_releases_are_left_alone() {
+    let (_folder, path) = folder();
+    let foreign = Connection::open(&path).unwrap();
+    foreign.execute_batch("CREATE TABLE theirs (a)").unwrap();
+    drop(foreign);
+    assert_eq!(Database::open(&path, 1).err(), Some(StoreError::Foreign { path: path.clone() }));
+
+    let (_folder, path) = self::folder();
+    drop(Database::open(&path, 1 << 30).unwrap());
+    Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
+    let newer = StoreError::Newer { path: path.clone(), found: 9, known: 1 };
+    assert_eq!(Database::open(&path, 1).err(), Some(newer));
+
+    let nowhere = Path::new("/nonexistent/responses.db");
+    assert!(matches!(Database::open(nowhere, 1).err(), Some(StoreError::Open { .. })));
+}
+
+#[test]
+fn the_file_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (folder, path) = folder();
+    let _store = open(&path);
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", entry.file_name());
+    }
+}

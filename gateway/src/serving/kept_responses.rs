@@ -1,0 +1,190 @@
+//! What the gateway keeps of responses, as one caller sees it: its own, in the store and in the background.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::background::{BackgroundResponses, EventLog, RunningResponse};
+use crate::body_budget::{BodyBudget, BodyPermit};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::keys::Caller;
+use crate::response_store::{
+    ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, StoreError, StoredBody,
+    StoredTurn,
+};
+
+/// The owner of what callers without a key keep; no key's full name is without a slash.
+const LOOPBACK: &str = "loopback";
+/// The longest conversation: as many turns as an agent takes in days, and as many bytes as a body.
+const CONVERSATION: ConversationLimits = ConversationLimits { turns: 1000, bytes: 16 << 20 };
+
+/// Everything that is kept.
+pub(crate) struct KeptResponses {
+    store: Arc<ResponseStore>,
+    background: Arc<BackgroundResponses>,
+}
+
+impl KeptResponses {
+    /// What this store keeps; nothing runs yet.
+    pub(crate) fn new(store: ResponseStore) -> Self {
+        Self { store: Arc::new(store), background: Arc::default() }
+    }
+
+    /// Waits until nothing runs in the background.
+    pub(crate) async fn idle(&self) {
+        self.background.idle().await;
+    }
+}
+
+/// What one caller keeps.
+#[derive(Clone)]
+pub(crate) struct OwnResponses {
+    kept: Arc<KeptResponses>,
+    owner: String,
+    caller: Caller,
+    bodies: BodyBudget,
+    /// Time between keep-alives of a stream.
+    keep_alive: Duration,
+}
+
+impl std::fmt::Debug for OwnResponses {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("OwnResponses").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+impl OwnResponses {
+    /// What this caller keeps; what it reads counts against the budget of bodies.
+    pub(super) fn new(
+        kept: Arc<KeptResponses>,
+        caller: &Caller,
+        bodies: BodyBudget,
+        keep_alive: Duration,
+    ) -> Self {
+        let owner = match caller {
+            Caller::Anonymous => LOOPBACK.to_owned(),
+            Caller::Key(key) => key.full_name(),
+        };
+        Self { kept, owner, caller: caller.clone(), bodies, keep_alive }
+    }
+
+    /// The owner's name in the store.
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Time between keep-alives of a stream.
+    pub(crate) fn keep_alive(&self) -> Duration {
+        self.keep_alive
+    }
+
+    /// Holds so much memory for the caller.
+    pub(crate) fn hold(&self, bytes: usize) -> Result<BodyPermit, GatewayError> {
+        self.bodies.hold(&self.caller, bytes)
+    }
+
+    /// A response.
+    pub(crate) async fn body(&self, id: &str) -> Result<Option<StoredBody>, GatewayError> {
+        let (owner, id) = (self.owner.clone(), id.to_owned());
+        let read = self.kept.store.read(move |store| store.body(&owner, &id)).await;
+        read.map_err(|error| unread(&error))
+    }
+
+    /// The input of a response.
+    pub(crate) async fn input(&self, id: &str) -> Result<Option<Vec<u8>>, GatewayError> {
+        let (owner, id) = (self.owner.clone(), id.to_owned());
+        let read = self.kept.store.read(move |store| store.input(&owner, &id)).await;
+        read.map_err(|error| unread(&error))
+    }
+
+    /// The first chunk of a response that has events numbered `from` or later.
+    pub(crate) async fn events(&self, id: &str, from: u64) -> Result<Option<EventChunk>, GatewayError> {
+        let (owner, id) = (self.owner.clone(), id.to_owned());
+        let read = self.kept.store.read(move |store| store.events(&owner, &id, from)).await;
+        read.map_err(|error| unread(&error))
+    }
+
+    /// A response and those that it continues, the first one first, and the memory that they take. Blocks.
+    pub(crate) fn conversation(&self, id: &str) -> Result<(Vec<StoredTurn>, BodyPermit), GatewayError> {
+        const FIELD: &str = "previous_response_id";
+        let mut permit = self.hold(0)?;
+        let mut refusal = None;
+        let admit = |bytes| {
+            self.bodies.grow(&mut permit, bytes).inspect_err(|error| refusal = Some(error.clone())).is_ok()
+        };
+        let turns = self.kept.store.conversation(&self.owner, id, CONVERSATION, admit);
+        let turns = turns.map_err(|error| match (error, refusal) {
+            (_, Some(refusal)) => refusal,
+            (ConversationError::Store(error), _) => unread(&error),
+            (ConversationError::Missing(missing), _) => {
+                let continued = if missing == id {
+                    String::new()
+                } else {
+                    format!(", which response '{id}' continues and which was deleted")
+                };
+                let message = format!(
+                    "Previous response with id '{missing}' not found{continued}; send the whole conversation as the `input`"
+                );
+                let param = Some(FIELD.to_owned());
+                GatewayError { param, ..GatewayError::new(ErrorKind::PreviousResponseNotFound, message) }
+            }
+            (error, _) => GatewayError::field(
+                FIELD,
+                format!("the conversation of response '{id}' is too long to be continued: {error}; send what matters of it as the `input`"),
+            ),
+        })?;
+        Ok((turns, permit))
+    }
+
+    /// Keeps a response of this owner, durably.
+    pub(crate) async fn insert(&self, row: NewRow) -> Result<(), GatewayError> {
+        self.kept.store.insert(row).await.map_err(|error| unkept(&error))
+    }
+
+    /// A kept response has ended, with this body.
+    pub(crate) async fn finish(&self, id: &str, body: bytes::Bytes) -> Result<(), GatewayError> {
+        self.kept.store.finish(id, body).await.map_err(|error| unkept(&error))
+    }
+
+    /// Deletes a response; false where there is none.
+    pub(crate) async fn delete(&self, id: &str) -> Result<bool, GatewayError> {
+        self.kept.store.delete(&self.owner, id).await.map_err(|error| unkept(&error))
+    }
+
+    /// A response that runs in the background.
+    pub(crate) fn running(&self, id: &str) -> Option<Arc<RunningResponse>> {
+        self.kept.background.get(&self.owner, id)
+    }
+
+    /// Begins a response in the background.
+    pub(crate) fn begin(&self, id: &str) -> Result<EventLog, GatewayError> {
+        let begun = self.kept.background.begin(self.kept.store.clone(), &self.owner, id);
+        begun.map_err(|running| {
+            let message = format!(
+                "{running} responses of this caller run in the background, which is as many as this gateway takes; wait until one has ended, or cancel one"
+            );
+            GatewayError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
+        })
+    }
+}
+
+/// The error for a response that is not kept.
+fn unkept(error: &StoreError) -> GatewayError {
+    let why = match error {
+        StoreError::DiskFull => "its disk is full; free some space".to_owned(),
+        StoreError::TooLarge { .. } => format!("{error}; raise `--responses-max-size` of the gateway"),
+        StoreError::Deleted => "it was deleted while it ran; send the request again".to_owned(),
+        _ => "its store failed; the gateway's log says why".to_owned(),
+    };
+    let kind = match error {
+        StoreError::DiskFull | StoreError::TooLarge { .. } => ErrorKind::StoreFull,
+        _ => ErrorKind::Internal,
+    };
+    let message = format!("the gateway cannot keep the response: {why}, or send `store: false`");
+    GatewayError::new(kind, message)
+}
+
+/// The error for a response that cannot be read.
+fn unread(error: &StoreError) -> GatewayError {
+    tracing::error!(%error, "the store of responses cannot be read");
+    GatewayError::new(ErrorKind::Internal, "the gateway cannot read its kept responses; its log says why")
+}

@@ -1,0 +1,524 @@
+//! Responses that are kept, over HTTP: continued, read, listed, cancelled and deleted, in the background and after a restart.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use reqwest::Method;
+use russet_gateway::dispatch::DispatchLimits;
+use russet_gateway::response_store::ResponseStoreConfig;
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::request::GenerationRequest;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{
+    GatewayLab, ScriptStep, ScriptedEngine, TEST_TIMEOUT, access_key, finished, hello, limits, started, token,
+};
+use crate::openai_responses::{agent, events, names, tools};
+
+/// A gateway that keeps responses in this folder.
+async fn lab_in(folder: &Path) -> GatewayLab {
+    GatewayLab::start_keeping(limits(), ResponseStoreConfig::new(folder.join("responses.db"))).await
+}
+
+async fn lab() -> (tempfile::TempDir, GatewayLab) {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = lab_in(folder.path()).await;
+    (folder, lab)
+}
+
+impl GatewayLab {
+    /// A request about a kept response; its status and body.
+    async fn kept(&self, method: Method, path: &str) -> (u16, Value) {
+        let request = self.client.request(method, self.url(&format!("/v1/responses/{path}")));
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        self.kept(Method::GET, path).await
+    }
+
+    /// The response once it has this status.
+    async fn with_status(&self, id: &str, status: &str) -> Value {
+        let reached = tokio::time::timeout(TEST_TIMEOUT, async {
+            loop {
+                let (code, response) = self.get(id).await;
+                assert_eq!(code, 200, "{response}");
+                if response["status"] == status {
+                    return response;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        reached.await.unwrap_or_else(|_| panic!("{id} never was {status}"))
+    }
+}
+
+fn id(response: &Value) -> &str {
+    response["id"].as_str().unwrap()
+}
+
+/// The conversation that an engine got last, as `role: content`.
+fn conversation(engine: &ScriptedEngine) -> Vec<String> {
+    let request = GenerationRequest::from(engine.received.lock().unwrap().last().unwrap().clone());
+    let shown =
+        |message: &russet_wire::conversation::Message| format!("{}: {}", message.role, message.content);
+    request.messages.iter().map(shown).collect()
+}
+
+fn not_found(id: &str) -> (u16, Value) {
+    let error = json!({
+        "message": format!("Response with id '{id}' not found."), "type": "invalid_request_error",
+        "param": null, "code": "response_not_found",
+    });
+    (404, json!({"error": error}))
+}
+
+#[tokio::test]
+async fn a_response_is_kept_unless_its_request_says_not() {
+    let (_folder, lab) = lab().await;
+    let _engine = lab.only_engine(hello());
+    for more in [json!({}), json!({"store": true}), json!({"store": null})] {
+        let response = lab.respond(more).send().await.unwrap();
+        assert!(!response.headers().contains_key("x-russet-ignored-parameters"));
+        let response: Value = response.json().await.unwrap();
+        assert_eq!(response["store"], true);
+        assert_eq!(lab.get(id(&response)).await, (200, response.clone()));
+        let deleted = json!({"id": id(&response), "object": "response", "deleted": true});
+        assert_eq!(lab.kept(Method::DELETE, id(&response)).await, (200, deleted));
+        for (method, path) in [
+            (Method::GET, String::new()),
+            (Method::DELETE, String::new()),
+            (Method::GET, "/input_items".to_owned()),
+            (Method::POST, "/cancel".to_owned()),
+        ] {
+            let path = format!("{}{path}", id(&response));
+            assert_eq!(lab.kept(method, &path).await, not_found(id(&response)), "{path}");
+        }
+    }
+    let response = lab.whole(json!({"store": false})).await;
+    assert_eq!(response["store"], false);
+    assert_eq!(lab.get(id(&response)).await, not_found(id(&response)));
+}
+
+#[tokio::test]
+async fn a_stream_is_kept_before_its_last_event() {
+    let (_folder, lab) = lab().await;
+    for steps in [agent(), vec![started(), token("x"), finished(FinishReason::Length)]] {
+        let _engine = lab.only_engine(steps);
+        let events = lab.events(json!({"tools": tools()})).await;
+        let last = &events.last().unwrap()["response"];
+        assert_eq!(lab.get(id(last)).await, (200, last.clone()));
+    }
+    let failure = GenerationFailure { kind: FailureKind::Internal, message: "because".into() };
+    let _engine =
+        lab.only_engine(vec![started(), token("x"), ScriptStep::Say(GenerationEvent::Failed(failure))]);
+    let events = lab.events(json!({})).await;
+    let last = &events.last().unwrap()["response"];
+    assert_eq!(last["status"], "failed");
+    assert_eq!(lab.get(id(last)).await, (200, last.clone()));
+    // Only those in the background have events and an end that can be chosen.
+    for (method, path) in [(Method::GET, "?stream=true"), (Method::POST, "/cancel")] {
+        let (status, error) = lab.kept(method, &format!("{}{path}", id(last))).await;
+        assert_eq!(status, 400, "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains("background"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_continues_a_kept_conversation() {
+    let (_folder, lab) = lab().await;
+    let engine = lab.engine("a", |request| match request.messages.last().unwrap().content.as_str() {
+        "agent" => agent(),
+        _ => hello(),
+    });
+    lab.publish(&[("m", russet_gateway::routes::DeploymentState::Ready, &[&engine])]);
+    let first = lab.whole(json!({"instructions": "Be brief."})).await;
+    let more = json!({"input": "agent", "previous_response_id": id(&first), "tools": tools()});
+    let second = lab.whole(more).await;
+    assert_eq!(second["previous_response_id"], first["id"]);
+    // Instructions are those of each request.
+    assert_eq!(conversation(&engine), ["user: hi", "assistant: Hello there", "user: agent"]);
+    let results = json!([
+        {"type": "function_call_output", "call_id": "c1", "output": "42"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+    ]);
+    let more = json!({"input": results, "previous_response_id": id(&second), "instructions": "Go on."});
+    let third = lab.whole(more).await;
+    assert_eq!(
+        conversation(&engine),
+        [
+            "system: Go on.",
+            "user: hi",
+            "assistant: Hello there",
+            "user: agent",
+            "assistant: So:",
+            "tool: 42",
+            "tool: done",
+        ]
+    );
+    let request = GenerationRequest::from(engine.received.lock().unwrap().last().unwrap().clone());
+    let turn = &request.messages[4];
+    assert_eq!((turn.reasoning.as_str(), turn.tool_calls.len()), ("I add.", 2));
+    assert_eq!(request.messages[6].name, "patch");
+    // A branch, and one that is not kept itself.
+    let more = json!({"input": "x", "previous_response_id": id(&first), "store": false});
+    let branch = lab.whole(more).await;
+    assert_eq!((&branch["status"], &branch["store"]), (&json!("completed"), &json!(false)));
+    assert_eq!(conversation(&engine), ["user: hi", "assistant: Hello there", "user: x"]);
+
+    let sent = engine.requests();
+    lab.kept(Method::DELETE, id(&first)).await;
+    for (previous, missing) in [("resp_none", "resp_none"), (id(&third), id(&first)), ("x'y", "x'y")] {
+        let response = lab.respond(json!({"previous_response_id": previous})).send().await.unwrap();
+        assert_eq!(response.status(), 400);
+        let error = response.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!(error["code"], "previous_response_not_found");
+        assert_eq!(error["param"], "previous_response_id");
+        let words = format!("Previous response with id '{missing}' not found");
+        assert!(error["message"].as_str().unwrap().starts_with(&words), "{error}");
+    }
+    assert_eq!(engine.requests(), sent);
+}
+
+#[tokio::test]
+async fn another_callers_response_does_not_exist() {
+    let (_folder, lab) = lab().await;
+    let _engine = lab.only_engine(hello());
+    let unowned = lab.whole(json!({})).await;
+    lab.keys(&[access_key("a", "s-a", |_| {}), access_key("b", "s-b", |_| {})]);
+    let response: Value =
+        lab.respond(json!({})).bearer_auth("s-a").send().await.unwrap().json().await.unwrap();
+    let get = async |id: &str, path: &str, key: &str| {
+        let url = lab.url(&format!("/v1/responses/{id}{path}"));
+        let response = lab.client.get(url).bearer_auth(key).send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    assert_eq!(get(id(&response), "", "s-a").await, (200, response.clone()));
+    for path in ["", "/input_items", "?stream=true"] {
+        assert_eq!(get(id(&response), path, "s-b").await, not_found(id(&response)), "{path}");
+        assert_eq!(get(id(&unowned), path, "s-b").await, not_found(id(&unowned)), "{path}");
+    }
+    let url = lab.url(&format!("/v1/responses/{}", id(&response)));
+    assert_eq!(lab.client.delete(&url).bearer_auth("s-b").send().await.unwrap().status(), 404);
+    let previous = json!({"previous_response_id": id(&response)});
+    let refused = lab.respond(previous.clone()).bearer_auth("s-b").send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    assert_eq!(refused.json::<Value>().await.unwrap()["error"]["code"], "previous_response_not_found");
+    assert_eq!(lab.respond(previous).bearer_auth("s-a").send().await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn input_items_are_listed_in_pages() {
+    let (_folder, lab) = lab().await;
+    let _engine = lab.only_engine(hello());
+    let input = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]);
+    let response = lab.whole(json!({"input": input})).await;
+    let (status, page) = lab.get(&format!("{}/input_items?order=asc&limit=2", id(&response))).await;
+    assert_eq!((status, &page["object"], &page["has_more"]), (200, &json!("list"), &json!(true)));
+    let texts = |page: &Value| -> Vec<Value> {
+        let items = page["data"].as_array().unwrap().iter();
+        items.map(|item| item["content"][0]["text"].clone()).collect()
+    };
+    assert_eq!(texts(&page), ["a", "b"]);
+    let after = page["last_id"].as_str().unwrap();
+    let (_, rest) = lab.get(&format!("{}/input_items?order=asc&after={after}", id(&response))).await;
+    assert_eq!((texts(&rest), &rest["has_more"]), (vec![json!("c")], &json!(false)));
+    let (status, error) = lab.get(&format!("{}/input_items?limit=0", id(&response))).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("limit")));
+}
+
+#[tokio::test]
+async fn a_compacted_conversation_goes_on_with_its_summary() {
+    let (_folder, lab) = lab().await;
+    let engine = lab.only_engine(hello());
+    let kept = lab.whole(json!({})).await;
+    let compact = async |body: Value| {
+        let request = lab.client.post(lab.url("/v1/responses/compact")).json(&body);
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    let input = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    for (body, expected) in [
+        (
+            json!({"model": "m", "previous_response_id": id(&kept)}),
+            vec!["user: hi", "assistant: Hello there"],
+        ),
+        (
+            json!({"model": "m", "input": input, "instructions": "Be brief."}),
+            vec!["system: Be brief.", "user: a", "assistant: b"],
+        ),
+    ] {
+        let (status, compacted) = compact(body).await;
+        assert_eq!((status, &compacted["object"]), (200, &json!("response.compaction")), "{compacted}");
+        assert_eq!(compacted["usage"]["total_tokens"], 10);
+        let sent = conversation(&engine);
+        assert_eq!(sent[..expected.len()], expected);
+        assert!(sent.last().unwrap().starts_with("user: This conversation is about to be cut off"));
+        let user = expected.iter().find_map(|message| message.strip_prefix("user: ")).unwrap();
+        let mut input = compacted["output"].as_array().unwrap().clone();
+        assert_eq!(input[0]["content"], json!([{"type": "input_text", "text": user}]));
+        assert_eq!(input[1]["type"], "compaction");
+        input.push(json!({"role": "user", "content": "go on"}));
+        lab.whole(json!({"input": input})).await;
+        let sent = conversation(&engine);
+        assert_eq!(
+            (sent[0].as_str(), sent[2].as_str(), sent.len()),
+            (&*format!("user: {user}"), "user: go on", 3)
+        );
+        assert!(sent[1].starts_with("assistant: ") && sent[1].ends_with("\n\nHello there"), "{sent:?}");
+    }
+    for (body, param) in [(json!({"model": "m"}), "input"), (json!({"model": "m", "input": 7}), "input")] {
+        let (status, error) = compact(body).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(param)));
+    }
+    let _silent = lab.only_engine(vec![started(), token("x"), finished(FinishReason::Length)]);
+    let (status, error) = compact(json!({"model": "m", "input": "hi"})).await;
+    assert_eq!((status, &error["error"]["type"]), (500, &json!("server_error")));
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_polled() {
+    let (_folder, lab) = lab().await;
+    let (begin, end) = (CancellationToken::new(), CancellationToken::new());
+    let engine = lab.only_engine(vec![
+        ScriptStep::PrepareUntil(begin.clone()),
+        started(),
+        token("Hello"),
+        ScriptStep::Until(end.clone()),
+        token(" there"),
+        finished(FinishReason::Stop),
+    ]);
+    let response = lab.whole(json!({"background": true})).await;
+    assert_eq!((&response["status"], &response["output"]), (&json!("queued"), &json!([])));
+    assert_eq!((&response["background"], &response["store"]), (&json!(true), &json!(true)));
+    assert_eq!(lab.get(id(&response)).await, (200, response.clone()));
+    let refused = lab.respond(json!({"previous_response_id": id(&response)})).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    assert!(refused.text().await.unwrap().contains("has not ended"));
+    begin.cancel();
+    lab.with_status(id(&response), "in_progress").await;
+    end.cancel();
+    let ended = lab.with_status(id(&response), "completed").await;
+    assert_eq!(ended["output"][0]["content"][0]["text"], "Hello there");
+    assert_eq!(ended["usage"]["total_tokens"], 10);
+    engine.running(0).await;
+    // One that has ended is as it is.
+    let cancelled = lab.kept(Method::POST, &format!("{}/cancel", id(&response))).await;
+    assert_eq!(cancelled, (200, ended.clone()));
+    let next = lab.whole(json!({"previous_response_id": id(&response), "background": false})).await;
+    assert_eq!(next["previous_response_id"], response["id"]);
+    let refused = lab.respond(json!({"background": true, "store": false})).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    let error = refused.json::<Value>().await.unwrap()["error"].take();
+    assert_eq!(error["param"], "background");
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_cancelled_and_deleted() {
+    let (_folder, lab) = lab().await;
+    for first in [vec![ScriptStep::Prepare], vec![started(), token("Hello"), ScriptStep::Hang]] {
+        let engine = lab.only_engine(first);
+        let response = lab.whole(json!({"background": true})).await;
+        engine.running(1).await;
+        let (status, cancelled) = lab.kept(Method::POST, &format!("{}/cancel", id(&response))).await;
+        assert_eq!((status, &cancelled["status"]), (200, &json!("cancelled")));
+        engine.running(0).await;
+        assert_eq!(lab.get(id(&response)).await, (200, cancelled));
+        let events = lab.followed(id(&response), "").await;
+        let last = events.last().unwrap();
+        assert_eq!(
+            (&last["type"], &last["response"]["status"]),
+            (&json!("response.incomplete"), &json!("cancelled"))
+        );
+
+        let response = lab.whole(json!({"background": true})).await;
+        engine.running(1).await;
+        let (status, _) = lab.kept(Method::DELETE, id(&response)).await;
+        assert_eq!(status, 200);
+        engine.running(0).await;
+        assert_eq!(lab.get(id(&response)).await, not_found(id(&response)));
+    }
+}
+
+impl GatewayLab {
+    /// The events of a response in the background, from the one on that this query says.
+    async fn followed(&self, id: &str, query: &str) -> Vec<Value> {
+        let url = self.url(&format!("/v1/responses/{id}?stream=true{query}"));
+        let response = self.client.get(url).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        let text = response.text().await.unwrap();
+        let data = |event: &str| serde_json::from_str(event.split_once("data: ").unwrap().1).unwrap();
+        text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).map(data).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_stream_in_the_background_is_resumed() {
+    let (_folder, lab) = lab().await;
+    let end = CancellationToken::new();
+    let mut steps = vec![started(), token("Hello"), ScriptStep::Until(end.clone())];
+    // More events than are kept in memory.
+    steps.extend((0..500).map(|number| token(&format!(" {number}"))));
+    steps.push(finished(FinishReason::Stop));
+    let engine = lab.only_engine(steps);
+    let request = lab.respond(json!({"background": true, "stream": true}));
+    let mut body = request.send().await.unwrap().bytes_stream();
+    let mut text = String::new();
+    while !text.contains("Hello") {
+        text.push_str(std::str::from_utf8(&body.next().await.unwrap().unwrap()).unwrap());
+    }
+    // The client leaves, and the response goes on.
+    drop(body);
+    let begun = events(&text);
+    assert_eq!(names(&begun)[..4], ["created", "queued", "in_progress", "output_item.added"]);
+    assert_eq!(begun[0]["response"]["status"], "queued");
+    let response = id(&begun[0]["response"]).to_owned();
+    let live = tokio::spawn({
+        let url = lab.url(&format!("/v1/responses/{response}?stream=true"));
+        lab.client.get(url).send()
+    });
+    let live = live.await.unwrap().unwrap();
+    engine.running(1).await;
+    end.cancel();
+    let all = events(&live.text().await.unwrap());
+    assert_eq!(all[..begun.len()], begun);
+    let ended = lab.with_status(&response, "completed").await;
+    assert_eq!(all.last().unwrap()["response"], ended);
+    let deltas = all.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let deltas: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
+    assert_eq!(deltas, ended["output"][0]["content"][0]["text"].as_str().unwrap());
+    for after in [0, 5, 130, 300, all.len() - 2] {
+        let rest = lab.followed(&response, &format!("&starting_after={after}")).await;
+        assert_eq!(rest, all[after + 1..], "{after}");
+    }
+    // A client that has them all is told the end again.
+    let again = lab.followed(&response, &format!("&starting_after={}", all.len() - 1)).await;
+    assert_eq!(again.len(), 1);
+    assert_eq!(
+        (&again[0]["type"], &again[0]["response"], &again[0]["sequence_number"]),
+        (&json!("response.completed"), &ended, &json!(all.len()))
+    );
+}
+
+#[tokio::test]
+async fn what_was_kept_outlives_the_gateway() {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = lab_in(folder.path()).await;
+    let engine = lab.engine("a", |request| match request.messages.last().unwrap().content.as_str() {
+        "hang" => vec![started(), token("Hello"), ScriptStep::Hang],
+        _ => hello(),
+    });
+    lab.publish(&[("m", russet_gateway::routes::DeploymentState::Ready, &[&engine])]);
+    let kept = lab.whole(json!({})).await;
+    let running = lab.whole(json!({"background": true, "input": "hang"})).await;
+    lab.with_status(id(&running), "in_progress").await;
+
+    let next = lab_in(folder.path()).await;
+    let engine = next.only_engine(hello());
+    assert_eq!(next.get(id(&kept)).await, (200, kept.clone()));
+    next.whole(json!({"previous_response_id": id(&kept), "input": "go on"})).await;
+    assert_eq!(conversation(&engine), ["user: hi", "assistant: Hello there", "user: go on"]);
+    let (status, interrupted) = next.get(id(&running)).await;
+    assert_eq!((status, &interrupted["status"]), (200, &json!("failed")));
+    assert_eq!(interrupted["error"]["code"], "server_error");
+    let message = interrupted["error"]["message"].as_str().unwrap();
+    assert!(message.contains("the gateway ended before the response was complete"), "{message}");
+    // A stream of it goes on where its client is, and ends.
+    let events = next.followed(id(&running), "&starting_after=40").await;
+    assert_eq!(events.len(), 1);
+    assert_eq!((&events[0]["type"], &events[0]["sequence_number"]), (&json!("response.failed"), &json!(41)));
+    assert_eq!(events[0]["response"], interrupted);
+    drop(lab);
+}
+
+#[tokio::test]
+async fn a_gateway_that_stops_lets_the_background_end() {
+    let (_folder, mut lab) = lab().await;
+    let end = CancellationToken::new();
+    let engine = lab.only_engine(vec![
+        started(),
+        ScriptStep::Until(end.clone()),
+        token("x"),
+        finished(FinishReason::Stop),
+    ]);
+    let response = lab.whole(json!({"background": true})).await;
+    assert_eq!(response["status"], "queued");
+    engine.running(1).await;
+    lab.stop.cancel();
+    end.cancel();
+    let served = tokio::time::timeout(TEST_TIMEOUT, lab.served.take().unwrap()).await;
+    served.unwrap().unwrap().unwrap();
+    let next = lab_in(_folder.path()).await;
+    assert_eq!(next.get(id(&response)).await.1["status"], "completed");
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_and_forgets_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let config =
+        ResponseStoreConfig { max_bytes: 100 << 10, ..ResponseStoreConfig::new(folder.path().join("r.db")) };
+    let lab = GatewayLab::start_keeping(limits(), config).await;
+    let engine = lab.only_engine(hello());
+    let kept = lab.whole(json!({})).await;
+    let large = "x".repeat(200 << 10);
+    for more in [json!({"input": large}), json!({"input": large, "background": true})] {
+        let response = lab.respond(more).send().await.unwrap();
+        assert_eq!(response.status(), 507);
+        assert_eq!(response.headers()["x-should-retry"], "false");
+        let error = response.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!((&error["code"], &error["type"]), (&json!("store_full"), &json!("server_error")));
+        assert!(error["message"].as_str().unwrap().contains("store: false"), "{error}");
+    }
+    let events = lab.events(json!({"input": large})).await;
+    let last = events.last().unwrap();
+    assert_eq!(
+        (&last["type"], &last["response"]["error"]["code"]),
+        (&json!("response.failed"), &json!("server_error"))
+    );
+    let answered = lab.respond(json!({"input": large, "store": false})).send().await.unwrap();
+    assert_eq!(answered.status(), 200);
+    assert_eq!(lab.get(id(&kept)).await, (200, kept));
+    engine.running(0).await;
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_opened_keeps_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = lab_in(&folder.path().join("missing")).await;
+    let _engine = lab.only_engine(hello());
+    let response = lab.whole(json!({})).await;
+    assert_eq!((&response["status"], &response["store"]), (&json!("completed"), &json!(false)));
+    let (status, error) = lab.get("resp_1").await;
+    assert_eq!(status, 404);
+    assert!(error["error"]["message"].as_str().unwrap().contains("keeps no responses"), "{error}");
+}
+
+#[tokio::test]
+async fn a_waiting_follower_is_kept_open_by_comments() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ResponseStoreConfig::new(folder.path().join("r.db"));
+    let limits = DispatchLimits { heartbeat: Duration::from_millis(1), ..limits() };
+    let lab = GatewayLab::start_keeping(limits, config).await;
+    let go = CancellationToken::new();
+    let _engine = lab.only_engine(vec![
+        started(),
+        ScriptStep::Until(go.clone()),
+        token("x"),
+        finished(FinishReason::Stop),
+    ]);
+    let response = lab.whole(json!({"background": true})).await;
+    let url = lab.url(&format!("/v1/responses/{}?stream=true", id(&response)));
+    let mut body = lab.client.get(url).send().await.unwrap();
+    let mut text = String::new();
+    while !text.contains(": still working") {
+        let part = tokio::time::timeout(TEST_TIMEOUT, body.chunk()).await.unwrap();
+        text.push_str(std::str::from_utf8(&part.unwrap().unwrap()).unwrap());
+    }
+    go.cancel();
+    text.push_str(&body.text().await.unwrap());
+    assert_eq!(*names(&events(&text)).last().unwrap(), "completed");
+}
