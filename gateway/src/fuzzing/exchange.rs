@@ -145,7 +145,7 @@ fn accepted<T>(body: &[u8], dialect: &Dialect, parse: Parse<T>, client: &impl Cl
 
 fn read<T>(body: &[u8], parse: Parse<T>) -> Result<T, GatewayError> {
     let (id, limits) = (id(), RequestLimits::default());
-    let context = RequestContext { id: &id, unix_seconds: 17, limits };
+    let context = RequestContext { id: &id, unix_seconds: 17, limits, kept: None };
     parse(scan([body], body)?.decode(body)?, &context)
 }
 

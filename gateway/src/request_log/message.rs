@@ -36,6 +36,9 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::MethodNotAllowed
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
+        | ErrorKind::ResponseNotFound
+        | ErrorKind::PreviousResponseNotFound
+        | ErrorKind::StoreFull
         | ErrorKind::ModelNotReady
         | ErrorKind::Overloaded
         | ErrorKind::GatewayFull
