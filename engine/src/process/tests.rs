@@ -13,6 +13,7 @@ use russet_rpc::tls::{self, TlsFiles};
 use russet_wire::conversation::Message;
 use russet_wire::engine_options::EngineOptions;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::prefix_mark::PrefixMark;
 use russet_wire::request::GenerationRequest;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
