@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::path::{apply_to_smoke, delete_and_wait, serves};
 
 /// The largest share of a prompt that a second turn may read again.
-const MOST_READ_AGAIN: f64 = 0.02;
+const MAX_READ_AGAIN: f64 = 0.02;
 /// Tokens of a prompt, at least.
 const PROMPT_TOKENS: u64 = 30_000;
 
@@ -37,7 +37,7 @@ pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
             );
             ensure!(answer.prompt_tokens >= PROMPT_TOKENS, "a prompt has {} tokens", answer.prompt_tokens);
             let share = answer.read_tokens as f64 / answer.prompt_tokens as f64;
-            ensure!(turn == 0 || share < MOST_READ_AGAIN, "turn {turn} read {share} of its prompt");
+            ensure!(turn == 0 || share < MAX_READ_AGAIN, "turn {turn} read {share} of its prompt");
             nodes.push(answer.node);
             conversation.push(json!({"role": "assistant", "content": answer.text}));
             conversation.push(json!({"role": "user", "content": "And what is 3 + 4?"}));
