@@ -242,7 +242,10 @@ async fn a_compacted_conversation_goes_on_with_its_summary() {
     };
     let input = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
     for (body, expected) in [
-        (json!({"model": "m", "previous_response_id": id(&kept)}), vec!["user: hi", "assistant: Hello there"]),
+        (
+            json!({"model": "m", "previous_response_id": id(&kept)}),
+            vec!["user: hi", "assistant: Hello there"],
+        ),
         (
             json!({"model": "m", "input": input, "instructions": "Be brief."}),
             vec!["system: Be brief.", "user: a", "assistant: b"],
@@ -261,7 +264,10 @@ async fn a_compacted_conversation_goes_on_with_its_summary() {
         input.push(json!({"role": "user", "content": "go on"}));
         lab.whole(json!({"input": input})).await;
         let sent = conversation(&engine);
-        assert_eq!((sent[0].as_str(), sent[2].as_str(), sent.len()), (&*format!("user: {user}"), "user: go on", 3));
+        assert_eq!(
+            (sent[0].as_str(), sent[2].as_str(), sent.len()),
+            (&*format!("user: {user}"), "user: go on", 3)
+        );
         assert!(sent[1].starts_with("assistant: ") && sent[1].ends_with("\n\nHello there"), "{sent:?}");
     }
     for (body, param) in [(json!({"model": "m"}), "input"), (json!({"model": "m", "input": 7}), "input")] {

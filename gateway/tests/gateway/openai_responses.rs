@@ -258,12 +258,9 @@ async fn errors_have_openais_shape_and_name_the_field() {
 #[tokio::test]
 async fn kept_responses_are_not_found() {
     let lab = GatewayLab::start(limits()).await;
-    for (method, path) in [
-        ("GET", "resp_1"),
-        ("DELETE", "resp_1"),
-        ("GET", "resp_1/input_items"),
-        ("POST", "resp_1/cancel"),
-    ] {
+    for (method, path) in
+        [("GET", "resp_1"), ("DELETE", "resp_1"), ("GET", "resp_1/input_items"), ("POST", "resp_1/cancel")]
+    {
         let url = lab.url(&format!("/v1/responses/{path}"));
         let request = lab.client.request(method.parse().unwrap(), url).json(&json!({"model": "m"}));
         let response = request.send().await.unwrap();
