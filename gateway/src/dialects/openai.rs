@@ -37,7 +37,7 @@ pub(super) static DIALECT: Dialect = Dialect {
             .route("/v1/rerank", pooling(&DIALECT, rerank::parse))
             .route("/v2/rerank", pooling(&DIALECT, rerank::parse))
             .route("/rerank", pooling(&DIALECT, rerank::parse))
-            .merge(responses::kept::routes())
+            .merge(responses::stored::routes())
     },
     error_response,
     set_quota_headers,

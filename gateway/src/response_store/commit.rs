@@ -22,7 +22,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(3600);
 const MAX_EXPIRED: usize = 64;
 
 /// A write that waits.
-struct Waiting {
+struct PendingWrite {
     change: Change,
     committed: oneshot::Sender<Result<usize, StoreError>>,
     _place: OwnedSemaphorePermit,
@@ -30,7 +30,7 @@ struct Waiting {
 
 /// Writes on their way to the disk. The thread ends with it, after the last of them.
 pub(super) struct CommitQueue {
-    sender: Sender<Waiting>,
+    sender: Sender<PendingWrite>,
     places: Arc<Semaphore>,
 }
 
@@ -49,12 +49,12 @@ impl CommitQueue {
             || StoreError::Failed("the thread that writes has ended; see the gateway's log".to_owned());
         let place = self.places.clone().acquire_owned().await.map_err(|_| ended())?;
         let (committed, result) = oneshot::channel();
-        self.sender.send(Waiting { change, committed, _place: place }).map_err(|_| ended())?;
+        self.sender.send(PendingWrite { change, committed, _place: place }).map_err(|_| ended())?;
         result.await.map_err(|_| ended())?
     }
 }
 
-fn run(database: &mut Database, receiver: &Receiver<Waiting>, retention: Duration) {
+fn run(database: &mut Database, receiver: &Receiver<PendingWrite>, retention: Duration) {
     let mut expiry_due = Instant::now();
     loop {
         match receiver.recv_timeout(expiry_due.saturating_duration_since(Instant::now())) {
@@ -77,7 +77,7 @@ fn run(database: &mut Database, receiver: &Receiver<Waiting>, retention: Duratio
 }
 
 /// What waits now.
-fn group(first: Waiting, receiver: &Receiver<Waiting>) -> Vec<Waiting> {
+fn group(first: PendingWrite, receiver: &Receiver<PendingWrite>) -> Vec<PendingWrite> {
     let mut bytes = first.change.bytes();
     let mut group = vec![first];
     while group.len() < MAX_GROUP
@@ -91,14 +91,14 @@ fn group(first: Waiting, receiver: &Receiver<Waiting>) -> Vec<Waiting> {
 }
 
 /// Commits a group; where that fails, each of its writes alone, so that one which is too large fails none of the others.
-fn commit(database: &mut Database, group: Vec<Waiting>) {
+fn commit(database: &mut Database, group: Vec<PendingWrite>) {
     let changes: Vec<&Change> = group.iter().map(|waiting| &waiting.change).collect();
     let together = if changes.len() > 1 { database.commit(&changes).ok() } else { None };
     let results: Vec<Result<usize, StoreError>> = match together {
         Some(changed) => changed.into_iter().map(Ok).collect(),
         None => changes.iter().map(|change| Ok(database.commit(&[change])?.iter().sum())).collect(),
     };
-    for (Waiting { committed, .. }, result) in group.into_iter().zip(results) {
+    for (PendingWrite { committed, .. }, result) in group.into_iter().zip(results) {
         if let Err(error) = &result
             && *error != StoreError::Deleted
         {

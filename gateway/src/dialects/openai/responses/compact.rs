@@ -14,8 +14,8 @@ use russet_wire::request::{ContextOverflow, GenerationRequest};
 use serde_json::{Value, json};
 
 use super::input;
-use super::kept::{Conversation, KeepRequest};
 use super::response::UsageBody;
+use super::stored::{Conversation, StorageFields};
 use crate::body_budget::BodyPermit;
 use crate::dialects::field_table::listed;
 use crate::dialects::openai::error::error_body;
@@ -44,7 +44,7 @@ pub(in crate::dialects::openai) fn parse(
         fields.keys().filter(|name| !READ.contains(&name.as_str())).cloned().collect();
     fields.retain(|name, _| READ.contains(&name.as_str()));
     let instructions = super::request::instructions(fields.remove("instructions"))?;
-    let conversation = KeepRequest::parse(&fields, context.kept, &mut left_out)?.conversation()?;
+    let conversation = StorageFields::parse(&fields, context.kept, &mut left_out)?.conversation()?;
     let earlier = conversation.as_ref().map(Conversation::items).into_iter().flatten();
     let input = match fields.remove("input") {
         // The kept conversation may be all of it.

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::event::EventSequence;
 use super::fields::group_of;
-use super::kept::{Conversation, KeepRequest};
 use super::output::Output;
 use super::settings::{self, Settings};
+use super::stored::{Conversation, StorageFields};
 use super::writer::ResponsesWriter;
 use super::{input, text_format, tools};
 use crate::dialects::field_table::{ignored, refuse_unsupported};
@@ -39,11 +39,11 @@ pub(in crate::dialects::openai) fn parse(
     let parallel_tool_calls = boolean(&fields, "parallel_tool_calls")?.unwrap_or(true);
     let context_overflow = context_overflow(&fields)?;
     let shared = parameters::request(&fields, &body, context, service_tier)?;
-    let keep = KeepRequest::parse(&fields, context.kept, &mut left_out)?;
+    let storage = StorageFields::parse(&fields, context.kept, &mut left_out)?;
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
-    let conversation = keep.conversation()?;
+    let conversation = storage.conversation()?;
     let earlier = conversation.as_ref().map(Conversation::items).into_iter().flatten();
-    let keeping = keep.keeping(context, fields.get("input"), streamed)?;
+    let record = storage.record(context, fields.get("input"), streamed)?;
     let request = GenerationRequest {
         // Taken, not copied: it is most of the body.
         messages: input::parse(instructions.as_deref(), earlier, fields.remove("input"), &mut left_out)?,
@@ -69,9 +69,9 @@ pub(in crate::dialects::openai) fn parse(
         max_tool_calls: fields.get("max_tool_calls").and_then(values::whole),
         metadata: settings::metadata(fields.get("metadata"))?,
         parallel_tool_calls,
-        previous_response_id: keep.previous.clone(),
-        store: keeping.is_some(),
-        background: keep.background,
+        previous_response_id: storage.previous.clone(),
+        store: record.is_some(),
+        background: storage.background,
         prompt_cache_key: settings::name(&fields, "prompt_cache_key"),
         safety_identifier: settings::name(&fields, "safety_identifier"),
         user: settings::name(&fields, "user"),
@@ -94,7 +94,7 @@ pub(in crate::dialects::openai) fn parse(
         output: Output::new(context.id.unique.clone(), custom),
         events: EventSequence::default(),
         clock: unix_seconds,
-        keeping,
+        record,
         _inherited: conversation.map(Conversation::into_permit),
         ending: None,
     };

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use russet_wire::event::{Delta, FinishReason, Usage};
 
 use super::event::EventSequence;
-use super::kept::Keeping;
 use super::output::{Observer, Output, unobserved};
 use super::response::{ResponseBody, ResponseState};
 use super::settings::Settings;
+use super::stored::ResponseRecord;
 use crate::body_budget::BodyPermit;
 use crate::dialects::sse::{self, KEEP_ALIVE};
 use crate::error::GatewayError;
@@ -28,16 +28,16 @@ pub(in crate::dialects::openai) struct ResponsesWriter {
     /// Tells the seconds since 1970.
     pub(super) clock: fn() -> u64,
     /// How it is kept, if it is.
-    pub(super) keeping: Option<Keeping>,
+    pub(super) record: Option<ResponseRecord>,
     /// The memory of the conversation that it continues.
     pub(super) _inherited: Option<BodyPermit>,
     /// Its end, once that is kept.
-    pub(super) ending: Option<Ending>,
+    pub(super) ending: Option<LastEvents>,
 }
 
 /// The end of a response that is kept and not sent yet.
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct LastEvents {
     /// The last events of its items.
     events: Vec<u8>,
     at: u64,
@@ -58,17 +58,17 @@ impl ResponsesWriter {
 
     /// In the background, the event that says that an engine generates it, if that was not said.
     fn begin(&mut self, out: &mut Vec<u8>) {
-        if self.keeping.as_mut().is_some_and(Keeping::begin) {
+        if self.record.as_mut().is_some_and(ResponseRecord::begin) {
             self.response_event(out, Some("response.in_progress"), ResponseState::InProgress);
         }
     }
 
     /// The last events of its items, and when it ended.
-    fn end(&mut self, reason: FinishReason) -> Ending {
+    fn end(&mut self, reason: FinishReason) -> LastEvents {
         let mut events = Vec::new();
         self.begin(&mut events);
         events.extend(self.change(|output, observe| output.finish(reason, observe)));
-        Ending { events, at: (self.clock)() }
+        LastEvents { events, at: (self.clock)() }
     }
 
     /// An event about the response itself; without a name, the one that ends it.
@@ -91,14 +91,14 @@ impl ResponseWriter for ResponsesWriter {
 
     async fn detach(&mut self) -> Result<Option<DetachedResponse>, GatewayError> {
         let queued = json(&self.body(ResponseState::Queued));
-        match &mut self.keeping {
-            Some(keeping) => keeping.detach(queued).await,
+        match &mut self.record {
+            Some(record) => record.detach(queued).await,
             None => Ok(None),
         }
     }
 
     async fn keep(&mut self, end: ResponseEnd<'_>) -> Result<(), GatewayError> {
-        if self.keeping.is_none() {
+        if self.record.is_none() {
             return Ok(());
         }
         let body = match end {
@@ -113,8 +113,8 @@ impl ResponseWriter for ResponsesWriter {
                 json(&self.body(ResponseState::Failed(error)))
             }
         };
-        match &self.keeping {
-            Some(keeping) => keeping.end(body).await,
+        match &self.record {
+            Some(record) => record.end(body).await,
             None => Ok(()),
         }
     }
@@ -132,8 +132,8 @@ impl ResponseWriter for ResponsesWriter {
     }
 
     fn start(&mut self) -> Bytes {
-        let (state, name) = match &self.keeping {
-            Some(keeping) if keeping.is_background() => (ResponseState::Queued, "response.queued"),
+        let (state, name) = match &self.record {
+            Some(record) if record.is_background() => (ResponseState::Queued, "response.queued"),
             _ => (ResponseState::InProgress, "response.in_progress"),
         };
         let mut out = Vec::new();
@@ -150,14 +150,14 @@ impl ResponseWriter for ResponsesWriter {
     }
 
     fn keep_alive(&mut self) -> Bytes {
-        if self.keeping.as_ref().is_some_and(Keeping::is_background) {
+        if self.record.as_ref().is_some_and(ResponseRecord::is_background) {
             return Bytes::new();
         }
         Bytes::from_static(KEEP_ALIVE)
     }
 
     fn finish(&mut self, _: usize, reason: FinishReason, usage: Option<Usage>) -> Bytes {
-        let Ending { events: mut out, at } = self.ending.take().unwrap_or_else(|| self.end(reason));
+        let LastEvents { events: mut out, at } = self.ending.take().unwrap_or_else(|| self.end(reason));
         let finished = ResponseState::Finished(at, reason, usage.unwrap_or_default());
         self.response_event(&mut out, None, finished);
         out.into()
@@ -224,7 +224,7 @@ mod tests {
             output: Output::new("r".into(), ["patch".to_owned()].into()),
             events: EventSequence::default(),
             clock: || 19,
-            keeping: None,
+            record: None,
             _inherited: None,
             ending: None,
         }

@@ -35,12 +35,12 @@ pub(super) async fn current(own: &OwnResponses, id: &str) -> Result<Vec<u8>, Gat
 
 /// What of a response says how it is read.
 #[derive(Debug, Deserialize)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     pub(super) status: String,
     pub(super) background: bool,
 }
 
-impl Head {
+impl ResponseHead {
     /// That of the response with this id.
     pub(super) fn of(id: &str, body: &[u8]) -> Result<Self, GatewayError> {
         serde_json::from_slice(body).map_err(|error| unreadable(id, &error))

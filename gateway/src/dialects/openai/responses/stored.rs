@@ -25,7 +25,7 @@ use crate::serving::{AcceptedResponse, DetachedResponse, OwnResponses, RequestCo
 pub(in crate::dialects::openai) use routes::routes;
 
 /// What a request says of keeping its response.
-pub(super) struct KeepRequest<'a> {
+pub(super) struct StorageFields<'a> {
     own: Option<&'a OwnResponses>,
     is_kept: bool,
     pub(super) background: bool,
@@ -33,7 +33,7 @@ pub(super) struct KeepRequest<'a> {
     pub(super) previous: Option<String>,
 }
 
-impl<'a> KeepRequest<'a> {
+impl<'a> StorageFields<'a> {
     /// Parses `store`, `background` and `previous_response_id`. Like OpenAI, the gateway keeps what does not say otherwise,
     /// if it keeps anything.
     pub(super) fn parse(
@@ -87,15 +87,15 @@ impl<'a> KeepRequest<'a> {
     }
 
     /// How the response with this input is kept; `None` where it is not.
-    pub(super) fn keeping(
+    pub(super) fn record(
         &self,
         context: &RequestContext<'_>,
         input: Option<&Value>,
         streamed: bool,
-    ) -> Result<Option<Keeping>, GatewayError> {
+    ) -> Result<Option<ResponseRecord>, GatewayError> {
         let Some(own) = self.own.filter(|_| self.is_kept) else { return Ok(None) };
         let input: Bytes = input_items::stored(input, &context.id.unique).into();
-        Ok(Some(Keeping {
+        Ok(Some(ResponseRecord {
             own: own.clone(),
             row: RowHead {
                 id: format!("resp_{}", context.id.unique),
@@ -111,7 +111,7 @@ impl<'a> KeepRequest<'a> {
 
 /// How a response is kept.
 #[derive(Debug)]
-pub(super) struct Keeping {
+pub(super) struct ResponseRecord {
     own: OwnResponses,
     row: RowHead,
     input: Bytes,
@@ -140,7 +140,7 @@ impl std::fmt::Debug for Background {
     }
 }
 
-impl Keeping {
+impl ResponseRecord {
     pub(super) fn is_background(&self) -> bool {
         self.background.is_some()
     }
@@ -235,9 +235,9 @@ struct OutputItem {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Vec<Part>>,
+    content: Option<Vec<TextPart>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    summary: Option<Vec<Part>>,
+    summary: Option<Vec<TextPart>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     call_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -249,7 +249,7 @@ struct OutputItem {
 }
 
 #[derive(Deserialize, Serialize)]
-struct Part {
+struct TextPart {
     r#type: String,
     text: String,
 }

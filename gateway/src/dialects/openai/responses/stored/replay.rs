@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
-use super::current::{Head, current};
+use super::current::{ResponseHead, current};
 use super::unreadable;
 use crate::background::NextEvents;
 use crate::dialects::openai::error::error_body;
@@ -80,7 +80,7 @@ async fn last_event(own: &OwnResponses, id: &str, sequence_number: u64) -> Resul
     }
     let body = current(own, id).await?;
     let response = serde_json::from_slice(&body).map_err(|error| unreadable(id, &error))?;
-    let name = match Head::of(id, &body)?.status.as_str() {
+    let name = match ResponseHead::of(id, &body)?.status.as_str() {
         "completed" => "response.completed",
         "failed" => "response.failed",
         _ => "response.incomplete",

@@ -10,8 +10,8 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use serde_json::json;
 
-use super::current::{Head, current};
-use super::input_items::Page;
+use super::current::{ResponseHead, current};
+use super::input_items::InputPage;
 use super::{not_found, replay};
 use crate::body_budget::BodyPermit;
 use crate::dialects::openai::error::error_response;
@@ -76,7 +76,7 @@ async fn read(
             let permit = own.hold(body.len())?;
             return Ok(json_response(body, permit));
         };
-        if !Head::of(&response, &current(&own, &response).await?)?.background {
+        if !ResponseHead::of(&response, &current(&own, &response).await?)?.background {
             let message = format!(
                 "response '{response}' did not run in the background, so its events are not kept; read it without `stream`"
             );
@@ -114,7 +114,7 @@ async fn list_input(
     request: Request,
 ) -> Response {
     answer(api, id, caller, request, |KeptRequest { own, uri, .. }| async move {
-        let page = Page::parse(&query(&uri)?)?;
+        let page = InputPage::parse(&query(&uri)?)?;
         let input = own.input(&response).await?.ok_or_else(|| not_found(&response))?;
         let _input = own.hold(input.len())?;
         let page = page.of(&response, &input)?.to_string().into_bytes();
@@ -137,7 +137,7 @@ async fn cancel(
         }
         // One that has ended is as it is.
         let body = current(&own, &response).await?;
-        if !Head::of(&response, &body)?.background {
+        if !ResponseHead::of(&response, &body)?.background {
             let message =
                 format!("response '{response}' did not run in the background: only those can be cancelled");
             return Err(GatewayError::new(ErrorKind::InvalidRequest, message));

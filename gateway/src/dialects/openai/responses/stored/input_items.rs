@@ -66,13 +66,13 @@ fn stored_item(item: &Value, index: usize, request_id: &str) -> Value {
 
 /// Which items, and in which order.
 #[derive(Debug, PartialEq)]
-pub(super) struct Page {
+pub(super) struct InputPage {
     limit: usize,
     newest_first: bool,
     after: Option<String>,
 }
 
-impl Page {
+impl InputPage {
     /// Reads a query; fields that it does not know are left out.
     pub(super) fn parse(query: &[(String, String)]) -> Result<Self, GatewayError> {
         let mut page = Self { limit: DEFAULT_LIMIT, newest_first: true, after: None };
@@ -100,7 +100,7 @@ impl Page {
     /// The page of the stored input of a response.
     pub(super) fn of(&self, response_id: &str, input: &[u8]) -> Result<Value, GatewayError> {
         #[derive(Deserialize)]
-        struct Item {
+        struct ItemId {
             id: String,
         }
         let mut items: Vec<&RawValue> =
@@ -108,7 +108,7 @@ impl Page {
         if self.newest_first {
             items.reverse();
         }
-        let id_of = |item: &RawValue| serde_json::from_str::<Item>(item.get()).map(|item| item.id).ok();
+        let id_of = |item: &RawValue| serde_json::from_str::<ItemId>(item.get()).map(|item| item.id).ok();
         let begin = match &self.after {
             None => 0,
             Some(after) => {
@@ -181,7 +181,7 @@ mod tests {
         ] {
             let query: Vec<(String, String)> =
                 query.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-            let page = Page::parse(&query).and_then(|page| page.of("resp_r", &input));
+            let page = InputPage::parse(&query).and_then(|page| page.of("resp_r", &input));
             match (page, expected) {
                 (Ok(page), Ok((ids, has_more))) => {
                     let found: Vec<&str> = page["data"]
