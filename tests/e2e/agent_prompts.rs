@@ -32,7 +32,7 @@ pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
         .await?;
     // No two parts are alike, so that no token is more than a few letters.
     let question =
-        |agent: u32| (0..4500).map(|number| format!("{agent}{number} + {number}? ")).collect::<String>();
+        |agent: u32| (0..2300).map(|number| format!("{agent}{number} + {number}? ")).collect::<String>();
     let mut conversations = [17, 18].map(|agent| vec![json!({"role": "user", "content": question(agent)})]);
     let mut nodes: [Vec<String>; 2] = Default::default();
     for turn in 0..3 {
