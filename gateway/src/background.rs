@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::response_store::{EventChunk, ResponseStore, StoreError};
+use crate::response_store::{EventChunk, ResponseStore, ResponseStoreError};
 
 /// Running responses of one owner: more than a person starts by hand.
 const MAX_PER_OWNER: usize = 64;
@@ -147,7 +147,7 @@ impl EventLog {
     }
 
     /// Adds the text of whole events, each of which ends with an empty line.
-    pub(crate) async fn append(&self, events: &[u8]) -> Result<(), StoreError> {
+    pub(crate) async fn append(&self, events: &[u8]) -> Result<(), ResponseStoreError> {
         if events.is_empty() {
             return Ok(());
         }
@@ -159,12 +159,12 @@ impl EventLog {
     }
 
     /// No more events come: the store gets the rest.
-    pub(crate) async fn end(self) -> Result<(), StoreError> {
+    pub(crate) async fn end(self) -> Result<(), ResponseStoreError> {
         self.flush().await
     }
 
     /// Moves the newest events to the store.
-    async fn flush(&self) -> Result<(), StoreError> {
+    async fn flush(&self) -> Result<(), ResponseStoreError> {
         let chunk = self.running.tail.borrow().chunk.clone();
         if !chunk.text.is_empty() {
             self.store.append_events(&self.id, chunk.clone()).await?;

@@ -38,7 +38,7 @@ impl ResponseStoreConfig {
 
 /// Why the store cannot do what it was called for.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum StoreError {
+pub enum ResponseStoreError {
     /// The file cannot be created or renamed.
     #[error("cannot open {path}: {cause}")]
     Open {
@@ -144,7 +144,7 @@ pub(crate) enum ConversationError {
     NotAdmitted,
     /// The store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] ResponseStoreError),
 }
 
 /// Consecutive events of a response, numbered from `first` to before `next`.
@@ -188,33 +188,33 @@ pub(crate) struct ResponseStore {
 
 impl ResponseStore {
     /// Opens the store, or begins it; a damaged file is put aside.
-    pub(crate) fn open(config: &ResponseStoreConfig) -> Result<Self, StoreError> {
+    pub(crate) fn open(config: &ResponseStoreConfig) -> Result<Self, ResponseStoreError> {
         let ResponseStoreConfig { path, retention, max_bytes } = config;
         let database = Database::open(path, *max_bytes)?;
         let reader = || database::open_reader(path).map(Mutex::new);
         let readers = [reader()?, reader()?, reader()?, reader()?];
         let queue = CommitQueue::start(database, *retention)
-            .map_err(|error| StoreError::Open { path: path.clone(), cause: error.to_string() })?;
+            .map_err(|error| ResponseStoreError::Open { path: path.clone(), cause: error.to_string() })?;
         Ok(Self { queue, readers, next_reader: AtomicUsize::new(0) })
     }
 
     /// Keeps a response.
-    pub(crate) async fn insert(&self, row: NewRow) -> Result<(), StoreError> {
+    pub(crate) async fn insert(&self, row: NewRow) -> Result<(), ResponseStoreError> {
         self.queue.commit(Change::Insert(row)).await.map(|_| ())
     }
 
     /// A response that was kept before it ended has ended, with this body.
-    pub(crate) async fn finish(&self, id: &str, body: Bytes) -> Result<(), StoreError> {
+    pub(crate) async fn finish(&self, id: &str, body: Bytes) -> Result<(), ResponseStoreError> {
         self.queue.commit(Change::Finish { id: id.to_owned(), body }).await.map(|_| ())
     }
 
     /// Adds events to a response.
-    pub(crate) async fn append_events(&self, id: &str, chunk: EventChunk) -> Result<(), StoreError> {
+    pub(crate) async fn append_events(&self, id: &str, chunk: EventChunk) -> Result<(), ResponseStoreError> {
         self.queue.commit(Change::AppendEvents { id: id.to_owned(), chunk }).await.map(|_| ())
     }
 
     /// Deletes a response and its events; false where the owner has none with this id.
-    pub(crate) async fn delete(&self, owner: &str, id: &str) -> Result<bool, StoreError> {
+    pub(crate) async fn delete(&self, owner: &str, id: &str) -> Result<bool, ResponseStoreError> {
         let change = Change::Delete { owner: owner.to_owned(), id: id.to_owned() };
         Ok(self.queue.commit(change).await? > 0)
     }
@@ -222,20 +222,20 @@ impl ResponseStore {
     /// Reads on a thread that may block.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
+        read: impl FnOnce(&Self) -> Result<T, ResponseStoreError> + Send + 'static,
+    ) -> Result<T, ResponseStoreError> {
         let store = self.clone();
-        let ended = |_| StoreError::Failed("the read ended early; see the gateway's log".to_owned());
+        let ended = |_| ResponseStoreError::Failed("the read ended early; see the gateway's log".to_owned());
         tokio::task::spawn_blocking(move || read(&store)).await.map_err(ended)?
     }
 
     /// A response of this owner.
-    pub(crate) fn body(&self, owner: &str, id: &str) -> Result<Option<StoredBody>, StoreError> {
+    pub(crate) fn body(&self, owner: &str, id: &str) -> Result<Option<StoredBody>, ResponseStoreError> {
         database::body(&self.reader().lock(), owner, id)
     }
 
     /// The input of a response of this owner.
-    pub(crate) fn input(&self, owner: &str, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+    pub(crate) fn input(&self, owner: &str, id: &str) -> Result<Option<Vec<u8>>, ResponseStoreError> {
         database::input(&self.reader().lock(), owner, id)
     }
 
@@ -252,7 +252,12 @@ impl ResponseStore {
     }
 
     /// The first chunk of a response that has events numbered `from` or later.
-    pub(crate) fn events(&self, owner: &str, id: &str, from: u64) -> Result<Option<EventChunk>, StoreError> {
+    pub(crate) fn events(
+        &self,
+        owner: &str,
+        id: &str,
+        from: u64,
+    ) -> Result<Option<EventChunk>, ResponseStoreError> {
         database::events(&self.reader().lock(), owner, id, from)
     }
 

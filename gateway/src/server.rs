@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
 use crate::origins::OriginPolicy;
 use crate::rejection::{unknown_path, wrong_method};
-use crate::response_store::{ResponseStore, ResponseStoreConfig, StoreError};
+use crate::response_store::{ResponseStore, ResponseStoreConfig, ResponseStoreError};
 use crate::routes::{self, RoutingTable};
 use crate::serving::{ApiState, KeptResponses};
 
@@ -350,7 +350,7 @@ impl GatewayServer {
 /// Opens the store of responses. Where that fails, the gateway serves all the same, and keeps nothing.
 async fn open_store(config: ResponseStoreConfig) -> Option<Arc<KeptResponses>> {
     let opened = tokio::task::spawn_blocking(move || ResponseStore::open(&config)).await;
-    match opened.map_err(|error| StoreError::Failed(error.to_string())).flatten() {
+    match opened.map_err(|error| ResponseStoreError::Failed(error.to_string())).flatten() {
         Ok(store) => Some(Arc::new(KeptResponses::new(store))),
         Err(error) => {
             tracing::error!(%error, "responses are not kept until this is mended and the gateway starts again");

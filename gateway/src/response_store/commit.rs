@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::database::Database;
-use super::{Change, StoreError};
+use super::{Change, ResponseStoreError};
 
 /// Writes in one commit.
 const MAX_GROUP: usize = 64;
@@ -24,7 +24,7 @@ const MAX_EXPIRED: usize = 64;
 /// A write that waits.
 struct PendingWrite {
     change: Change,
-    committed: oneshot::Sender<Result<usize, StoreError>>,
+    committed: oneshot::Sender<Result<usize, ResponseStoreError>>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -44,9 +44,10 @@ impl CommitQueue {
     }
 
     /// Makes a change durable; the number of rows that it changed.
-    pub(super) async fn commit(&self, change: Change) -> Result<usize, StoreError> {
-        let ended =
-            || StoreError::Failed("the thread that writes has ended; see the gateway's log".to_owned());
+    pub(super) async fn commit(&self, change: Change) -> Result<usize, ResponseStoreError> {
+        let ended = || {
+            ResponseStoreError::Failed("the thread that writes has ended; see the gateway's log".to_owned())
+        };
         let place = self.places.clone().acquire_owned().await.map_err(|_| ended())?;
         let (committed, result) = oneshot::channel();
         self.sender.send(PendingWrite { change, committed, _place: place }).map_err(|_| ended())?;
@@ -94,13 +95,13 @@ fn group(first: PendingWrite, receiver: &Receiver<PendingWrite>) -> Vec<PendingW
 fn commit(database: &mut Database, group: Vec<PendingWrite>) {
     let changes: Vec<&Change> = group.iter().map(|waiting| &waiting.change).collect();
     let together = if changes.len() > 1 { database.commit(&changes).ok() } else { None };
-    let results: Vec<Result<usize, StoreError>> = match together {
+    let results: Vec<Result<usize, ResponseStoreError>> = match together {
         Some(changed) => changed.into_iter().map(Ok).collect(),
         None => changes.iter().map(|change| Ok(database.commit(&[change])?.iter().sum())).collect(),
     };
     for (PendingWrite { committed, .. }, result) in group.into_iter().zip(results) {
         if let Err(error) = &result
-            && *error != StoreError::Deleted
+            && *error != ResponseStoreError::Deleted
         {
             tracing::error!(%error, "the store of responses failed a write");
         }

@@ -10,7 +10,8 @@ use rusqlite::{
 };
 
 use super::{
-    Change, ConversationError, ConversationLimits, EventChunk, NewRow, StoreError, StoredBody, StoredTurn,
+    Change, ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStoreError, StoredBody,
+    StoredTurn,
 };
 
 const SCHEMA_VERSION: i64 = 1;
@@ -56,9 +57,9 @@ pub(super) struct Database {
 
 impl Database {
     /// Opens the file, or creates it; one that is damaged is renamed and begun anew.
-    pub(super) fn open(path: &Path, max_bytes: u64) -> Result<Self, StoreError> {
+    pub(super) fn open(path: &Path, max_bytes: u64) -> Result<Self, ResponseStoreError> {
         let connection = match connect(path) {
-            Err(StoreError::Damaged(cause)) => {
+            Err(ResponseStoreError::Damaged(cause)) => {
                 let aside = put_aside(path)?;
                 tracing::warn!(
                     file = %path.display(), renamed_to = %aside.display(), cause,
@@ -72,7 +73,7 @@ impl Database {
     }
 
     /// Makes all of these durable, or none; the numbers of rows that each changed.
-    pub(super) fn commit(&mut self, changes: &[&Change]) -> Result<Vec<usize>, StoreError> {
+    pub(super) fn commit(&mut self, changes: &[&Change]) -> Result<Vec<usize>, ResponseStoreError> {
         let max_bytes = self.max_bytes;
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let applied =
@@ -82,7 +83,7 @@ impl Database {
     }
 
     /// Deletes at most `limit` responses that were created before; how many.
-    pub(super) fn expire(&mut self, created_before: u64, limit: usize) -> Result<usize, StoreError> {
+    pub(super) fn expire(&mut self, created_before: u64, limit: usize) -> Result<usize, ResponseStoreError> {
         let delete = "DELETE FROM response WHERE number IN
             (SELECT number FROM response WHERE created < ?1 ORDER BY created LIMIT ?2)";
         Ok(self.connection.execute(delete, params![created_before.cast_signed(), limit.cast_signed()])?)
@@ -101,8 +102,9 @@ impl Database {
 }
 
 /// A connection to the file, whose schema is there.
-fn connect(path: &Path) -> Result<Connection, StoreError> {
-    let unopened = |error: std::io::Error| StoreError::Open { path: path.into(), cause: error.to_string() };
+fn connect(path: &Path) -> Result<Connection, ResponseStoreError> {
+    let unopened =
+        |error: std::io::Error| ResponseStoreError::Open { path: path.into(), cause: error.to_string() };
     // SQLite gives its log the permissions of the file.
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
     let file = file.map_err(unopened)?;
@@ -116,7 +118,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     connection.execute_batch(SETTINGS)?;
     let check: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
     if check != "ok" {
-        return Err(StoreError::Damaged(check));
+        return Err(ResponseStoreError::Damaged(check));
     }
     match connection.query_row("PRAGMA user_version", [], |row| row.get(0))? {
         SCHEMA_VERSION => {}
@@ -125,18 +127,18 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
             let tables: i64 =
                 transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
             if tables > 0 {
-                return Err(StoreError::Foreign { path: path.into() });
+                return Err(ResponseStoreError::Foreign { path: path.into() });
             }
             transaction.execute_batch(SCHEMA)?;
             transaction.commit()?;
         }
-        found => return Err(StoreError::Newer { path: path.into(), found, known: SCHEMA_VERSION }),
+        found => return Err(ResponseStoreError::Newer { path: path.into(), found, known: SCHEMA_VERSION }),
     }
     Ok(connection)
 }
 
 /// Renames the file and its log; the new name.
-fn put_aside(path: &Path) -> Result<PathBuf, StoreError> {
+fn put_aside(path: &Path) -> Result<PathBuf, ResponseStoreError> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let with = |path: &Path, suffix: &str| {
         let mut name = path.as_os_str().to_owned();
@@ -145,7 +147,7 @@ fn put_aside(path: &Path) -> Result<PathBuf, StoreError> {
     };
     let aside = with(path, &format!(".damaged-{seconds}"));
     fs::rename(path, &aside)
-        .map_err(|error| StoreError::Open { path: path.into(), cause: error.to_string() })?;
+        .map_err(|error| ResponseStoreError::Open { path: path.into(), cause: error.to_string() })?;
     // There is none where SQLite could not begin; a log without its file must not be read with the next one.
     let _ = fs::rename(with(path, "-wal"), with(&aside, "-wal"));
     let _ = fs::remove_file(with(path, "-shm"));
@@ -153,7 +155,7 @@ fn put_aside(path: &Path) -> Result<PathBuf, StoreError> {
 }
 
 /// A connection that reads.
-pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
+pub(super) fn open_reader(path: &Path) -> Result<Connection, ResponseStoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -161,7 +163,11 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
 }
 
 /// Makes one change; the number of rows that it changed.
-fn apply(transaction: &Transaction<'_>, change: &Change, max_bytes: u64) -> Result<usize, StoreError> {
+fn apply(
+    transaction: &Transaction<'_>,
+    change: &Change,
+    max_bytes: u64,
+) -> Result<usize, ResponseStoreError> {
     make_room(transaction, change.bytes() as u64, max_bytes)?;
     let changed = match change {
         Change::Insert(NewRow { id, owner, created, parent, finished, body, input }) => transaction.execute(
@@ -181,29 +187,33 @@ fn apply(transaction: &Transaction<'_>, change: &Change, max_bytes: u64) -> Resu
                 .execute("DELETE FROM response WHERE owner = ?1 AND id = ?2", params![owner, id])?);
         }
     };
-    if changed == 0 { Err(StoreError::Deleted) } else { Ok(changed) }
+    if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
 }
 
 /// Deletes the oldest responses until `bytes` more have room.
-fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), StoreError> {
+fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), ResponseStoreError> {
     while bytes > 0 && used_bytes(transaction)? + bytes > max {
         let oldest = "DELETE FROM response WHERE number = (SELECT min(number) FROM response)";
         if transaction.execute(oldest, [])? == 0 {
-            return Err(StoreError::TooLarge { bytes, max });
+            return Err(ResponseStoreError::TooLarge { bytes, max });
         }
     }
     Ok(())
 }
 
 /// Bytes of the file that are in use. What was deleted is used again.
-fn used_bytes(connection: &Connection) -> Result<u64, StoreError> {
+fn used_bytes(connection: &Connection) -> Result<u64, ResponseStoreError> {
     let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
     let pages = pragma("page_count")? - pragma("freelist_count")?;
     Ok((pages * pragma("page_size")?).unsigned_abs())
 }
 
 /// A response of this owner.
-pub(super) fn body(connection: &Connection, owner: &str, id: &str) -> Result<Option<StoredBody>, StoreError> {
+pub(super) fn body(
+    connection: &Connection,
+    owner: &str,
+    id: &str,
+) -> Result<Option<StoredBody>, ResponseStoreError> {
     let select = "SELECT finished, body FROM response WHERE owner = ?1 AND id = ?2";
     let row = connection
         .query_row(select, [owner, id], |row| Ok(StoredBody { finished: row.get(0)?, body: row.get(1)? }));
@@ -211,7 +221,11 @@ pub(super) fn body(connection: &Connection, owner: &str, id: &str) -> Result<Opt
 }
 
 /// The input of a response of this owner.
-pub(super) fn input(connection: &Connection, owner: &str, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+pub(super) fn input(
+    connection: &Connection,
+    owner: &str,
+    id: &str,
+) -> Result<Option<Vec<u8>>, ResponseStoreError> {
     let select = "SELECT input FROM response WHERE owner = ?1 AND id = ?2";
     Ok(connection.query_row(select, [owner, id], |row| row.get(0)).optional()?)
 }
@@ -272,7 +286,7 @@ pub(super) fn events(
     owner: &str,
     id: &str,
     from: u64,
-) -> Result<Option<EventChunk>, StoreError> {
+) -> Result<Option<EventChunk>, ResponseStoreError> {
     let select = "SELECT first, next, text FROM event
         WHERE response = (SELECT number FROM response WHERE owner = ?1 AND id = ?2) AND next > ?3
         ORDER BY next LIMIT 1";
@@ -286,7 +300,7 @@ pub(super) fn events(
     Ok(row.optional()?)
 }
 
-impl From<rusqlite::Error> for StoreError {
+impl From<rusqlite::Error> for ResponseStoreError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Self::DiskFull,

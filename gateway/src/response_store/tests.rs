@@ -103,8 +103,8 @@ async fn events_are_found_by_number_and_go_with_the_response() {
     assert_eq!(store.body("o", "1").unwrap(), Some(StoredBody { finished: true, body: b"end".to_vec() }));
     assert!(store.delete("o", "1").await.unwrap());
     assert_eq!(store.events("o", "1", 0).unwrap(), None);
-    assert_eq!(store.finish("1", Bytes::new()).await, Err(StoreError::Deleted));
-    assert_eq!(store.append_events("1", chunk(9, 10)).await, Err(StoreError::Deleted));
+    assert_eq!(store.finish("1", Bytes::new()).await, Err(ResponseStoreError::Deleted));
+    assert_eq!(store.append_events("1", chunk(9, 10)).await, Err(ResponseStoreError::Deleted));
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_write_that_fails_fails_no_other_of_its_group() {
         assert_eq!(store.body("o", &number.to_string()).unwrap().is_some(), number != 50);
     }
     assert!(
-        matches!(&results[50], Err(StoreError::Failed(cause)) if cause.contains("UNIQUE")),
+        matches!(&results[50], Err(ResponseStoreError::Failed(cause)) if cause.contains("UNIQUE")),
         "{results:?}"
     );
 }
@@ -160,7 +160,7 @@ fn the_oldest_responses_make_room() {
         insert(id, 20 << 10).unwrap();
     }
     // One that has no room at all deletes nothing.
-    assert_eq!(insert(100, 500 << 10), Err(StoreError::TooLarge { bytes: (500 << 10) + 12, max }));
+    assert_eq!(insert(100, 500 << 10), Err(ResponseStoreError::TooLarge { bytes: (500 << 10) + 12, max }));
     let reader = database::open_reader(&path).unwrap();
     let is_there = |id: usize| database::body(&reader, "o", &id.to_string()).unwrap().is_some();
     let kept: Vec<usize> = (0..101).filter(|id| is_there(*id)).collect();
@@ -194,7 +194,7 @@ fn a_full_disk_refuses_and_loses_nothing() {
     let large = Change::Insert(row("large", "o", None, 100_000));
     let finish = Change::Finish { id: "kept".into(), body: vec![b'x'; 100_000].into() };
     for change in [&large, &finish] {
-        assert_eq!(database.commit(&[change]), Err(StoreError::DiskFull));
+        assert_eq!(database.commit(&[change]), Err(ResponseStoreError::DiskFull));
     }
     // What has room is kept, and what was kept is there.
     database.commit(&[&Change::Insert(row("small", "o", None, 10))]).unwrap();
@@ -241,16 +241,16 @@ fn files_of_others_and_of_later_releases_are_left_alone() {
     let foreign = Connection::open(&path).unwrap();
     foreign.execute_batch("CREATE TABLE theirs (a)").unwrap();
     drop(foreign);
-    assert_eq!(Database::open(&path, 1).err(), Some(StoreError::Foreign { path: path.clone() }));
+    assert_eq!(Database::open(&path, 1).err(), Some(ResponseStoreError::Foreign { path: path.clone() }));
 
     let (_folder, path) = self::folder();
     drop(Database::open(&path, 1 << 30).unwrap());
     Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
-    let newer = StoreError::Newer { path: path.clone(), found: 9, known: 1 };
+    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 1 };
     assert_eq!(Database::open(&path, 1).err(), Some(newer));
 
     let nowhere = Path::new("/nonexistent/responses.db");
-    assert!(matches!(Database::open(nowhere, 1).err(), Some(StoreError::Open { .. })));
+    assert!(matches!(Database::open(nowhere, 1).err(), Some(ResponseStoreError::Open { .. })));
 }
 
 #[test]

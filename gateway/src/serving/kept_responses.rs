@@ -8,7 +8,7 @@ use crate::body_budget::{BodyBudget, BodyPermit};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::Caller;
 use crate::response_store::{
-    ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, StoreError, StoredBody,
+    ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, ResponseStoreError, StoredBody,
     StoredTurn,
 };
 
@@ -168,15 +168,17 @@ impl OwnResponses {
 }
 
 /// The error for a response that is not kept.
-fn unkept(error: &StoreError) -> GatewayError {
+fn unkept(error: &ResponseStoreError) -> GatewayError {
     let why = match error {
-        StoreError::DiskFull => "its disk is full; free some space".to_owned(),
-        StoreError::TooLarge { .. } => format!("{error}; raise `--responses-max-size` of the gateway"),
-        StoreError::Deleted => "it was deleted while it ran; send the request again".to_owned(),
+        ResponseStoreError::DiskFull => "its disk is full; free some space".to_owned(),
+        ResponseStoreError::TooLarge { .. } => {
+            format!("{error}; raise `--responses-max-size` of the gateway")
+        }
+        ResponseStoreError::Deleted => "it was deleted while it ran; send the request again".to_owned(),
         _ => "its store failed; the gateway's log says why".to_owned(),
     };
     let kind = match error {
-        StoreError::DiskFull | StoreError::TooLarge { .. } => ErrorKind::StoreFull,
+        ResponseStoreError::DiskFull | ResponseStoreError::TooLarge { .. } => ErrorKind::StoreFull,
         _ => ErrorKind::Internal,
     };
     let message = format!("the gateway cannot keep the response: {why}, or send `store: false`");
@@ -184,7 +186,7 @@ fn unkept(error: &StoreError) -> GatewayError {
 }
 
 /// The error for a response that cannot be read.
-fn unread(error: &StoreError) -> GatewayError {
+fn unread(error: &ResponseStoreError) -> GatewayError {
     tracing::error!(%error, "the store of responses cannot be read");
     GatewayError::new(ErrorKind::Internal, "the gateway cannot read its kept responses; its log says why")
 }
