@@ -118,7 +118,10 @@ impl RunningResponse {
         let there = tail.wait_for(|tail| tail.has_ended || tail.chunk.next > from).await;
         match there {
             Ok(tail) if tail.chunk.first > from => NextEvents::Stored,
-            Ok(tail) if tail.chunk.next > from => NextEvents::Newest(tail.chunk.clone()),
+            Ok(tail) if tail.chunk.next > from => {
+                let text = tail.chunk.from(from).to_vec();
+                NextEvents::Newest(EventChunk { first: from, next: tail.chunk.next, text })
+            }
             _ => NextEvents::Ended,
         }
     }

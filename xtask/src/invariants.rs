@@ -226,6 +226,8 @@ pub const INVARIANTS: &[Invariant] = &[
             "losing_the_network_of_etcd_disturbs_no_stream",
             "retried_write_keeps_its_deadline",
             "no_request_is_sent_to_etcd_after_the_deadline",
+            "acknowledged_responses_survive_a_kill",
+            "a_full_disk_refuses_and_loses_nothing",
         ],
     },
     Invariant {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{not_found, unreadable};
 use crate::dialects::openai::responses::response::SERVER_ERROR;
+use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;
 use crate::serving::OwnResponses;
 
@@ -21,16 +22,19 @@ pub(super) async fn current(own: &OwnResponses, id: &str) -> Result<Vec<u8>, Gat
     if stored.finished {
         return Ok(stored.body);
     }
-    let mut body: Value = serde_json::from_slice(&stored.body).map_err(|error| unreadable(id, &error))?;
+    let mut body: JsonObject =
+        serde_json::from_slice(&stored.body).map_err(|error| unreadable(id, &error))?;
     match running {
-        Some(running) if running.is_generating() => body["status"] = "in_progress".into(),
+        Some(running) if running.is_generating() => {
+            body.insert("status".to_owned(), "in_progress".into());
+        }
         Some(_) => {}
         None => {
-            body["status"] = "failed".into();
-            body["error"] = json!({"code": SERVER_ERROR, "message": INTERRUPTED});
+            body.insert("status".to_owned(), "failed".into());
+            body.insert("error".to_owned(), json!({"code": SERVER_ERROR, "message": INTERRUPTED}));
         }
     }
-    Ok(body.to_string().into_bytes())
+    Ok(Value::from(body).to_string().into_bytes())
 }
 
 /// What of a response says how it is read.
