@@ -11,7 +11,7 @@ use crate::path::{delete_and_wait, delete_object, serves};
 /// The largest share of a prompt that a second turn may read again.
 const MAX_READ_AGAIN: f64 = 0.02;
 /// Tokens of a prompt, at least. Of a longer one a turn reads a smaller share; 30,000 take minutes on two cores.
-const PROMPT_TOKENS: u64 = 8_000;
+const PROMPT_TOKENS: u64 = 4_000;
 
 /// Two agents with long prompts, by turns, as Claude Code sends them: with a line that changes every time.
 pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
@@ -21,7 +21,7 @@ pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
                    spec: {source: {uri: hf://russet/agents}}\n---\n\
                    apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: agents}\nspec:\n  \
                    modelRef: {name: agents}\n  replicas: 2\n  sharding:\n    mode: Single\n    \
-                   kv: {contextTokens: 16384, maxSequences: 2}\n";
+                   kv: {contextTokens: 8192, maxSequences: 2}\n";
     apply(cluster, objects).await?;
     serves(cluster, "agents").await?;
     cluster
@@ -32,7 +32,7 @@ pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
         .await?;
     // No two parts are alike, so that no token is more than a few letters.
     let question =
-        |agent: u32| (0..620).map(|number| format!("{agent}{number} + {number}? ")).collect::<String>();
+        |agent: u32| (0..350).map(|number| format!("{agent}{number} + {number}? ")).collect::<String>();
     let mut conversations = [17, 18].map(|agent| vec![json!({"role": "user", "content": question(agent)})]);
     let mut nodes: [Vec<String>; 2] = Default::default();
     for turn in 0..3 {
@@ -63,12 +63,12 @@ pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
     delete_object(cluster, "models/agents").await
 }
 
-/// The smoke model with a context of 16,384 tokens.
+/// The smoke model with a context of 8,192 tokens.
 fn long_model() -> Result<tempfile::TempDir> {
     let folder = own_model(3)?;
     let path = folder.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-    config["max_position_embeddings"] = 16_384.into();
+    config["max_position_embeddings"] = 8_192.into();
     std::fs::write(path, config.to_string())?;
     Ok(folder)
 }
