@@ -23,7 +23,7 @@ use memory::{MIN_BUDGET, OverBudget};
 
 /// Maximum steps of a template. Real templates take some tens per message; a conversation of ten thousand
 /// messages stays below.
-const FUEL: u64 = if cfg!(fuzzing) { 500_000 } else { 5_000_000 };
+const FUEL: u64 = if cfg!(fuzzing) { 50_000 } else { 5_000_000 };
 /// Maximum call depth in a template; real ones call a macro within a macro.
 const MAX_DEPTH: usize = 100;
 /// Maximum bytes of a rendered prompt: more than the text of the longest context of any model.
