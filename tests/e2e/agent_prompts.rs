@@ -11,7 +11,7 @@ use crate::path::{delete_and_wait, delete_object, serves};
 /// The largest share of a prompt that a second turn may read again.
 const MAX_READ_AGAIN: f64 = 0.02;
 /// Tokens of a prompt, at least. Of a longer one a turn reads a smaller share; 30,000 take minutes on two cores.
-const PROMPT_TOKENS: u64 = 4_000;
+const PROMPT_TOKENS: u64 = 3_500;
 
 /// Two agents with long prompts, by turns, as Claude Code sends them: with a line that changes every time.
 pub async fn second_turns(cluster: &mut TestCluster) -> Result<()> {
