@@ -113,11 +113,7 @@ impl BodyBudget {
     }
 
     fn empty_permit(&self, caller: &Caller) -> BodyPermit {
-        let key = match caller {
-            Caller::Anonymous => None,
-            Caller::Key(key) => Some(key.full_name()),
-        };
-        BodyPermit { usage: self.usage.clone(), key, bytes: 0 }
+        BodyPermit { usage: self.usage.clone(), key: caller.key_name(), bytes: 0 }
     }
 
     async fn collect(

@@ -176,6 +176,14 @@ impl ApiKey {
 }
 
 impl Caller {
+    /// `namespace/name` of the caller's key; `None` without one.
+    pub fn key_name(&self) -> Option<String> {
+        match self {
+            Self::Anonymous => None,
+            Self::Key(key) => Some(key.full_name()),
+        }
+    }
+
     /// The model names the caller may use.
     pub fn scope(&self) -> &ModelScope {
         static EVERYTHING: ModelScope = ModelScope::ALL;

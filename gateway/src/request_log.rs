@@ -135,10 +135,7 @@ impl LogEntry {
         record.engine_id = self.id.unique.clone();
         record.received_at = self.received.to_string();
         record.dialect = self.dialect.to_owned();
-        record.caller = match &self.caller {
-            Caller::Anonymous => None,
-            Caller::Key(key) => Some(key.full_name()),
-        };
+        record.caller = self.caller.key_name();
         record.limits.key_max_tokens = limits.max_tokens;
         record.limits.key_max_ms = limits.max_duration.map(|duration| duration.as_secs_f64() * 1000.0);
         if record.end.is_none() {

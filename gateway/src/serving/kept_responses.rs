@@ -60,10 +60,7 @@ impl OwnResponses {
         bodies: BodyBudget,
         keep_alive: Duration,
     ) -> Self {
-        let owner = match caller {
-            Caller::Anonymous => LOOPBACK.to_owned(),
-            Caller::Key(key) => key.full_name(),
-        };
+        let owner = caller.key_name().unwrap_or_else(|| LOOPBACK.to_owned());
         Self { kept, owner, caller: caller.clone(), bodies, keep_alive }
     }
 

@@ -1,5 +1,6 @@
 //! Latency added by the gateway, and by nginx in front of the same engine.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -24,14 +25,17 @@ const GOAL_MS: f64 = 1.0;
 /// Builds the bench with optimisation and runs it.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let nginx = nginx()?;
+    example(prepared, nginx.as_os_str())?.iter().map(row).collect()
+}
+
+/// The figures of the gateway's example `bench`, built with optimisation.
+pub(super) fn example(prepared: &mlx::Prepared, argument: &OsStr) -> Result<Vec<Value>> {
     cargo::run(&mut cargo::command(
         prepared,
         &["build", "--release", "-p", "russet-gateway", "--example", "bench"],
     ))?;
-    let program = cargo::root().join("target/release/examples/bench");
-    let mut bench = Command::new(program);
-    bench.arg(nginx);
-    figures(&mut bench, "the bench of the gateway")?.iter().map(row).collect()
+    let mut bench = Command::new(cargo::root().join("target/release/examples/bench"));
+    figures(bench.arg(argument), "the bench of the gateway")
 }
 
 fn row(figure: &Value) -> Result<BenchRow> {

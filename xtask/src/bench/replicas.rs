@@ -1,12 +1,10 @@
 //! The choice of a replica by what each has cached, and by the number of requests.
 
-use std::process::Command;
-
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{BenchRow, Goal, figures};
-use crate::{cargo, mlx};
+use super::{BenchRow, Goal, gateway};
+use crate::mlx;
 
 pub const ABOUT: &str = "8 agents over 3 replicas, 24 turns each: 32 kB that all of them begin with, 8 kB of their own, and 0.5 to 3 kB \
     that are added every turn, with pauses of 0.5 to 4 s. The replicas are programs that take the time of an engine (1,000 tokens \
@@ -20,13 +18,7 @@ const GOAL: f64 = 0.5;
 
 /// Builds the bench with optimisation and runs it.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
-    cargo::run(&mut cargo::command(
-        prepared,
-        &["build", "--release", "-p", "russet-gateway", "--example", "bench"],
-    ))?;
-    let mut bench = Command::new(cargo::root().join("target/release/examples/bench"));
-    bench.arg("replicas");
-    figures(&mut bench, "the bench of replicas")?.iter().map(row).collect()
+    gateway::example(prepared, "replicas".as_ref())?.iter().map(row).collect()
 }
 
 fn row(figure: &Value) -> Result<BenchRow> {

@@ -17,16 +17,19 @@ impl AttemptLoop<'_> {
     ) {
         self.record_route(table);
         let Self { request, backoffs, scores, .. } = self;
-        let scored = |group: &str| scores.iter().find(|(one, ..)| one == group);
         let others = deployment.endpoints_with(adapter).filter(|other| *other != endpoint);
         let candidates: Vec<&Endpoint> = std::iter::once(endpoint).chain(others).collect();
-        let candidates = candidates.into_iter().map(|candidate| EndpointScore {
-            node: candidate.node.clone(),
-            group: candidate.group.clone(),
-            chosen: candidate == endpoint,
-            backed_off: backoffs.contains_key(candidate),
-            cached_tokens: scored(&candidate.group).map(|(_, cached, _)| *cached),
-            score: scored(&candidate.group).map(|(_, _, score)| logged(score)),
+        let candidates = candidates.into_iter().map(|candidate| {
+            let scored = scores.iter().find(|(group, ..)| *group == candidate.group);
+            let (cached_tokens, score) = scored.map(|(_, cached, score)| (*cached, logged(score))).unzip();
+            EndpointScore {
+                node: candidate.node.clone(),
+                group: candidate.group.clone(),
+                chosen: candidate == endpoint,
+                backed_off: backoffs.contains_key(candidate),
+                cached_tokens,
+                score,
+            }
         });
         let resumed_after_tokens = request.request.emitted.len();
         let new = NewAttempt { deployment, endpoint, adapter, resumed_after_tokens };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Extension, Json, Router};
 use serde_json::json;
 
@@ -25,33 +25,41 @@ use crate::serving::{ApiState, OwnResponses};
 /// The paths below `/v1/responses`.
 pub(in crate::dialects::openai) fn routes() -> Router<Arc<ApiState>> {
     Router::new()
-        .route("/v1/responses/{id}", get(read).delete(delete))
-        .route("/v1/responses/{id}/input_items", get(list_input))
-        .route("/v1/responses/{id}/cancel", post(cancel))
+        .route("/v1/responses/{id}", kept(MethodFilter::GET, read).merge(kept(MethodFilter::DELETE, delete)))
+        .route("/v1/responses/{id}/input_items", kept(MethodFilter::GET, list_input))
+        .route("/v1/responses/{id}/cancel", kept(MethodFilter::POST, cancel))
 }
 
-/// What a request for a kept response is about.
+/// A request for a kept response.
 struct KeptRequest {
     api: Arc<ApiState>,
     own: OwnResponses,
+    /// The id of the response.
+    response: String,
     uri: Uri,
 }
 
-/// The answer to a request, or its error in OpenAI's format; its body says nothing.
-async fn answer<F: Future<Output = Result<Response, GatewayError>>>(
-    State(api): State<Arc<ApiState>>,
-    Extension(id): Extension<RequestId>,
-    Extension(caller): Extension<Caller>,
-    request: Request,
-    work: impl FnOnce(KeptRequest) -> F,
-) -> Response {
-    let (parts, body) = request.into_parts();
-    discard(body).await;
-    let answered = match api.own_responses(&caller) {
-        Some(own) => work(KeptRequest { api, own, uri: parts.uri }).await,
-        None => Err(not_kept()),
-    };
-    answered.unwrap_or_else(|error| error_response(&error, &id))
+/// The handler of a method: `work` answers its requests, whose bodies say nothing, or has an error in OpenAI's format.
+fn kept<F>(method: MethodFilter, work: fn(KeptRequest) -> F) -> MethodRouter<Arc<ApiState>>
+where
+    F: Future<Output = Result<Response, GatewayError>> + Send + 'static,
+{
+    on(
+        method,
+        move |State(api): State<Arc<ApiState>>,
+              Extension(id): Extension<RequestId>,
+              Extension(caller): Extension<Caller>,
+              Path(response): Path<String>,
+              request: Request| async move {
+            let (parts, body) = request.into_parts();
+            discard(body).await;
+            let answered = match api.own_responses(&caller) {
+                Some(own) => work(KeptRequest { api, own, response, uri: parts.uri }).await,
+                None => Err(not_kept()),
+            };
+            answered.unwrap_or_else(|error| error_response(&error, &id))
+        },
+    )
 }
 
 /// The error of a gateway that keeps nothing.
@@ -60,92 +68,56 @@ fn not_kept() -> GatewayError {
     GatewayError::new(ErrorKind::UnknownPath, message)
 }
 
-type Api = State<Arc<ApiState>>;
-type Id = Extension<RequestId>;
-
-async fn read(
-    api: Api,
-    id: Id,
-    caller: Extension<Caller>,
-    Path(response): Path<String>,
-    request: Request,
-) -> Response {
-    answer(api, id, caller, request, |KeptRequest { api, own, uri }| async move {
-        let Some(from) = first_event(&query(&uri)?)? else {
-            let body = current(&own, &response).await?;
-            let permit = own.hold(body.len())?;
-            return Ok(json_response(body, permit));
-        };
-        if !ResponseHead::of(&response, &current(&own, &response).await?)?.background {
-            let message = format!(
-                "response '{response}' did not run in the background, so its events are not kept; read it without `stream`"
-            );
-            return Err(GatewayError::field("stream", message));
-        }
-        Ok(api.stream(sse::STREAM_TYPE, replay::follow(own, response, from)))
-    })
-    .await
-}
-
-async fn delete(
-    api: Api,
-    id: Id,
-    caller: Extension<Caller>,
-    Path(response): Path<String>,
-    request: Request,
-) -> Response {
-    answer(api, id, caller, request, |KeptRequest { own, .. }| async move {
-        if let Some(running) = own.running(&response) {
-            running.cancel().await;
-        }
-        if !own.delete(&response).await? {
-            return Err(not_found(&response));
-        }
-        Ok(Json(json!({"id": response, "object": "response", "deleted": true})).into_response())
-    })
-    .await
-}
-
-async fn list_input(
-    api: Api,
-    id: Id,
-    caller: Extension<Caller>,
-    Path(response): Path<String>,
-    request: Request,
-) -> Response {
-    answer(api, id, caller, request, |KeptRequest { own, uri, .. }| async move {
-        let page = InputPage::parse(&query(&uri)?)?;
-        let input = own.input(&response).await?.ok_or_else(|| not_found(&response))?;
-        let _input = own.hold(input.len())?;
-        let page = page.of(&response, &input)?.to_string().into_bytes();
-        let permit = own.hold(page.len())?;
-        Ok(json_response(page, permit))
-    })
-    .await
-}
-
-async fn cancel(
-    api: Api,
-    id: Id,
-    caller: Extension<Caller>,
-    Path(response): Path<String>,
-    request: Request,
-) -> Response {
-    answer(api, id, caller, request, |KeptRequest { own, .. }| async move {
-        if let Some(running) = own.running(&response) {
-            running.cancel().await;
-        }
-        // One that has ended is as it is.
+async fn read(KeptRequest { api, own, response, uri }: KeptRequest) -> Result<Response, GatewayError> {
+    let Some(from) = first_event(&query(&uri)?)? else {
         let body = current(&own, &response).await?;
-        if !ResponseHead::of(&response, &body)?.background {
-            let message =
-                format!("response '{response}' did not run in the background: only those can be cancelled");
-            return Err(GatewayError::new(ErrorKind::InvalidRequest, message));
-        }
         let permit = own.hold(body.len())?;
-        Ok(json_response(body, permit))
-    })
-    .await
+        return Ok(json_response(body, permit));
+    };
+    if !ResponseHead::of(&response, &current(&own, &response).await?)?.background {
+        let message = format!(
+            "response '{response}' did not run in the background, so its events are not kept; read it without `stream`"
+        );
+        return Err(GatewayError::field("stream", message));
+    }
+    Ok(api.stream(sse::STREAM_TYPE, replay::follow(own, response, from)))
+}
+
+async fn delete(KeptRequest { own, response, .. }: KeptRequest) -> Result<Response, GatewayError> {
+    end(&own, &response).await;
+    if !own.delete(&response).await? {
+        return Err(not_found(&response));
+    }
+    Ok(Json(json!({"id": response, "object": "response", "deleted": true})).into_response())
+}
+
+async fn list_input(KeptRequest { own, response, uri, .. }: KeptRequest) -> Result<Response, GatewayError> {
+    let page = InputPage::parse(&query(&uri)?)?;
+    let input = own.input(&response).await?.ok_or_else(|| not_found(&response))?;
+    let _input = own.hold(input.len())?;
+    let page = page.of(&response, &input)?.to_string().into_bytes();
+    let permit = own.hold(page.len())?;
+    Ok(json_response(page, permit))
+}
+
+async fn cancel(KeptRequest { own, response, .. }: KeptRequest) -> Result<Response, GatewayError> {
+    end(&own, &response).await;
+    // One that has ended is as it is.
+    let body = current(&own, &response).await?;
+    if !ResponseHead::of(&response, &body)?.background {
+        let message =
+            format!("response '{response}' did not run in the background: only those can be cancelled");
+        return Err(GatewayError::new(ErrorKind::InvalidRequest, message));
+    }
+    let permit = own.hold(body.len())?;
+    Ok(json_response(body, permit))
+}
+
+/// Ends a response that runs in the background.
+async fn end(own: &OwnResponses, response: &str) {
+    if let Some(running) = own.running(response) {
+        running.cancel().await;
+    }
 }
 
 /// The number of the first event that a query asks for; `None` where it asks for no stream.
