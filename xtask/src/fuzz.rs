@@ -36,7 +36,7 @@ const LIMITS: &[&str] =
 const ABOUT: &str = "\
 Programs of `model/fuzz`, `chat/fuzz` and `gateway/fuzz` on libFuzzer, with coverage, overflow checks and debug assertions: inputs of up to 8 KiB, each within \
 5 s, a program within 1 GiB and one allocation within 256 MiB. Branches are those that the inputs kept reach. Templates may take \
-50,000 steps and make 1 MiB here, a hundredth and a sixteenth of what they may elsewhere: most of the time would go into the few that do.";
+50,000 steps and make 128 KiB here, a hundredth of what they may elsewhere: most of the time would go into the few that do.";
 
 /// Runs every target; the page is written whatever they found, and a finding is an error.
 pub fn proof(arguments: &[String]) -> Result<()> {

@@ -16,8 +16,8 @@ use thiserror::Error as ThisError;
 use super::filters;
 
 /// Bytes that a template may make of any conversation. At the last step before the end it holds at most twice this. The
-/// fuzz target tries many templates, each of which may use all of it, with a sixteenth.
-pub(super) const MIN_BUDGET: usize = if cfg!(fuzzing) { 1 << 20 } else { 16 << 20 };
+/// fuzz target tries many templates, each of which may use all of it, with a hundredth.
+pub(super) const MIN_BUDGET: usize = if cfg!(fuzzing) { 1 << 17 } else { 16 << 20 };
 /// Bytes that it may make besides for each byte of the conversation: real templates make three to five, trimming and
 /// concatenating each message.
 const BUDGET_PER_BYTE: usize = 16;
