@@ -16,6 +16,10 @@ use crate::step::fingerprint;
 /// How many sets are kept, each of one state of Cargo.lock, Cargo.toml and the compiler.
 const MAX_SETS: usize = 2;
 const PREFIX: &str = "dependencies-";
+/// A set's file with how many sets it grew from: each has what the one before it had, also what no Cargo.lock names any more.
+const GENERATION: &str = "dependencies-generation";
+/// Most sets that one grows from.
+const MAX_GENERATION: u32 = 4;
 /// Folders of `target/debug` with an entry a unit.
 const UNITS: [&str; 2] = [".fingerprint", "build"];
 /// The folder with their products.
@@ -30,13 +34,15 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Copies this state's set into `target`, if there is one; a file that is there stays.
+/// Copies a set into `target`, this state's or else the newest one, most of which is the same; a file that is there stays.
 fn take() -> Result<()> {
-    let set = cache_dir()?.join(format!("{PREFIX}{:016x}", key()?));
-    if !set.exists() {
-        println!("▸ no compiled dependencies are kept for this Cargo.lock and compiler");
+    let cache = cache_dir()?;
+    let set = cache.join(format!("{PREFIX}{:016x}", key()?));
+    let newest = || sets(&cache).ok()?.pop().filter(|set| generation(set) < MAX_GENERATION);
+    let Some(set) = Some(set).filter(|set| set.exists()).or_else(newest) else {
+        println!("▸ no compiled dependencies are kept");
         return Ok(());
-    }
+    };
     let copied = copy(&set, &cargo::programs())?;
     println!("▸ {copied} files of compiled dependencies are from {}", set.display());
     Ok(())
@@ -71,6 +77,8 @@ fn keep() -> Result<()> {
             copy(&file, &aside.join(PRODUCTS).join(name))?;
         }
     }
+    let grown = if target.join(GENERATION).exists() { generation(&target) + 1 } else { 0 };
+    fs::write(aside.join(GENERATION), grown.to_string())?;
     // Published by one rename, so that a killed run leaves nothing partial.
     fs::rename(&aside, &set).with_context(|| format!("publish {}", set.display()))?;
     let sets = sets(&cache)?;
@@ -84,6 +92,12 @@ fn sets(cache: &Path) -> Result<Vec<PathBuf>> {
     sets.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)));
     sets.sort_by_key(|path| fs::metadata(path).and_then(|about| about.modified()).ok());
     Ok(sets)
+}
+
+/// How many sets this one, or what is in `target`, grew from.
+fn generation(folder: &Path) -> u32 {
+    let text = fs::read_to_string(folder.join(GENERATION)).unwrap_or_default();
+    text.trim().parse().unwrap_or_default()
 }
 
 /// What decides which dependencies are compiled, and how.
@@ -160,6 +174,17 @@ fn copy(from: &Path, to: &Path) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_says_how_many_it_grew_from() {
+        let folder = std::env::temp_dir().join(format!("russet-generation-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        assert_eq!(generation(&folder), 0);
+        fs::write(folder.join(GENERATION), "3\n").unwrap();
+        let three = generation(&folder);
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(three, 3);
+    }
 
     #[test]
     fn units_of_our_packages_are_never_kept() {
