@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use russet_rpc::engine as pb;
@@ -18,13 +19,15 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
+use crate::ask::Ask;
+
 /// Connections, each with one request at a time.
-const CONNECTIONS: u64 = 32;
+pub const CONNECTIONS: usize = 32;
 
 /// The server under load, and its protocol.
 #[derive(Clone)]
 pub enum LoadTarget {
-    /// OpenAI's API over HTTP/1.1.
+    /// Its API over HTTP/1.1.
     Http { address: SocketAddr, key: String },
     /// The engine directly.
     Grpc { address: SocketAddr, files: TlsFiles },
@@ -46,13 +49,14 @@ impl LoadResult {
     }
 }
 
-enum LoadConnection {
-    Http(hyper::client::conn::http1::SendRequest<Full<bytes::Bytes>>, String),
+/// One client of a server.
+pub enum LoadConnection {
+    Http(hyper::client::conn::http1::SendRequest<Full<Bytes>>, String),
     Grpc(EngineClient<Channel>),
 }
 
 impl LoadConnection {
-    async fn open(target: &LoadTarget) -> Self {
+    pub async fn open(target: &LoadTarget) -> Self {
         match target {
             LoadTarget::Http { address, key } => {
                 let stream = TcpStream::connect(address).await.unwrap();
@@ -69,83 +73,90 @@ impl LoadConnection {
         }
     }
 
-    /// Sends one request; returns when the first token came.
-    async fn send(&mut self, streamed: bool) -> Instant {
-        let mut first = None;
+    /// As many connections as load is sent on. Like the gateway, all gRPC requests share one.
+    pub async fn open_all(target: &LoadTarget, count: usize) -> Vec<Self> {
+        let mut all = vec![Self::open(target).await];
+        while all.len() < count {
+            all.push(match &all[0] {
+                Self::Grpc(client) => Self::Grpc(client.clone()),
+                Self::Http(..) => Self::open(target).await,
+            });
+        }
+        all
+    }
+
+    /// Sends one request and reads the answer to its end, or until `read` breaks it off; `read` gets each piece of the body,
+    /// or the text of each token.
+    pub async fn exchange(&mut self, ask: &Ask, mut read: impl FnMut(&[u8]) -> bool) {
         match self {
             Self::Http(sender, key) => {
-                let body = format!(
-                    "{{\"model\":\"m\",\"stream\":{streamed},\"messages\":[{{\"role\":\"user\",\"content\":\"What is 17 + 25?\"}}]}}"
-                );
-                let request = http::Request::post("/v1/chat/completions")
+                let request = http::Request::post(ask.path())
                     .header("host", "127.0.0.1")
                     .header("content-type", "application/json")
                     .header("authorization", format!("Bearer {key}"))
-                    .body(Full::new(body.into()))
+                    .body(Full::new(ask.body()))
                     .unwrap();
                 sender.ready().await.unwrap();
                 let response = sender.send_request(request).await.unwrap();
-                assert_eq!(response.status(), 200);
+                let status = response.status();
                 let mut body = response.into_body();
-                let mut bytes = 0;
                 while let Some(frame) = body.frame().await {
                     let Ok(data) = frame.unwrap().into_data() else { continue };
-                    bytes += data.len();
-                    let token = || data.windows(7).any(|window| window == b"\" word\"");
-                    if streamed && first.is_none() && token() {
-                        first = Some(Instant::now());
+                    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&data));
+                    if !read(&data) {
+                        return;
                     }
                 }
-                assert!(bytes > 300, "an answer of {bytes} bytes");
             }
             Self::Grpc(client) => {
                 let request = GenerationRequest {
                     id: "bench".into(),
-                    messages: vec![Message::new("user", "What is 17 + 25?")],
+                    messages: vec![Message::new("user", ask.prompt())],
                     sampling: Sampling { temperature: 1.0, ..Sampling::default() },
                     ..GenerationRequest::default()
                 };
                 let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();
                 let mut events = answer.into_inner();
-                let mut tokens = 0;
                 while let Some(event) = events.message().await.unwrap() {
-                    if let GenerationEvent::Token { .. } = GenerationEvent::from(event) {
-                        tokens += 1;
-                        if streamed && first.is_none() {
-                            first = Some(Instant::now());
-                        }
+                    if let GenerationEvent::Token { delta, .. } = GenerationEvent::from(event)
+                        && !read(delta.text.as_bytes())
+                    {
+                        return;
                     }
                 }
-                assert_eq!(tokens, super::roles::TOKENS);
             }
         }
-        if streamed { first.expect("a stream has tokens") } else { Instant::now() }
+    }
+
+    /// Sends one request; returns when the first token came if it is streamed, else the end.
+    async fn send(&mut self, ask: &Ask) -> Instant {
+        let (mut first, mut bytes) = (None, 0);
+        self.exchange(ask, |data| {
+            bytes += data.len();
+            if first.is_none() && data.windows(4).any(|window| window == b"word") {
+                first = Some(Instant::now());
+            }
+            true
+        })
+        .await;
+        assert!(bytes >= 5 * super::roles::TOKENS as usize, "an answer of {bytes} bytes");
+        let first = first.expect("an answer has tokens");
+        if ask.streamed { first } else { Instant::now() }
     }
 }
 
 /// Sends requests for `time`: at `rate` per second, or as fast as answers come.
-pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: Duration) -> LoadResult {
-    let mut connections = Vec::new();
-    // Like the gateway, all requests share one gRPC connection.
-    let shared = match target {
-        LoadTarget::Grpc { .. } => Some(LoadConnection::open(target).await),
-        LoadTarget::Http { .. } => None,
-    };
-    for _ in 0..CONNECTIONS {
-        connections.push(match &shared {
-            Some(LoadConnection::Grpc(client)) => LoadConnection::Grpc(client.clone()),
-            _ => LoadConnection::open(target).await,
-        });
-    }
+pub async fn run(target: &LoadTarget, ask: &Ask, rate: Option<f64>, time: Duration) -> LoadResult {
+    let mut connections = LoadConnection::open_all(target, CONNECTIONS).await;
     for connection in &mut connections {
-        connection.send(streamed).await;
+        connection.send(ask).await;
     }
     let start = Instant::now();
     let next = Arc::new(AtomicU64::new(0));
     let asking: Vec<_> = connections
         .into_iter()
         .map(|mut connection| {
-            let next = next.clone();
+            let (next, ask) = (next.clone(), ask.clone());
             tokio::spawn(async move {
                 let mut latencies = Vec::new();
                 loop {
@@ -167,7 +178,7 @@ pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: D
                     if sent_at >= start + time {
                         return latencies;
                     }
-                    latencies.push(connection.send(streamed).await.saturating_duration_since(sent_at));
+                    latencies.push(connection.send(&ask).await.saturating_duration_since(sent_at));
                 }
             })
         })

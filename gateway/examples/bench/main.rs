@@ -1,16 +1,23 @@
 //! The gateway's benchmark, for `cargo xtask bench gateway`: an engine and an HTTP upstream that respond
-//! immediately, the gateway and nginx in front of them, and a load generator, each in its own process. Prints
-//! a line of JSON per figure. `bench NGINX` runs all; the other words are roles. `bench replicas`, for `cargo xtask bench
-//! replicas`, is about the choice of a replica.
+//! immediately, the gateway, nginx and LiteLLM's proxy in front of them, and a load generator, each in its own process.
+//! Prints a line of JSON per figure. `bench all NGINX [LITELLM]` runs all; the other words are roles. `bench replicas`, for
+//! `cargo xtask bench replicas`, is about the choice of a replica.
 
 // The benchmark fails by panicking.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod ask;
+mod chunks;
+mod figure;
 mod load;
 mod measure;
+mod processes;
 mod reading_engine;
 mod replicas;
 mod roles;
+mod streams;
+
+use figure::figure;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,8 +30,9 @@ fn main() {
             ["upstream"] => roles::upstream().await,
             ["gateway", folder, engine] => roles::gateway(folder.as_ref(), engine).await,
             ["replicas"] => replicas::run().await,
-            [nginx] => measure::run(nginx).await,
-            _ => panic!("bench NGINX"),
+            ["all", nginx] => measure::run(nginx, None).await,
+            ["all", nginx, litellm] => measure::run(nginx, Some(litellm)).await,
+            _ => panic!("bench all NGINX [LITELLM]"),
         }
     });
 }

@@ -1,122 +1,32 @@
 //! Starts all processes, measures the targets in turn so that other load on the machine affects all alike,
 //! and prints the figures.
 
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
-use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-use russet_rpc::tls::{self, TlsFiles};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use russet_rpc::tls::TlsFiles;
+use tokio::process::Command;
 
+use crate::ask::{Api, Ask};
 use crate::load::{LoadResult, LoadTarget, run as load};
-use crate::roles::NODE;
+use crate::processes::{LITELLM_KEY, RoleProcess, identities, litellm, nginx};
+use crate::{chunks, figure, streams};
 
 /// Rounds of every target.
 const ROUNDS: usize = 7;
+/// Rounds of rates, which vary less.
+const RATE_ROUNDS: usize = 3;
 /// Duration of one measurement.
 const MEASURE_TIME: Duration = Duration::from_secs(3);
-
-/// A child process that is killed on drop, and the output it printed.
-struct RoleProcess {
-    _child: Child,
-    output: Vec<String>,
-}
-
-impl RoleProcess {
-    async fn start(arguments: &[&str], lines: usize) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // In production the log goes to a file; here it is written and discarded.
-            .stderr(std::fs::File::create("/dev/null").unwrap())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut output_lines = Vec::new();
-        while output_lines.len() < lines {
-            output_lines.push(output.next_line().await.unwrap().expect("the role prints its address"));
-        }
-        Self { _child: child, output: output_lines }
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.output[0].parse().unwrap()
-    }
-}
-
-/// The identities of an engine and of a gateway, of one CA.
-pub fn identities(folder: &Path) -> (TlsFiles, TlsFiles) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(vec![]).unwrap();
-    params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "bench");
-    let ca = params.clone().self_signed(&ca_key).unwrap().pem();
-    let issuer = Issuer::new(params, ca_key);
-    let identity = |user: &str, names: Vec<String>| {
-        let folder = folder.join(user.replace(':', "-"));
-        std::fs::create_dir(&folder).unwrap();
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(names).unwrap();
-        params.distinguished_name.push(DnType::CommonName, user);
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
-        let files = TlsFiles::in_dir(&folder);
-        std::fs::write(&files.cert, params.signed_by(&key, &issuer).unwrap().pem()).unwrap();
-        std::fs::write(&files.key, key.serialize_pem()).unwrap();
-        std::fs::write(&files.ca, &ca).unwrap();
-        files
-    };
-    (
-        identity(&tls::node_user(NODE), vec![tls::node_dns_name(NODE)]),
-        identity(tls::GATEWAY_USER, vec![tls::GATEWAY_DNS_NAME.to_owned()]),
-    )
-}
-
-/// nginx before `upstream`, configured as its documentation says for upstream keep-alive and for streams.
-async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, SocketAddr) {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    let folder_text = folder.display();
-    let config = format!(
-        "daemon off; pid {folder_text}/nginx.pid; error_log {folder_text}/nginx.log; worker_processes auto;\n\
-         events {{ worker_connections 1024; }}\n\
-         http {{ access_log off; client_body_temp_path {folder_text}/a; proxy_temp_path {folder_text}/b;\n\
-         fastcgi_temp_path {folder_text}/c; uwsgi_temp_path {folder_text}/d; scgi_temp_path {folder_text}/e;\n\
-         keepalive_requests 100000000;\n\
-         upstream fake {{ server {upstream}; keepalive 64; keepalive_requests 100000000; }}\n\
-         server {{ listen {address}; location / {{ proxy_pass http://fake; proxy_http_version 1.1;\n\
-         proxy_set_header Connection \"\"; proxy_buffering off; }} }} }}\n"
-    );
-    let path = folder.join("nginx.conf");
-    std::fs::write(&path, config).unwrap();
-    // Its workers may outlive it, and must not keep this process's output open.
-    let mut command = Command::new(program);
-    let child = command.arg("-c").arg(&path).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-    for _ in 0..500 {
-        if tokio::net::TcpStream::connect(address).await.is_ok() {
-            return (child, address);
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!(
-        "nginx does not listen: {}",
-        std::fs::read_to_string(folder.join("nginx.log")).unwrap_or_default()
-    );
-}
+/// Bytes of the conversation of an agent.
+const LARGE_BODY: usize = 200_000;
 
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// Measures, and prints the figures.
-pub async fn run(nginx_program: &str) {
+/// Measures, and prints the figures; without the program of LiteLLM not its.
+pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let folder = tempfile::tempdir().unwrap();
     let (engine_files, gateway_files) = identities(folder.path());
     let folder_of = |files: &TlsFiles| files.cert.parent().unwrap().to_str().unwrap().to_owned();
@@ -130,48 +40,91 @@ pub async fn run(nginx_program: &str) {
     let direct = LoadTarget::Grpc { address: engine.address(), files: gateway_files };
     let peer_through = http(nginx_address);
     let peer_direct = http(upstream.address());
+    let targets = [&direct, &through, &peer_direct, &peer_through];
 
-    for (streamed, what) in [(false, "to the end of an answer"), (true, "to the first token of a stream")] {
-        let (ours, its) = saturated([&through, &peer_through], streamed).await;
-        if !streamed {
-            print_figure("answers a second when saturated", ours, its, "1/s", false);
-        }
-        let rate = Some(ours / 2.0);
-        let mut added: [(Vec<f64>, Vec<f64>); 2] = Default::default();
-        for _ in 0..ROUNDS {
-            let mut turn: Vec<LoadResult> = Vec::new();
-            for target in [&direct, &through, &peer_direct, &peer_through] {
-                turn.push(load(target, streamed, rate, MEASURE_TIME).await);
-            }
-            for (quantile, (mine, its)) in [0.5, 0.99].into_iter().zip(&mut added) {
-                mine.push(turn[1].quantile(quantile) - turn[0].quantile(quantile));
-                its.push(turn[3].quantile(quantile) - turn[2].quantile(quantile));
-            }
-        }
-        let [(p50, its_p50), (p99, its_p99)] = added;
-        print_figure(&format!("added {what}, p50 at half load"), median(p50), median(its_p50), "ms", false);
-        print_figure(&format!("added {what}, p99 at half load"), median(p99), median(its_p99), "ms", true);
+    let small = Ask::new(Api::Chat, false);
+    let [ours, its] = saturated([(&through, &small), (&peer_through, &small)]).await;
+    figure("requests a second, small bodies, against nginx").peer(ours, its, "1/s").at_least(0.5);
+    let large = Ask::of_bytes(LARGE_BODY);
+    let [large_ours, large_its] = saturated([(&through, &large), (&peer_through, &large)]).await;
+    figure("requests a second, bodies of 200 kB, against nginx")
+        .peer(large_ours, large_its, "1/s")
+        .at_least(0.5);
+    if let Some(program) = litellm_program {
+        let (_litellm, address) = litellm(program, folder.path(), upstream.address()).await;
+        let peer = LoadTarget::Http { address, key: LITELLM_KEY.to_owned() };
+        let [ours, its] = saturated([(&through, &small), (&peer, &small)]).await;
+        figure("requests a second, small bodies, against LiteLLM's proxy")
+            .peer(ours, its, "1/s")
+            .at_least(20.0);
     }
+
+    let stream = Ask::new(Api::Chat, true);
+    let [streams_ours, _] = saturated([(&through, &stream), (&peer_through, &stream)]).await;
+    for (ask, rate, what) in
+        [(&small, ours, "to the end of an answer"), (&stream, streams_ours, "to the first token of a stream")]
+    {
+        let [(p50, its_p50), (p99, its_p99)] = added(targets, ask, rate / 2.0).await;
+        figure(&format!("added {what}, p50 at half load")).beside(p50, its_p50, "ms").no_goal();
+        figure(&format!("added {what}, p99 at half load")).beside(p99, its_p99, "ms").at_most(1.0);
+    }
+    let [(p50, its_p50), (p99, its_p99)] = chunks::added(targets).await;
+    figure("added to a chunk of a stream, p50").beside(p50, its_p50, "µs").no_goal();
+    figure("added to a chunk of a stream, p99").beside(p99, its_p99, "µs").at_most(50.0);
+
+    for streamed in [false, true] {
+        let chat = Ask::new(Api::Chat, streamed);
+        let how = if streamed { "streamed" } else { "whole" };
+        for (api, name) in
+            [(Api::Responses, "Responses"), (Api::Messages, "Anthropic"), (Api::Ollama, "Ollama")]
+        {
+            let ask = Ask::new(api, streamed);
+            let [its, chat] = saturated([(&through, &ask), (&through, &chat)]).await;
+            // Time of a request, in milliseconds of a machine that does nothing else.
+            let what = format!("time of a request by {name}, {how}, against OpenAI chat");
+            figure(&what).peer(1000.0 / its, 1000.0 / chat, "ms").at_most(1.1);
+        }
+    }
+
+    let idle = gateway.memory();
+    let held = streams::hold(&through).await;
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    let what = format!("resident memory with {} streams, beside none", streams::STREAMS);
+    figure(&what).beside(megabytes(gateway.memory()), megabytes(idle), "MB").at_most(100.0);
+    drop(held);
+
     let mut stop = Command::new(nginx_program);
     stop.arg("-c").arg(folder.path().join("nginx.conf")).args(["-s", "stop"]).status().await.unwrap();
     nginx.wait().await.unwrap();
 }
 
-/// Answers per second of two targets under full load: the medians of three rounds.
-async fn saturated(targets: [&LoadTarget; 2], streamed: bool) -> (f64, f64) {
-    let mut rates = [vec![], vec![]];
-    for _ in 0..3 {
-        for (target, rates) in targets.into_iter().zip(&mut rates) {
-            rates.push(load(target, streamed, None, MEASURE_TIME).await.rate);
+/// What a proxy adds to the latency: ours and the peer's.
+type Added = (f64, f64);
+
+/// The median and the 99th percentile of what ours and the peer add at this rate, in milliseconds: `targets` are direct and
+/// through, ours and the peer's.
+async fn added(targets: [&LoadTarget; 4], ask: &Ask, rate: f64) -> [Added; 2] {
+    let mut added: [(Vec<f64>, Vec<f64>); 2] = Default::default();
+    for _ in 0..ROUNDS {
+        let mut turn: Vec<LoadResult> = Vec::new();
+        for target in targets {
+            turn.push(load(target, ask, Some(rate), MEASURE_TIME).await);
+        }
+        for (quantile, (mine, its)) in [0.5, 0.99].into_iter().zip(&mut added) {
+            mine.push(turn[1].quantile(quantile) - turn[0].quantile(quantile));
+            its.push(turn[3].quantile(quantile) - turn[2].quantile(quantile));
         }
     }
-    let [ours, its] = rates.map(median);
-    (ours, its)
+    added.map(|(mine, its)| (median(mine), median(its)))
 }
 
-fn print_figure(what: &str, ours: f64, peer: f64, unit: &str, judged: bool) {
-    println!(
-        "{}",
-        serde_json::json!({"what": what, "ours": ours, "peer": peer, "unit": unit, "judged": judged})
-    );
+/// Answers per second of two targets under full load, in turns: the medians of the rounds.
+async fn saturated(targets: [(&LoadTarget, &Ask); 2]) -> [f64; 2] {
+    let mut rates = [vec![], vec![]];
+    for _ in 0..RATE_ROUNDS {
+        for ((target, ask), rates) in targets.into_iter().zip(&mut rates) {
+            rates.push(load(target, ask, None, MEASURE_TIME).await.rate);
+        }
+    }
+    rates.map(median)
 }

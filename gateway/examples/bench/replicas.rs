@@ -17,7 +17,8 @@ use russet_rpc::tls::TlsFiles;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::measure::{identities, median};
+use crate::measure::median;
+use crate::processes::identities;
 use crate::reading_engine::{self, SPEED};
 use crate::roles::{listener, table_of};
 

@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response as HttpResponse};
 use axum::routing::post;
-use futures::Stream;
+use futures::{Stream, StreamExt as _, stream};
 use russet_crds::{AccessKey, AccessKeySpec};
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::{Keyring, Secret};
@@ -26,10 +27,20 @@ use russet_rpc::tls::{Protocol, TlsFiles};
 use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
+use tokio::time::interval;
 use tonic::{Request, Response, Status, Streaming};
+
+use crate::ask::{ENDLESS, PACED};
+use crate::chunks;
 
 /// Tokens of every answer.
 pub const TOKENS: u32 = 16;
+/// Tokens of an answer at a steady pace.
+pub const PACED_TOKENS: u32 = 200;
+/// The time between two of them.
+const PACE: Duration = Duration::from_millis(10);
+/// The time between two tokens of an answer that does not end.
+const SLOW_PACE: Duration = Duration::from_secs(1);
 /// The node whose certificate the engine shows.
 pub const NODE: &str = "bench";
 
@@ -95,14 +106,58 @@ impl Engine for InstantEngine {
 
     async fn generate(
         &self,
-        _: Request<pb::GenerateRequest>,
+        request: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        let answer = Answer::to(request.messages.last().map_or("", |message| &message.content));
+        let tokens = answer
+            .texts()
+            .zip(stream::iter(0..))
+            .map(|(text, id)| GenerationEvent::Token { id, delta: Delta::text(text) });
         let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS, cached_tokens: 0 };
-        let tokens = (0..TOKENS).map(|id| GenerationEvent::Token { id, delta: Delta::text(" word") });
-        let events = std::iter::once(GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 0 })
-            .chain(tokens)
-            .chain([GenerationEvent::Finished { reason: FinishReason::Stop, usage }]);
-        Ok(Response::new(Box::pin(futures::stream::iter(events.map(|event| Ok(event.into()))))))
+        let started = GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 0 };
+        let finished = GenerationEvent::Finished { reason: FinishReason::Stop, usage };
+        let events = stream::iter([started]).chain(tokens).chain(stream::iter([finished]));
+        Ok(Response::new(Box::pin(events.map(|event| Ok(event.into())))))
+    }
+}
+
+/// How a prompt is answered.
+#[derive(Clone, Copy)]
+enum Answer {
+    /// At once.
+    Instant,
+    /// At a steady pace, with times.
+    Paced,
+    /// Slowly, without an end.
+    Endless,
+}
+
+impl Answer {
+    fn to(prompt: &str) -> Self {
+        match () {
+            () if prompt.starts_with(PACED) => Self::Paced,
+            () if prompt.starts_with(ENDLESS) => Self::Endless,
+            () => Self::Instant,
+        }
+    }
+
+    /// The texts of its tokens, when they are made.
+    fn texts(self) -> Pin<Box<dyn Stream<Item = String> + Send>> {
+        match self {
+            Self::Instant => Box::pin(stream::iter((0..TOKENS).map(|_| " word".to_owned()))),
+            Self::Paced => Box::pin(
+                stream::unfold(interval(PACE), |mut pace| async {
+                    pace.tick().await;
+                    Some((chunks::token(), pace))
+                })
+                .take(PACED_TOKENS as usize),
+            ),
+            Self::Endless => Box::pin(stream::unfold(interval(SLOW_PACE), |mut pace| async {
+                pace.tick().await;
+                Some((" word".to_owned(), pace))
+            })),
+        }
     }
 }
 
@@ -128,17 +183,20 @@ pub async fn upstream() {
 }
 
 async fn answer(body: Bytes) -> HttpResponse {
-    let streamed = body.windows(13).any(|window| window == b"\"stream\":true");
+    // What the load generator sends begins with all that matters here; to read more would take nginx's time.
+    let head = String::from_utf8_lossy(&body[..body.len().min(96)]);
     let chunk = |delta: &str, reason: &str| {
         format!(
             "data: {{\"id\":\"chatcmpl-000000000000000000000000\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\",\"choices\":[{{\"index\":0,\"delta\":{delta},\"logprobs\":null,\"finish_reason\":{reason}}}]}}\n\n"
         )
     };
-    if streamed {
-        let chunks = std::iter::once(chunk("{\"role\":\"assistant\",\"content\":\"\"}", "null"))
-            .chain((0..TOKENS).map(move |_| chunk("{\"content\":\" word\"}", "null")))
-            .chain([chunk("{}", "\"stop\"") + "data: [DONE]\n\n"]);
-        let stream = futures::stream::iter(chunks.map(Ok::<_, std::convert::Infallible>));
+    if head.contains("\"stream\":true") {
+        let answer = Answer::to(head.rsplit("\"content\":\"").next().unwrap_or_default());
+        let tokens = answer.texts().map(move |text| chunk(&format!("{{\"content\":\"{text}\"}}"), "null"));
+        let chunks = stream::iter([chunk("{\"role\":\"assistant\",\"content\":\"\"}", "null")])
+            .chain(tokens)
+            .chain(stream::iter([chunk("{}", "\"stop\"") + "data: [DONE]\n\n"]));
+        let stream = chunks.map(Ok::<_, std::convert::Infallible>);
         return ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(stream)).into_response();
     }
     let text = " word".repeat(TOKENS as usize);

@@ -18,7 +18,7 @@ const GOAL: f64 = 0.5;
 
 /// Builds the bench with optimisation and runs it.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
-    gateway::example(prepared, "replicas".as_ref())?.iter().map(row).collect()
+    gateway::example(prepared, &["replicas".as_ref()])?.iter().map(row).collect()
 }
 
 fn row(figure: &Value) -> Result<BenchRow> {
