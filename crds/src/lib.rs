@@ -25,6 +25,7 @@ mod shard;
 mod shard_group;
 mod sharding_strategy;
 mod spread;
+mod strip_patterns;
 mod tier;
 mod transfers;
 
@@ -54,6 +55,7 @@ pub use shard::*;
 pub use shard_group::*;
 pub use sharding_strategy::*;
 pub use spread::*;
+pub use strip_patterns::strip_pattern;
 pub use tier::*;
 pub use transfers::*;
 

@@ -159,6 +159,12 @@ pub struct DeploymentEngine {
     /// status has both together. An edit acts at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation_config: Option<GenerationConfig>,
+    /// Regular expressions (of Rust's `regex`) whose matches are taken out of what the system and the user say before a
+    /// prompt is rendered: dates and ids that a client writes anew into every request, so that no request finds the cached
+    /// prefix of the one before it. Of a ModelRoute those of its first target count. An edit acts at once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 512)))]
+    pub strip_patterns: Vec<String>,
 }
 
 impl DeploymentEngine {

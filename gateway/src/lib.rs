@@ -40,6 +40,7 @@ pub mod response_store;
 pub mod routes;
 pub mod server;
 mod serving;
+pub mod strip_patterns;
 mod watch;
 
 pub use server::{Error, GatewayConfig, run};

@@ -6,6 +6,8 @@ use russet_crds::GenerationConfig;
 use russet_wire::request::{GenerationRequest, Sampling};
 use serde_json::{Map, Value};
 
+use crate::strip_patterns::StripPatterns;
+
 /// Sampling parameters that a request leaves to the deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeftOut {
@@ -30,6 +32,8 @@ pub struct RequestDefaults {
     pub sampling: GenerationConfig,
     /// Variables of the chat template.
     pub template_arguments: Map<String, Value>,
+    /// What is taken out of prompts.
+    pub strip_patterns: StripPatterns,
 }
 
 /// What a request asks for, of that which a deployment may set.
@@ -88,7 +92,7 @@ mod tests {
 
     fn defaults(sampling: GenerationConfig, arguments: Value) -> RequestDefaults {
         let Value::Object(template_arguments) = arguments else { panic!("{arguments} is no object") };
-        RequestDefaults { sampling, template_arguments }
+        RequestDefaults { sampling, template_arguments, ..RequestDefaults::default() }
     }
 
     #[test]

@@ -131,12 +131,15 @@ async fn generate<W: ResponseWriter>(
     let ReceivedRequest { unread, deadline, permit, session } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
+    let state = api.clone();
     let (parsed, prompts, session) = unread
         .may_block(W::MAY_BE_KEPT && api.kept.is_some())
         .read(move |body, context, caller| {
             let session = session.or_else(|| Session::of_body(&body.value));
             let mut parsed = parse(body, context)?;
+            let patterns = state.strip_patterns(&parsed.model, caller);
             for request in &mut parsed.requests {
+                patterns.strip(request);
                 request.cache_salt = caller.cache_salt(&request.cache_salt);
                 request.prefix_marks = prompt_marks(&parsed.model, request);
             }

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
     DeploymentEngine, EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment,
-    ModelDeploymentSpec, Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation,
+    ModelDeploymentSpec, Residency, RolloutStrategy, RouterBroadcast, Sharding, Speculation, strip_pattern,
 };
 use russet_model::adapter::AdapterKind;
 use russet_model::config::MAX_LAYERS;
@@ -116,7 +116,8 @@ pub fn validate(
         sharding,
         strategy_ref,
         // Only its options decide about a placement.
-        engine: DeploymentEngine { options: engine, chat_template_arguments: _, generation_config: _ },
+        engine:
+            DeploymentEngine { options: engine, chat_template_arguments: _, generation_config: _, strip_patterns },
         pool_refs,
         tier_ref,
         workload_group,
@@ -131,6 +132,12 @@ pub fn validate(
         return Err(vec![Note::ModelUnknown { model: model.clone() }]);
     };
     let mut notes = shape_notes(model, shape);
+    for (index, pattern) in strip_patterns.iter().enumerate() {
+        if let Err(why) = strip_pattern(pattern) {
+            let why = format!("{pattern:?} is no regular expression of use: {why}");
+            notes.push(invalid(format!("spec.engine.stripPatterns[{index}]"), why));
+        }
+    }
     if !notes.is_empty() {
         return Err(notes);
     }

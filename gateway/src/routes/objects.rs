@@ -9,6 +9,7 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{Adapter, KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
 use crate::request_defaults::RequestDefaults;
+use crate::strip_patterns::StripPatterns;
 
 use super::{DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
 
@@ -95,6 +96,7 @@ fn defaults(object: &ModelDeployment) -> RequestDefaults {
     RequestDefaults {
         sampling: status.and_then(|status| status.generation_config).unwrap_or_default(),
         template_arguments: object.spec.engine.chat_template_arguments.clone().unwrap_or_default(),
+        strip_patterns: StripPatterns::new(&object.spec.engine.strip_patterns),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::keys::{Caller, Quota};
 use crate::metrics::Metrics;
 use crate::request_log::RequestLog;
 use crate::routes::{Deployment, Resolved};
+use crate::strip_patterns::StripPatterns;
 
 /// State of the routes of all dialects.
 pub(crate) struct ApiState {
@@ -100,6 +101,16 @@ impl ApiState {
                 .key_request(&key.full_name(), quota.is_some_and(|quota| quota.retry_after.is_some()));
         }
         quota
+    }
+
+    /// What is taken out of this caller's prompts to a model: what its first deployment says.
+    pub(super) fn strip_patterns(&self, model: &str, caller: &Caller) -> StripPatterns {
+        match self.dispatcher.table().resolve_adapter(model, caller.scope()) {
+            (Resolved::Deployments(deployments), _) => {
+                deployments.first().map(|first| first.defaults.strip_patterns.clone()).unwrap_or_default()
+            }
+            _ => StripPatterns::default(),
+        }
     }
 
     /// The models that the caller may request.

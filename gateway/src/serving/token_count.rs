@@ -44,9 +44,11 @@ async fn count<W: Send + 'static>(
 ) -> Result<Response, GatewayError> {
     let ReceivedRequest { unread, deadline, permit, .. } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
+    let state = api.clone();
     let parsed = unread.read(move |body, context, caller| {
         let mut parsed = parse(body, context)?;
-        let request = parsed.requests.drain(..).next().unwrap_or_default();
+        let mut request = parsed.requests.drain(..).next().unwrap_or_default();
+        state.strip_patterns(&parsed.model, caller).strip(&mut request);
         let prompt = PromptDigest::new(caller, &parsed.model, &request);
         Ok((parsed, request, prompt))
     });

@@ -1,6 +1,7 @@
 //! The choice among replicas: a conversation goes on where its beginning is cached, also when another gateway began it.
 
 use russet_gateway::routes::DeploymentState;
+use russet_gateway::strip_patterns::StripPatterns;
 use russet_rpc::engine as pb;
 use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use serde_json::{Value, json};
@@ -106,4 +107,29 @@ async fn a_second_gateway_knows_where_a_beginning_is() {
     let before = counts([&same[0], &same[1]]);
     ask(&second, "one", 3).await;
     assert_eq!(counts([&same[0], &same[1]]), [before[0], before[1] + 1]);
+}
+
+#[tokio::test]
+async fn what_a_deployment_strips_is_in_no_prompt() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.only_engine(answer());
+    let ask = async |date: &str| {
+        let system = format!("Be brief.\nToday is {date}.\nYou are an agent.");
+        let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": "hi"}]);
+        let response = lab.chat(json!({"messages": messages})).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{}", response.text().await.unwrap());
+        let request = engine.received.lock().unwrap().pop().unwrap();
+        (request.messages[0].content.clone(), engine.marks.lock().unwrap().pop().unwrap())
+    };
+    let (whole, before) = ask("Monday").await;
+    assert!(whole.contains("Monday"), "{whole}");
+    assert_ne!(ask("Tuesday").await.1, before);
+    // An edit acts at once.
+    lab.change(|table| {
+        let patterns = [r"(?m)^Today is .*\n".to_owned()];
+        table.deployments[0].defaults.strip_patterns = StripPatterns::new(&patterns);
+    });
+    let (stripped, marks) = ask("Wednesday").await;
+    assert_eq!(stripped, "Be brief.\nYou are an agent.");
+    assert_eq!(ask("Thursday").await, (stripped, marks));
 }

@@ -306,6 +306,19 @@ fn quantised_cache_fits_in_less_memory_and_is_another_plan() {
 }
 
 #[test]
+fn patterns_that_are_none_are_named() {
+    let view = view(&[("a", 64)], 4);
+    let with = |pattern: &str| {
+        let mut spec = spec(ShardingMode::Auto, None, 1);
+        spec.engine.strip_patterns = vec!["^Date: .*$".into(), pattern.into()];
+        validate(&view, "ns", "chat", &spec)
+    };
+    assert!(with("(a)").is_ok());
+    let notes = format!("{:?}", with("(a").unwrap_err());
+    assert!(notes.contains("spec.engine.stripPatterns[1]") && notes.contains("unclosed group"), "{notes}");
+}
+
+#[test]
 fn running_replica_is_never_drained_for_one_that_cannot_fit() {
     let before = view(&[("a", 5)], 4);
     let one = desired(&before, &spec(ShardingMode::Auto, None, 1));
