@@ -565,19 +565,41 @@ mod tests {
         let sampled = Sampling { temperature: 0.7, top_p: 0.9, seed: Some(7), ..Sampling::default() };
         let ended = |text: &str| [bytes(text), vec![END]].concat();
         let (stop, length) = (Some(FinishReason::Stop), Some(FinishReason::Length));
+        let string = |index| Some(FinishReason::StopString(index));
         vec![
             (with(&[], false), 99, ended("héllo"), "héllo", stop, 6),
             (with(&[], false), 99, ended("日本語 🙂!"), "日本語 🙂!", stop, 15),
             (with(&[], false), 3, ended("hello"), "hel", length, 3),
-            (with(&["lo"], false), 99, ended("hello!"), "hel", stop, 5),
+            (with(&["lo"], false), 99, ended("hello!"), "hel", string(0), 5),
             (with(&["lo!"], false), 99, ended("hello"), "hello", stop, 5),
             (with(&["lo!"], false), 5, ended("hello"), "hello", length, 5),
-            (with(&["語 ", "本日"], false), 99, ended("日本語 日"), "日本", stop, 10),
-            (with(&["aab"], false), 99, ended("aaab"), "a", stop, 4),
+            (with(&["語 ", "本日"], false), 99, ended("日本語 日"), "日本", string(1), 10),
+            (with(&["aab"], false), 99, ended("aaab"), "a", string(0), 4),
             // A special token as stop string, alone, after text and before it; it is counted and not emitted.
-            (with(&["<|user|>"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "hi", stop, 3),
-            (with(&["i<|user|>"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "h", stop, 3),
-            (with(&["<|user|>!"], false), 99, [bytes("hi"), vec![USER], bytes("!")].concat(), "hi", stop, 4),
+            (
+                with(&["<|user|>"], false),
+                99,
+                [bytes("hi"), vec![USER], bytes("!")].concat(),
+                "hi",
+                string(0),
+                3,
+            ),
+            (
+                with(&["i<|user|>"], false),
+                99,
+                [bytes("hi"), vec![USER], bytes("!")].concat(),
+                "h",
+                string(0),
+                3,
+            ),
+            (
+                with(&["<|user|>!"], false),
+                99,
+                [bytes("hi"), vec![USER], bytes("!")].concat(),
+                "hi",
+                string(0),
+                4,
+            ),
             (
                 with(&["<|user|>?"], false),
                 99,
@@ -587,7 +609,7 @@ mod tests {
                 4,
             ),
             // The end token, where it is banned as the end.
-            (with(&["<|end|>"], true), 99, [bytes("hi"), vec![END], bytes("!")].concat(), "hi", stop, 3),
+            (with(&["<|end|>"], true), 99, [bytes("hi"), vec![END], bytes("!")].concat(), "hi", string(0), 3),
             // Special tokens take no character's place.
             (with(&[], false), 99, [vec![USER; 20], ended("日!")].concat(), "日!", stop, 24),
             (
@@ -607,7 +629,7 @@ mod tests {
                 99,
                 ended("hello"),
                 "hell",
-                stop,
+                string(1),
                 5,
             ),
             (with(&[], true), 3, ended("hi"), "hi", length, 3),

@@ -31,7 +31,7 @@ use tokio::time::timeout_at;
 pub use crate::backends::ReplicaChoice;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::metrics::RequestTracker;
-pub(crate) use attempt_loop::PendingRequest;
+pub(crate) use attempt_loop::{PendingRequest, PromptState};
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
 pub(crate) use dispatcher::Dispatcher;

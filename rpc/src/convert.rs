@@ -146,6 +146,10 @@ impl From<GenerationEvent> for pb::GenerateEvent {
             }
             GenerationEvent::Finished { reason, usage } => E::Finished(pb::Finished {
                 reason: pb::FinishReason::from(reason) as i32,
+                stop_string: match reason {
+                    FinishReason::StopString(index) => Some(index),
+                    _ => None,
+                },
                 prompt_tokens: usage.prompt_tokens,
                 completion_tokens: usage.completion_tokens,
                 cached_tokens: usage.cached_tokens,
@@ -168,7 +172,10 @@ impl From<pb::GenerateEvent> for GenerationEvent {
                 GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls, logprobs } }
             }
             Some(E::Finished(finished)) => GenerationEvent::Finished {
-                reason: finished.reason().into(),
+                reason: match (finished.reason().into(), finished.stop_string) {
+                    (FinishReason::Stop, Some(index)) => FinishReason::StopString(index),
+                    (reason, _) => reason,
+                },
                 usage: Usage {
                     prompt_tokens: finished.prompt_tokens,
                     completion_tokens: finished.completion_tokens,
@@ -226,7 +233,7 @@ impl From<pb::Failed> for GenerationFailure {
 impl From<FinishReason> for pb::FinishReason {
     fn from(reason: FinishReason) -> Self {
         match reason {
-            FinishReason::Stop => Self::Stop,
+            FinishReason::Stop | FinishReason::StopString(_) => Self::Stop,
             FinishReason::Length => Self::Length,
             FinishReason::Cancelled => Self::Cancelled,
         }
@@ -275,6 +282,8 @@ mod tests {
                 usage: Usage { prompt_tokens: 7, completion_tokens: 9, cached_tokens: 5 },
             },
             GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default() },
+            GenerationEvent::Finished { reason: FinishReason::StopString(0), usage: Usage::default() },
+            GenerationEvent::Finished { reason: FinishReason::StopString(31), usage: Usage::default() },
             GenerationEvent::Finished { reason: FinishReason::Cancelled, usage: Usage::default() },
             failure(FailureKind::InvalidRequest),
             failure(FailureKind::ContextLengthExceeded),

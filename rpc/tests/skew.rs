@@ -26,7 +26,13 @@ fn event(event: pb::generate_event::Event) -> GenerationEvent {
 
 #[test]
 fn an_unknown_reason_still_finishes_with_its_usage() {
-    let finished = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
+    let finished = pb::Finished {
+        reason: UNKNOWN,
+        prompt_tokens: 3,
+        completion_tokens: 5,
+        cached_tokens: 0,
+        stop_string: None,
+    };
     let GenerationEvent::Finished { reason, usage } = event(pb::generate_event::Event::Finished(finished))
     else {
         panic!("a finished response has another event")

@@ -8,8 +8,10 @@ use crate::conversation::ToolCall;
 /// Why a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
-    /// The model emitted an end-of-sequence token, or a stop string matched.
+    /// The model emitted an end-of-sequence token, or its last tool call or structured output was complete.
     Stop,
+    /// The text reached a stop string: the one with this index in the request's `stop`.
+    StopString(u32),
     /// `max_tokens` or the context length was reached.
     Length,
     /// The client disconnected or cancelled.
@@ -17,10 +19,15 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// Whether the model or a stop string ended it, so that it is whole.
+    pub fn is_stop(self) -> bool {
+        matches!(self, Self::Stop | Self::StopString(_))
+    }
+
     /// The word in OpenAI's API and the engine's metrics.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::StopString(_) => "stop",
             Self::Length => "length",
             Self::Cancelled => "cancelled",
         }

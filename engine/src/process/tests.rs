@@ -270,7 +270,12 @@ async fn one_rank_answers_and_says_what_it_cost() {
     for (request, text, reason, tokens) in [
         (say("héllo 日本"), "héllo 日本", FinishReason::Stop, 13),
         (say_for("ab", 5), "ababa", FinishReason::Length, 5),
-        (GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") }, "hel", FinishReason::Stop, 7),
+        (
+            GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") },
+            "hel",
+            FinishReason::StopString(0),
+            7,
+        ),
         // The context ends before the output does.
         (
             GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) },

@@ -563,7 +563,7 @@ async fn steps_that_are_taken_back_whole_change_no_answer() {
                 let (text, mut end) = reader.collect().await;
                 if let GenerationEvent::Finished { usage, reason } = &mut end {
                     usage.cached_tokens = 0;
-                    stopped += u32::from(*reason == FinishReason::Stop);
+                    stopped += u32::from(reason.is_stop());
                 }
                 answers.push((text, end));
             }

@@ -218,7 +218,8 @@ impl OutputStream {
             parts.extend(self.parser.finish());
             let delta = self.delta(parts).0;
             let event = (!delta.is_empty()).then_some(GenerationEvent::Token { id: token, delta });
-            return Ok(AcceptedToken { event, finished: Some(FinishReason::Stop) });
+            let reason = held.stopped.map_or(FinishReason::Stop, FinishReason::StopString);
+            return Ok(AcceptedToken { event, finished: Some(reason) });
         }
         self.tokens += 1;
         self.thinking.count(token, self.parser.in_reasoning());
@@ -232,16 +233,19 @@ impl OutputStream {
         };
         let (mut parts, stopped) = self.push(token)?;
         let mut finished = None;
-        if stopped {
+        if let Some(index) = stopped {
             parts.extend(self.parser.finish());
-            finished = Some(FinishReason::Stop);
+            finished = Some(FinishReason::StopString(index));
         } else if is_complete || self.tokens >= self.limit {
             // The remaining bytes may still complete a stop string.
             let held = self.flush()?;
             parts.extend(self.parser.push(&held.text));
             parts.extend(self.parser.finish());
-            let is_stop = is_complete || held.stopped;
-            finished = Some(if is_stop { FinishReason::Stop } else { FinishReason::Length });
+            finished = Some(match held.stopped {
+                Some(index) => FinishReason::StopString(index),
+                None if is_complete => FinishReason::Stop,
+                None => FinishReason::Length,
+            });
         }
         let (mut delta, ended) = self.delta(parts);
         delta.logprobs.extend(logprobs.map(|logprobs| self.logprobs(token, logprobs)));
@@ -251,8 +255,8 @@ impl OutputStream {
         Ok(AcceptedToken { event: Some(GenerationEvent::Token { id: token, delta }), finished })
     }
 
-    /// What a token adds, and whether a stop string is complete.
-    fn push(&mut self, token: u32) -> Result<(Vec<Part>, bool), TokenizerError> {
+    /// What a token adds, and the index of the stop string that is complete.
+    fn push(&mut self, token: u32) -> Result<(Vec<Part>, Option<u32>), TokenizerError> {
         let special = self.detokenizer.special_token(token);
         let mut pushed = match &special {
             Some(special) if self.stop_strings.hold_special_tokens() => {
@@ -261,11 +265,11 @@ impl OutputStream {
             Some(_) => StopCheck::default(),
             // A stop is none yet.
             None if self.tokens <= self.min_tokens && self.min_tokens > 0 => {
-                StopCheck { text: self.detokenizer.push(token)?, stopped: false }
+                StopCheck { text: self.detokenizer.push(token)?, stopped: None }
             }
             None => self.stop_strings.push(&self.detokenizer.push(token)?),
         };
-        let marker = special.filter(|text| !pushed.stopped && self.parser.reads(text));
+        let marker = special.filter(|text| pushed.stopped.is_none() && self.parser.reads(text));
         let Some(marker) = marker else {
             return Ok((self.parser.push(&pushed.text), pushed.stopped));
         };
@@ -273,7 +277,7 @@ impl OutputStream {
         let held = self.flush()?;
         pushed.text.push_str(&held.text);
         let mut parts = self.parser.push(&pushed.text);
-        if !held.stopped {
+        if held.stopped.is_none() {
             parts.extend(self.parser.push(&marker));
         }
         Ok((parts, held.stopped))
@@ -315,7 +319,7 @@ impl OutputStream {
     fn flush(&mut self) -> Result<StopCheck, TokenizerError> {
         let last = self.detokenizer.flush()?;
         let mut held = self.stop_strings.push(&last);
-        if !held.stopped {
+        if held.stopped.is_none() {
             held.text.push_str(&self.stop_strings.flush());
         }
         Ok(held)
@@ -411,7 +415,7 @@ mod tests {
         let mut stopped = request();
         stopped.stop = vec!["arguments".into()];
         let (delta, finished) = run(&mut output(&tokenizer, &stopped, 999), &tokens(WRITTEN));
-        assert_eq!((delta.tool_calls.len(), finished), (0, Some(FinishReason::Stop)));
+        assert_eq!((delta.tool_calls.len(), finished), (0, Some(FinishReason::StopString(0))));
         assert!(delta.text.ends_with("{\"name\": \"add\", \""), "{}", delta.text);
         // Without tools all of it is text, thinking aside.
         let plain = GenerationRequest { tools: Vec::new(), ..request() };

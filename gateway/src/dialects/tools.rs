@@ -87,13 +87,17 @@ pub(super) fn list(fields: &JsonObject) -> Result<&[Value], GatewayError> {
     match fields.get("tools") {
         None => Ok(&[]),
         Some(tools) if is_empty(tools) => Ok(&[]),
-        Some(Value::Array(tools)) if tools.len() <= MAX_TOOLS => Ok(tools),
-        Some(Value::Array(tools)) => {
-            let message = format!("`tools` must be at most {MAX_TOOLS} tools, not {}", tools.len());
-            Err(GatewayError::field("tools", message))
-        }
+        Some(Value::Array(tools)) => at_most(tools.len()).map(|()| tools.as_slice()),
         Some(_) => Err(GatewayError::field("tools", "`tools` must be a list of tools")),
     }
+}
+
+/// An error where a request has more tools than it may have.
+pub(super) fn at_most(tools: usize) -> Result<(), GatewayError> {
+    if tools <= MAX_TOOLS {
+        return Ok(());
+    }
+    Err(GatewayError::field("tools", format!("`tools` must be at most {MAX_TOOLS} tools, not {tools}")))
 }
 
 fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {

@@ -59,9 +59,17 @@ pub(crate) struct PendingRequest {
     session: Option<Session>,
     /// The client's field that has the prompt.
     prompt_field: &'static str,
-    /// Whether its prompt is on the way to an engine or prepared by one, and not held.
-    preparing: watch::Sender<bool>,
+    prompt_state: watch::Sender<PromptState>,
     recorder: Recorder,
+}
+
+/// What became of a prompt so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PromptState {
+    /// Whether it is on the way to an engine or prepared by one, and not held.
+    pub(crate) preparing: bool,
+    /// Its tokens, where an engine has admitted it.
+    pub(crate) tokens: Option<u32>,
 }
 
 /// What is asked of a model.
@@ -101,7 +109,7 @@ impl PendingRequest {
             kind: RequestKind::Text,
             session: None,
             prompt_field: "messages",
-            preparing: watch::Sender::new(true),
+            prompt_state: watch::Sender::new(PromptState { preparing: true, tokens: None }),
             recorder: Recorder::default(),
         }
     }
@@ -141,9 +149,9 @@ impl PendingRequest {
         self.recorder.generated(self.request.emitted.len() + tokens);
     }
 
-    /// Whether its prompt is on the way to an engine or prepared by one, and not held.
-    pub(crate) fn preparing(&self) -> watch::Receiver<bool> {
-        self.preparing.subscribe()
+    /// What becomes of its prompt.
+    pub(crate) fn prompt(&self) -> watch::Receiver<PromptState> {
+        self.prompt_state.subscribe()
     }
 
     /// The model name as the client sent it.
@@ -324,7 +332,7 @@ impl<'a> AttemptLoop<'a> {
                     self.hold(deployment, &reason)?;
                     self.record_route(&table);
                     self.request.recorder.held(deployment, &reason);
-                    self.request.preparing.send_replace(false);
+                    self.request.prompt_state.send_modify(|state| state.preparing = false);
                     self.wait_for_change(until).await?;
                 }
             }
@@ -485,7 +493,14 @@ impl<'a> AttemptLoop<'a> {
         isolation: &mut Option<Isolation>,
     ) -> Result<OpenedStream, AttemptError> {
         let PendingRequest {
-            request, asked, deadline, resume_point, preparing, prompt_field, recorder, ..
+            request,
+            asked,
+            deadline,
+            resume_point,
+            prompt_state,
+            prompt_field,
+            recorder,
+            ..
         } = &mut *self.request;
         // A response that has begun goes on as it began.
         if resume_point.is_none() {
@@ -501,9 +516,9 @@ impl<'a> AttemptLoop<'a> {
             *deadline,
             self.unread_tokens,
         );
-        preparing.send_replace(true);
+        prompt_state.send_modify(|state| state.preparing = true);
         let opened = within(isolation, opening).await;
-        preparing.send_replace(false);
+        prompt_state.send_modify(|state| state.preparing = false);
         let mut stream = opened?;
         recorder.prepared();
         if let Some(isolation) = isolation {
@@ -522,6 +537,7 @@ impl<'a> AttemptLoop<'a> {
                     }
                     prompt = prompt_tokens;
                     recorder.started(prompt_tokens);
+                    prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
                     let here = (prompt_tokens, emitted_tokens as usize);
                     if let Some(resume_point) = resume_point
                         && here != (resume_point.prompt_tokens, request.emitted.len())

@@ -58,7 +58,7 @@ pub(crate) fn generation<W: ResponseWriter>(
         return true;
     }
     let mut writer = again().writer;
-    let mut stream = writer.start().to_vec();
+    let mut stream = writer.start(None).to_vec();
     for delta in &deltas {
         (0..answers).for_each(|choice| stream.extend(writer.delta(choice, delta)));
         stream.extend(writer.keep_alive());
@@ -68,7 +68,7 @@ pub(crate) fn generation<W: ResponseWriter>(
     }
     assert_eq!(client.stream(&stream), ReadStream::Complete(whole), "streamed and whole");
     let mut writer = again().writer;
-    let mut stream = writer.start().to_vec();
+    let mut stream = writer.start(None).to_vec();
     stream.extend(deltas.first().map(|delta| writer.delta(0, delta)).unwrap_or_default());
     stream.extend(writer.error(&GatewayError::new(ErrorKind::Internal, "a rank\n\ndiverged")));
     assert_eq!(client.stream(&stream), ReadStream::Failed);

@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use super::choices::{Choices, TotalUsage};
 use super::dialect::{AcceptedResponse, DetachedResponse, ResponseWriter};
 use super::stalled_reader::ReadLimits;
-use super::streamed_response;
+use super::streamed_response::{self, Opening};
 use crate::background::EventLog;
 use crate::dispatch::{Dispatcher, PendingRequest};
 
@@ -45,8 +45,8 @@ async fn generate<W: ResponseWriter>(
     let choices = requests.len();
     let opening = Box::pin(Choices::open(dispatcher, requests));
     let cancelled = log.cancelled();
-    let mut events =
-        pin!(streamed_response::events(opening, None, choices, total, writer, KEEP_ALIVE, cancelled));
+    let opening = Opening { opening, opened: None, prompt_tokens: None };
+    let mut events = pin!(streamed_response::events(opening, choices, total, writer, KEEP_ALIVE, cancelled));
     while let Some(bytes) = events.next().await {
         if let Err(error) = log.append(&bytes).await {
             // What is kept of it says that it has not ended, and so that it failed.

@@ -69,6 +69,11 @@ impl TotalUsage {
         Self { choices: choices.max(1), prompts: BTreeMap::new() }
     }
 
+    /// The tokens of all prompts, given those of the prompt of each choice; `None` where one of them is not counted.
+    pub(super) fn of_prompts(&self, choices: impl Iterator<Item = Option<u32>>) -> Option<u32> {
+        choices.step_by(self.choices).try_fold(0u32, |sum, tokens| Some(sum.saturating_add(tokens?)))
+    }
+
     /// Adds those of a choice.
     pub(super) fn add(&mut self, choice: usize, usage: Usage) {
         let prompt = self.prompts.entry(choice / self.choices);
@@ -118,6 +123,9 @@ mod tests {
     fn usage_of_choices_has_one_prompt() {
         let mut total = TotalUsage::new(2);
         assert_eq!(total.total(), Usage::default());
+        let of_prompts = |choices: &[Option<u32>]| total.of_prompts(choices.iter().copied());
+        assert_eq!(of_prompts(&[Some(20), None, Some(8), Some(8)]), Some(28));
+        assert_eq!(of_prompts(&[Some(20), Some(20), None, Some(8)]), None);
         for (choice, prompt_tokens, completion_tokens, cached_tokens) in
             [(0, 20, 5, 0), (3, 8, 2, 4), (1, 20, 7, 16), (2, 8, 1, 4)]
         {

@@ -127,8 +127,8 @@ pub(crate) trait ResponseWriter: Send + 'static {
     /// A complete response that is not streamed: the choices of the first prompt, then those of the next.
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response;
 
-    /// The stream starts.
-    fn start(&mut self) -> Bytes;
+    /// The stream starts; with the tokens of all its prompts, unless it starts before they are counted.
+    fn start(&mut self, prompt_tokens: Option<u32>) -> Bytes;
 
     /// What is added to a choice.
     fn delta(&mut self, choice: usize, delta: &Delta) -> Bytes;

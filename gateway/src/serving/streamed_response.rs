@@ -17,7 +17,7 @@ use super::api_state::StreamTimeouts;
 use super::choices::{Choices, TotalUsage};
 use super::dialect::ResponseWriter;
 use super::stalled_reader::{ReadBody, ReadLimits};
-use crate::dispatch::{Dispatcher, PendingRequest};
+use crate::dispatch::{Dispatcher, PendingRequest, PromptState};
 use crate::error::GatewayError;
 
 /// How long the first event of a prepared prompt may take: where the prompt is refused, it comes at once.
@@ -34,11 +34,11 @@ pub(super) async fn respond<W: ResponseWriter>(
 ) -> Result<Response, GatewayError> {
     let choices = requests.len();
     let begun = Instant::now();
-    let prepared = prepared(requests.iter().map(PendingRequest::preparing).collect());
+    let prompts: Vec<_> = requests.iter().map(PendingRequest::prompt).collect();
     let mut opening = Box::pin(Choices::open(dispatcher, requests));
     let mut opened = timeout(timeouts.headers, &mut opening).await.ok();
     if opened.is_none() {
-        let prepared = timeout_at(begun + timeouts.prompt.max(timeouts.headers), prepared);
+        let prepared = timeout_at(begun + timeouts.prompt.max(timeouts.headers), prepared(prompts.clone()));
         opened = tokio::select! {
             opened = &mut opening => Some(opened),
             // What an engine found is its next word.
@@ -46,8 +46,10 @@ pub(super) async fn respond<W: ResponseWriter>(
         };
     }
     let opened = opened.transpose()?;
+    let prompt_tokens = total.of_prompts(prompts.iter().map(|prompt| prompt.borrow().tokens));
+    let opening = Opening { opening, opened, prompt_tokens };
     let never = CancellationToken::new();
-    let body = events(opening, opened, choices, total, writer, timeouts.keep_alive, never);
+    let body = events(opening, choices, total, writer, timeouts.keep_alive, never);
     Ok(response(W::STREAM_TYPE, body, limits))
 }
 
@@ -66,10 +68,21 @@ pub(super) fn response(
     (headers, Body::from_stream(ReadBody::new(body, limits))).into_response()
 }
 
-/// The bytes of a response of so many choices, which are opened or are being opened, until it ends or is cancelled.
+/// Choices that are opened or being opened.
+pub(super) struct Opening<F> {
+    /// Opens them.
+    pub(super) opening: F,
+    /// They, where they are open: `opening` has ended then.
+    pub(super) opened: Option<Choices>,
+    /// Tokens of all their prompts, where they are counted.
+    pub(super) prompt_tokens: Option<u32>,
+}
+
+/// The bytes of a response of so many choices until it ends or is cancelled.
 pub(super) fn events<W: ResponseWriter>(
-    mut opening: impl Future<Output = Result<Choices, GatewayError>> + Send + Unpin + 'static,
-    opened: Option<Choices>,
+    Opening { mut opening, opened, prompt_tokens }: Opening<
+        impl Future<Output = Result<Choices, GatewayError>> + Send + Unpin + 'static,
+    >,
     choices: usize,
     mut total: TotalUsage,
     mut writer: W,
@@ -79,7 +92,7 @@ pub(super) fn events<W: ResponseWriter>(
     let mut unfinished = choices;
     async_stream::stream! {
         let mut keep_alive = interval_at(Instant::now() + keep_alive, keep_alive);
-        yield writer.start();
+        yield writer.start(prompt_tokens);
         let mut events = match opened {
             Some(events) => events,
             None => loop {
@@ -157,9 +170,9 @@ async fn cancel<W: ResponseWriter>(writer: &mut W, total: &TotalUsage) -> Bytes 
 }
 
 /// Waits until each of these prompts is prepared, or held.
-async fn prepared(mut prompts: Vec<watch::Receiver<bool>>) {
-    for preparing in &mut prompts {
+async fn prepared(mut prompts: Vec<watch::Receiver<PromptState>>) {
+    for prompt in &mut prompts {
         // Its sender is gone where its response has begun.
-        let _ = preparing.wait_for(|preparing| !preparing).await;
+        let _ = prompt.wait_for(|prompt| !prompt.preparing).await;
     }
 }

@@ -19,10 +19,9 @@ pub(super) struct MessageEnvelope<'a> {
     pub(super) role: &'static str,
     pub(super) model: &'a str,
     pub(super) content: Vec<BlockBody<'a>>,
-    /// Null until it is known.
-    pub(super) stop_reason: Option<&'static str>,
-    /// Engines do not say which stop string matched.
-    pub(super) stop_sequence: Option<()>,
+    /// Nulls until it is known.
+    #[serde(flatten)]
+    pub(super) end: MessageEnd<'a>,
     pub(super) usage: MessageUsage,
 }
 
@@ -65,7 +64,7 @@ pub(super) enum StreamEvent<'a> {
     ContentBlockStart { index: usize, content_block: BlockBody<'a> },
     ContentBlockDelta { index: usize, delta: BlockDelta<'a> },
     ContentBlockStop { index: usize },
-    MessageDelta { delta: MessageEnd, usage: MessageUsage },
+    MessageDelta { delta: MessageEnd<'a>, usage: MessageUsage },
     MessageStop,
     Ping,
 }
@@ -85,10 +84,11 @@ pub(super) enum BlockDelta<'a> {
 }
 
 /// Why a message ended.
-#[derive(Serialize)]
-pub(super) struct MessageEnd {
-    pub(super) stop_reason: &'static str,
-    pub(super) stop_sequence: Option<()>,
+#[derive(Default, Serialize)]
+pub(super) struct MessageEnd<'a> {
+    pub(super) stop_reason: Option<&'static str>,
+    /// The one of the request's `stop_sequences` that the text reached.
+    pub(super) stop_sequence: Option<&'a str>,
 }
 
 impl StreamEvent<'_> {

@@ -59,7 +59,7 @@ fn parse_fields(
     let mut left_out = BTreeSet::new();
     let request = request_for_prompt(&mut fields, body, context, &mut left_out)?;
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
-    let writer = MessageWriter::new(context.id, model.clone());
+    let writer = MessageWriter::new(context.id, model.clone(), request.stop.clone());
     Ok(ParsedRequest {
         model,
         prompt_field: "messages",

@@ -33,6 +33,8 @@ pub(super) struct MessageWriter {
     model: String,
     /// The id that errors have.
     request_id: String,
+    /// The request's `stop_sequences`, by the index that engines name.
+    stop_sequences: Vec<String>,
     /// The index of the open block, or of the next one.
     index: usize,
     open: Option<OpenBlock>,
@@ -52,14 +54,15 @@ impl ResponseWriter for MessageWriter {
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         let content = choices.iter().flat_map(|(response, _)| blocks(response)).collect();
         let has_calls = choices.iter().any(|(response, _)| !response.tool_calls.is_empty());
-        let stop_reason = choices.last().map(|(_, reason)| stop_reason(*reason, has_calls));
-        Json(self.message(content, stop_reason, usage.into())).into_response()
+        let end = choices.last().map(|(_, reason)| self.end(*reason, has_calls));
+        Json(self.message(content, end.unwrap_or_default(), usage.into())).into_response()
     }
 
-    fn start(&mut self) -> Bytes {
+    fn start(&mut self, prompt_tokens: Option<u32>) -> Bytes {
         let mut out = Vec::new();
-        // The tokens of the prompt are told at the end: the stream may begin before they are counted.
-        let message = self.message(Vec::new(), None, MessageUsage::default());
+        // Which of them are cached is known at the end.
+        let usage = Usage { prompt_tokens: prompt_tokens.unwrap_or_default(), ..Usage::default() };
+        let message = self.message(Vec::new(), MessageEnd::default(), usage.into());
         StreamEvent::MessageStart { message }.write(&mut out);
         out.into()
     }
@@ -88,7 +91,7 @@ impl ResponseWriter for MessageWriter {
     fn finish(&mut self, _: usize, reason: FinishReason, usage: Option<Usage>) -> Bytes {
         let mut out = Vec::new();
         self.close(&mut out);
-        let delta = MessageEnd { stop_reason: stop_reason(reason, self.has_calls), stop_sequence: None };
+        let delta = self.end(reason, self.has_calls);
         StreamEvent::MessageDelta { delta, usage: usage.unwrap_or_default().into() }.write(&mut out);
         StreamEvent::MessageStop.write(&mut out);
         out.into()
@@ -103,12 +106,13 @@ impl ResponseWriter for MessageWriter {
 
 impl MessageWriter {
     /// The writer of the response to this request.
-    pub(super) fn new(id: &RequestId, model: String) -> Self {
+    pub(super) fn new(id: &RequestId, model: String, stop_sequences: Vec<String>) -> Self {
         let RequestId { unique, shown } = id;
         Self {
             id: format!("msg_{unique}"),
             model,
             request_id: shown.clone(),
+            stop_sequences,
             index: 0,
             open: None,
             has_calls: false,
@@ -118,7 +122,7 @@ impl MessageWriter {
     fn message<'a>(
         &'a self,
         content: Vec<BlockBody<'a>>,
-        stop_reason: Option<&'static str>,
+        end: MessageEnd<'a>,
         usage: MessageUsage,
     ) -> MessageEnvelope<'a> {
         MessageEnvelope {
@@ -127,10 +131,25 @@ impl MessageWriter {
             role: "assistant",
             model: &self.model,
             content,
-            stop_reason,
-            stop_sequence: None,
+            end,
             usage,
         }
+    }
+
+    /// Why the message ended. Calls that came before a stop string are whole: a client has to answer them.
+    fn end(&self, reason: FinishReason, has_calls: bool) -> MessageEnd<'_> {
+        let stop_sequence = match reason {
+            FinishReason::StopString(index) if !has_calls => self.stop_sequences.get(index as usize),
+            _ => None,
+        };
+        let stop_reason = match reason {
+            _ if stop_sequence.is_some() => "stop_sequence",
+            FinishReason::Stop | FinishReason::StopString(_) if has_calls => "tool_use",
+            FinishReason::Stop | FinishReason::StopString(_) => "end_turn",
+            // Cancelled: nobody reads it, and it is not whole.
+            FinishReason::Length | FinishReason::Cancelled => "max_tokens",
+        };
+        MessageEnd { stop_reason: Some(stop_reason), stop_sequence: stop_sequence.map(String::as_str) }
     }
 
     /// Adds to the open block if it is of this kind, else to a new one.
@@ -184,16 +203,6 @@ fn blocks(response: &Delta) -> Vec<BlockBody<'_>> {
         BlockBody::ToolUse { id: &call.id, name: &call.name, input }
     });
     thinking.into_iter().chain(text).chain(calls).collect()
-}
-
-/// Why a response ended. A stop string is an end like another: engines do not say which one matched, or whether one did.
-fn stop_reason(reason: FinishReason, has_calls: bool) -> &'static str {
-    match reason {
-        FinishReason::Stop if has_calls => "tool_use",
-        FinishReason::Stop => "end_turn",
-        // Cancelled: nobody reads it, and it is not whole.
-        FinishReason::Length | FinishReason::Cancelled => "max_tokens",
-    }
 }
 
 #[cfg(test)]

@@ -163,7 +163,7 @@ impl ResponseWriter for OllamaWriter {
         }
     }
 
-    fn start(&mut self) -> Bytes {
+    fn start(&mut self, _: Option<u32>) -> Bytes {
         Bytes::new()
     }
 

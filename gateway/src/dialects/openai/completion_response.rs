@@ -162,7 +162,7 @@ impl ResponseWriter for CompletionWriter {
         Json(self.body(choices, Some(Some(usage.into())))).into_response()
     }
 
-    fn start(&mut self) -> Bytes {
+    fn start(&mut self, _: Option<u32>) -> Bytes {
         let nothing = Delta::default();
         let echoed: Vec<usize> =
             (0..self.choices.len()).filter(|&index| self.choices[index].echo.is_some()).collect();
@@ -218,7 +218,7 @@ mod tests {
     fn a_stream_has_the_prompt_once_and_offsets_behind_it() {
         let echoes = vec![Some("né".to_owned()), None];
         let mut writer = CompletionWriter::new("cmpl-1".into(), 7, "m".into(), true, echoes);
-        let start = events(&writer.start());
+        let start = events(&writer.start(None));
         assert_eq!(start.len(), 1);
         assert_eq!(start[0]["choices"][0]["text"], "né");
         let logprobs = vec![

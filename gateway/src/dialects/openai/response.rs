@@ -167,7 +167,7 @@ impl ResponseWriter for ChatWriter {
         Json(self.body(choices, usage)).into_response()
     }
 
-    fn start(&mut self) -> Bytes {
+    fn start(&mut self, _: Option<u32>) -> Bytes {
         let chunks = (0..self.tool_calls.len()).map(|choice| {
             let delta = ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
             self.choice(choice, delta, None, None)
@@ -275,7 +275,7 @@ impl ChatWriter {
 /// Why a response ended: agents call the tools only where it says so.
 fn finish_reason(reason: FinishReason, tool_calls: usize) -> &'static str {
     match reason {
-        FinishReason::Stop if tool_calls > 0 => "tool_calls",
+        reason if reason.is_stop() && tool_calls > 0 => "tool_calls",
         reason => reason.as_str(),
     }
 }

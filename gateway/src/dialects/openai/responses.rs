@@ -1,6 +1,7 @@
 //! OpenAI's Responses API: requests of items, and responses that are items too, whole or as a stream of typed events. Where
 //! the gateway has a store they are kept; elsewhere what needs a kept one is refused by name.
 
+mod client_tools;
 pub(super) mod codex_models;
 pub(super) mod compact;
 mod event;

@@ -7,7 +7,11 @@ use super::*;
 use crate::error::ErrorKind;
 
 fn writer() -> MessageWriter {
-    MessageWriter::new(&RequestId { unique: "u".into(), shown: "req_u".into() }, "m".into())
+    MessageWriter::new(
+        &RequestId { unique: "u".into(), shown: "req_u".into() },
+        "m".into(),
+        vec!["###".into(), "END".into()],
+    )
 }
 
 fn text(text: &str) -> Delta {
@@ -40,7 +44,7 @@ fn events(bytes: &[u8]) -> Vec<Value> {
 /// The events between the first and the last two, in one word each: `+kind` begins a block, `-` ends it.
 fn stream(deltas: &[Delta], reason: FinishReason) -> (String, &'static str) {
     let mut writer = writer();
-    let mut bytes = writer.start().to_vec();
+    let mut bytes = writer.start(Some(7)).to_vec();
     for delta in deltas {
         bytes.extend(writer.delta(0, delta));
     }
@@ -52,14 +56,15 @@ fn stream(deltas: &[Delta], reason: FinishReason) -> (String, &'static str) {
         first["message"],
         json!({
             "id": "msg_u", "type": "message", "role": "assistant", "model": "m", "content": [],
-            "stop_reason": null, "stop_sequence": null, "usage": usage(0, 0, 0),
+            "stop_reason": null, "stop_sequence": null, "usage": usage(7, 0, 0),
         })
     );
     let [blocks @ .., delta, stop] = rest else { panic!("{rest:?}") };
     assert_eq!((&delta["usage"], &stop["type"]), (&usage(5, 2, 3), &json!("message_stop")));
-    assert_eq!(delta["delta"]["stop_sequence"], Value::Null);
-    let reason = ["end_turn", "max_tokens", "tool_use"];
+    let reason = ["end_turn", "max_tokens", "tool_use", "stop_sequence"];
     let reason = reason.into_iter().find(|reason| delta["delta"]["stop_reason"] == *reason).unwrap();
+    let sequence = (reason == "stop_sequence").then_some("END");
+    assert_eq!(delta["delta"]["stop_sequence"].as_str(), sequence);
     let words = blocks.iter().map(|event| {
         let (block, delta) = (&event["content_block"], &event["delta"]);
         let added = ["thinking", "signature", "text", "partial_json"]
@@ -114,6 +119,10 @@ fn blocks_of_a_stream_follow_each_other() {
             FinishReason::Length,
             ("0+text x 0- 1+tool_use {} 1- 2+text y 2-", "max_tokens"),
         ),
+        (vec![text("Hi")], FinishReason::StopString(1), ("0+text Hi 0-", "stop_sequence")),
+        (vec![call("c1", "{}")], FinishReason::StopString(1), ("0+tool_use {} 0-", "tool_use")),
+        // Of an engine that names a stop string there is not.
+        (vec![text("Hi")], FinishReason::StopString(2), ("0+text Hi 0-", "end_turn")),
     ] {
         let (words, stop_reason) = stream(&deltas, reason);
         assert_eq!((words.as_str(), stop_reason), expected);
@@ -140,6 +149,7 @@ async fn a_whole_message_has_no_empty_block() {
     let mut all = Delta { text: "Hi".into(), ..thinking("hm") };
     all.append(call("c1", r#"{"z": 1.0, "a": 2}"#));
     for (response, reason, content, stop_reason) in [
+        (text("Hi"), FinishReason::StopString(1), json!([said]), "stop_sequence"),
         (Delta::default(), FinishReason::Stop, json!([]), "end_turn"),
         (text("Hi"), FinishReason::Length, json!([said]), "max_tokens"),
         (thinking("hm"), FinishReason::Stop, json!([thought]), "end_turn"),
@@ -150,7 +160,7 @@ async fn a_whole_message_has_no_empty_block() {
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let expected = json!({
             "id": "msg_u", "type": "message", "role": "assistant", "model": "m", "content": content,
-            "stop_reason": stop_reason, "stop_sequence": null,
+            "stop_reason": stop_reason, "stop_sequence": (stop_reason == "stop_sequence").then_some("END"),
             "usage": {
                 "input_tokens": 5, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2, "output_tokens": 3,
             },

@@ -150,7 +150,7 @@ impl ResponseWriter for CompactionWriter {
 
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         match choices.first() {
-            Some((Delta { text, .. }, FinishReason::Stop)) if !text.trim().is_empty() => {
+            Some((Delta { text, .. }, reason)) if reason.is_stop() && !text.trim().is_empty() => {
                 Json(self.body(text, usage)).into_response()
             }
             // A conversation must not go on without what was in it.
@@ -162,7 +162,7 @@ impl ResponseWriter for CompactionWriter {
         }
     }
 
-    fn start(&mut self) -> Bytes {
+    fn start(&mut self, _: Option<u32>) -> Bytes {
         Bytes::new()
     }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use russet_wire::conversation::{Message, ToolCall};
 use serde_json::{Value, json};
 
+use super::client_tools::model_name;
 use super::compact;
 use super::tools::CUSTOM_INPUT;
 use crate::dialects::openai::request::messages::{content, name_results};
@@ -119,9 +120,9 @@ impl Turns {
                 return Err(GatewayError::field(format!("{at}.type"), message));
             }
         }
-        let left_out = fields
-            .iter()
-            .filter(|(name, value)| !["id", "status", "phase"].contains(&name.as_str()) && !is_empty(value));
+        let left_out = fields.iter().filter(|(name, value)| {
+            !["id", "status", "phase", "namespace"].contains(&name.as_str()) && !is_empty(value)
+        });
         ignored.extend(left_out.map(|(name, _)| format!("input.{name}")));
         Ok(())
     }
@@ -227,9 +228,14 @@ fn invalid(field: &str, what: &str) -> GatewayError {
     GatewayError::field(field, format!("`{field}` must be {what}"))
 }
 
-/// The name of the tool that an item calls.
+/// The name for the model of the tool that an item calls.
 fn tool_name(at: &str, fields: &mut JsonObject) -> Result<String, GatewayError> {
-    let name = text(at, fields, "name")?;
+    let namespace = match fields.remove("namespace") {
+        None => None,
+        Some(Value::String(namespace)) => Some(namespace),
+        Some(_) => return Err(invalid(&format!("{at}.namespace"), "a string")),
+    };
+    let name = model_name(namespace.as_deref(), &text(at, fields, "name")?);
     if name.len() > MAX_NAME_BYTES {
         let field = format!("{at}.name");
         let message = format!("`{field}` must be at most {MAX_NAME_BYTES} bytes, not {}", name.len());
@@ -316,10 +322,17 @@ mod tests {
             ),
             (
                 json!([
-                    {"type": "custom_tool_call", "id": "ctc_1", "call_id": "1", "name": "patch", "input": "a\n"},
+                    {"type": "custom_tool_call", "namespace": null, "id": "ctc_1", "call_id": "1", "name": "patch", "input": "a\n"},
                     {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "ok"}]},
                 ]),
                 vec![FIRST, r#"assistant:  |  | 1 patch({"input":"a\n"}) |  "#, "tool:  | ok |  | 1 patch"],
+            ),
+            (
+                json!([
+                    {"type": "function_call", "namespace": "crm", "call_id": "1", "name": "find", "arguments": "{}"},
+                    {"type": "function_call_output", "namespace": "crm", "call_id": "1", "output": "ok"},
+                ]),
+                vec![FIRST, "assistant:  |  | 1 crm__find({}) |  ", "tool:  | ok |  | 1 crm__find"],
             ),
             (
                 // Cut off while it thought; what it thought in full comes before a summary.
@@ -393,6 +406,10 @@ mod tests {
                 "input[0].arguments",
             ),
             (json!([{"type": "custom_tool_call", "call_id": "1", "name": "f"}]), "input[0].input"),
+            (
+                json!([{"type": "function_call", "namespace": 7, "call_id": "1", "name": "f"}]),
+                "input[0].namespace",
+            ),
             (json!([{"type": "function_call_output", "output": "x"}]), "input[0].call_id"),
             (json!([{"type": "function_call_output", "call_id": "1"}]), "input[0].output"),
             (

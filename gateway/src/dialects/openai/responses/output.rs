@@ -1,12 +1,11 @@
 //! The items of a response, as they grow: thinking, texts and calls of tools in the order in which the model writes them.
 //! Whole and streamed responses grow in the same way, so they are the same. Not here: JSON, see `response` and `event`.
 
-use std::collections::BTreeSet;
-
 use russet_wire::conversation::ToolCall;
 use russet_wire::event::{Delta, FinishReason, Logprobs};
 use serde_json::Value;
 
+use super::client_tools::{ClientTool, ClientTools};
 use super::tools::CUSTOM_INPUT;
 
 /// An item.
@@ -35,9 +34,9 @@ pub(super) enum ItemContent {
     /// Text, and the log-probabilities of its tokens where the request asks for them.
     Message { text: String, logprobs: Vec<Logprobs> },
     /// A call of a function.
-    FunctionCall { call_id: String, name: String, arguments: String },
+    FunctionCall { call_id: String, namespace: Option<String>, name: String, arguments: String },
     /// A call of a custom tool, whose input is free text.
-    CustomCall { call_id: String, name: String, input: String },
+    CustomCall { call_id: String, namespace: Option<String>, name: String, input: String },
 }
 
 /// What happens to an item.
@@ -62,8 +61,8 @@ pub(super) fn unobserved(_: usize, _: &Item, _: Change<'_>) {}
 pub(super) struct Output {
     /// A part of the ids of items.
     id: String,
-    /// Names of tools whose input is free text.
-    custom_tools: BTreeSet<String>,
+    /// The client's names of tools.
+    tools: ClientTools,
     items: Vec<Item>,
     /// Of tokens whose text has not come yet.
     withheld: Vec<Logprobs>,
@@ -73,8 +72,8 @@ pub(super) struct Output {
 
 impl Output {
     /// No items yet, of the response with this id.
-    pub(super) fn new(id: String, custom_tools: BTreeSet<String>) -> Self {
-        Self { id, custom_tools, items: Vec::new(), withheld: Vec::new(), reasoning_tokens: 0 }
+    pub(super) fn new(id: String, tools: ClientTools) -> Self {
+        Self { id, tools, items: Vec::new(), withheld: Vec::new(), reasoning_tokens: 0 }
     }
 
     pub(super) fn items(&self) -> &[Item] {
@@ -111,13 +110,15 @@ impl Output {
     fn add_call(&mut self, call: &ToolCall, observe: &mut Observer<'_>) {
         let ToolCall { id, name, arguments } = call;
         self.end(ItemStatus::Completed, observe);
-        let (call_id, name) = (id.clone(), name.clone());
-        if self.custom_tools.contains(&name) {
+        let call_id = id.clone();
+        let ClientTool { is_custom, namespace, name } = self.tools.called(name);
+        if is_custom {
             let input = custom_input(arguments);
-            self.begin(ItemContent::CustomCall { call_id, name, input: String::new() }, observe);
+            self.begin(ItemContent::CustomCall { call_id, namespace, name, input: String::new() }, observe);
             self.grow(&input, &[], observe);
         } else {
-            self.begin(ItemContent::FunctionCall { call_id, name, arguments: String::new() }, observe);
+            let call = ItemContent::FunctionCall { call_id, namespace, name, arguments: String::new() };
+            self.begin(call, observe);
             self.grow(arguments, &[], observe);
         }
         self.end(ItemStatus::Completed, observe);
@@ -125,7 +126,7 @@ impl Output {
 
     /// Nothing more comes. A response that stopped has a text or a call, were it an empty text: clients look for one.
     pub(super) fn finish(&mut self, reason: FinishReason, observe: &mut Observer<'_>) {
-        let stopped = reason == FinishReason::Stop;
+        let stopped = reason.is_stop();
         let has_answer = self.items.iter().any(|item| !matches!(item.content, ItemContent::Reasoning { .. }));
         if stopped && !has_answer {
             self.begin(ItemContent::Message { text: String::new(), logprobs: Vec::new() }, observe);
@@ -211,7 +212,14 @@ mod tests {
 
     /// The items of these deltas, as `id: status: content`.
     fn items(deltas: &[Delta], reason: FinishReason) -> Vec<String> {
-        let mut output = Output::new("r".into(), ["patch".to_owned()].into());
+        let mut tools = ClientTools::default();
+        for (is_custom, namespace, name) in
+            [(true, None, "patch"), (false, Some("crm"), "find"), (true, Some("crm"), "note")]
+        {
+            let namespace = namespace.map(str::to_owned);
+            tools.add(ClientTool { is_custom, namespace, name: name.into() });
+        }
+        let mut output = Output::new("r".into(), tools);
         for delta in deltas {
             output.add(delta, &mut unobserved);
         }
@@ -219,10 +227,11 @@ mod tests {
         let shown = |item: &Item| {
             let text = match &item.content {
                 ItemContent::Reasoning { text } | ItemContent::Message { text, .. } => text.clone(),
-                ItemContent::FunctionCall { call_id, name, arguments } => {
-                    format!("{call_id} {name} {arguments}")
+                ItemContent::FunctionCall { call_id, namespace, name, arguments: text }
+                | ItemContent::CustomCall { call_id, namespace, name, input: text } => {
+                    let namespace = namespace.as_ref().map(|namespace| format!("{namespace}:"));
+                    format!("{call_id} {}{name} {text}", namespace.unwrap_or_default())
                 }
-                ItemContent::CustomCall { call_id, name, input } => format!("{call_id} {name} {input}"),
             };
             format!("{} {:?} {text}", item.id, item.status)
         };
@@ -254,6 +263,19 @@ mod tests {
                 Stop,
                 vec!["ctc_r_0 Completed 1 patch a\nb", "ctc_r_1 Completed 2 patch [7]"],
             ),
+            (
+                vec![
+                    call("1", "crm__find", "{}"),
+                    call("2", "crm__note", r#"{"input": "a"}"#),
+                    call("3", "find", ""),
+                ],
+                Stop,
+                vec![
+                    "fc_r_0 Completed 1 crm:find {}",
+                    "ctc_r_1 Completed 2 crm:note a",
+                    "fc_r_2 Completed 3 find ",
+                ],
+            ),
         ] {
             assert_eq!(items(&deltas, reason), expected, "{deltas:?}");
         }
@@ -264,7 +286,7 @@ mod tests {
         let of = |id: u32| Logprobs { sampled: TokenLogprob { id, ..TokenLogprob::default() }, top: vec![] };
         let with =
             |delta: Delta, ids: &[u32]| Delta { logprobs: ids.iter().map(|id| of(*id)).collect(), ..delta };
-        let mut output = Output::new("r".into(), BTreeSet::new());
+        let mut output = Output::new("r".into(), ClientTools::default());
         for delta in [
             with(thinking("t"), &[1]),
             // The bytes of a character come together.

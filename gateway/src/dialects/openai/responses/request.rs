@@ -32,7 +32,7 @@ pub(in crate::dialects::openai) fn parse(
     let mut left_out = BTreeSet::new();
     let service_tier = parameters::service_tier(fields.get("service_tier"))?;
     let instructions = instructions(fields.remove("instructions"))?;
-    let tools::ParsedTools { tools, choice, custom, repeated, repeated_choice } =
+    let tools::ParsedTools { tools, choice, client_tools, repeated, repeated_choice } =
         tools::parse(&fields, &body, &mut left_out)?;
     let (format, text) = text_format::parse(&fields, &body, &mut left_out)?;
     let logprobs = logprobs(&fields, &mut left_out)?;
@@ -91,7 +91,7 @@ pub(in crate::dialects::openai) fn parse(
         id: format!("resp_{}", context.id.unique),
         created_at: context.unix_seconds,
         settings,
-        output: Output::new(context.id.unique.clone(), custom),
+        output: Output::new(context.id.unique.clone(), client_tools),
         events: EventSequence::default(),
         clock: unix_seconds,
         record,

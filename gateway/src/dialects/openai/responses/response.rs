@@ -72,10 +72,35 @@ struct OutputDetails {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ItemBody<'a> {
-    Reasoning { id: &'a str, status: &'static str, summary: Vec<PartBody<'a>> },
-    Message { id: &'a str, status: &'static str, role: &'static str, content: Vec<PartBody<'a>> },
-    FunctionCall { id: &'a str, status: &'static str, call_id: &'a str, name: &'a str, arguments: &'a str },
-    CustomToolCall { id: &'a str, status: &'static str, call_id: &'a str, name: &'a str, input: &'a str },
+    Reasoning {
+        id: &'a str,
+        status: &'static str,
+        summary: Vec<PartBody<'a>>,
+    },
+    Message {
+        id: &'a str,
+        status: &'static str,
+        role: &'static str,
+        content: Vec<PartBody<'a>>,
+    },
+    FunctionCall {
+        id: &'a str,
+        status: &'static str,
+        call_id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        name: &'a str,
+        arguments: &'a str,
+    },
+    CustomToolCall {
+        id: &'a str,
+        status: &'static str,
+        call_id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        name: &'a str,
+        input: &'a str,
+    },
 }
 
 /// A part of an item.
@@ -121,11 +146,11 @@ impl<'a> From<&'a Item> for ItemBody<'a> {
         match content {
             ItemContent::Reasoning { .. } => Self::Reasoning { id, status, summary: parts() },
             ItemContent::Message { .. } => Self::Message { id, status, role: "assistant", content: parts() },
-            ItemContent::FunctionCall { call_id, name, arguments } => {
-                Self::FunctionCall { id, status, call_id, name, arguments }
+            ItemContent::FunctionCall { call_id, namespace, name, arguments } => {
+                Self::FunctionCall { id, status, call_id, namespace: namespace.as_deref(), name, arguments }
             }
-            ItemContent::CustomCall { call_id, name, input } => {
-                Self::CustomToolCall { id, status, call_id, name, input }
+            ItemContent::CustomCall { call_id, namespace, name, input } => {
+                Self::CustomToolCall { id, status, call_id, namespace: namespace.as_deref(), name, input }
             }
         }
     }
@@ -195,7 +220,7 @@ impl<'a> ResponseBody<'a> {
             ResponseState::Finished(at, reason, usage) => {
                 body.usage = Some(UsageBody::new(usage, output.reasoning_tokens()));
                 match reason {
-                    FinishReason::Stop => {
+                    FinishReason::Stop | FinishReason::StopString(_) => {
                         body.status = "completed";
                         body.completed_at = Some(at);
                     }

@@ -1,5 +1,6 @@
 //! Tools of a request, and which of them the model may call. A custom tool, whose input is free text, is a function with
-//! that text as its argument. Tools that OpenAI runs itself are left out, because Codex sends them unasked.
+//! that text as its argument; a tool of a namespace is one with the namespace in its name. Tools that OpenAI runs itself
+//! are left out, because Codex sends them unasked.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
-use crate::dialects::tools::{choose, function, list};
+use super::client_tools::{ClientTool, ClientTools, model_name};
+use crate::dialects::tools::{at_most, choose, function, list, signature};
 use crate::dialects::values::JsonObject;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -27,8 +29,8 @@ pub(super) struct ParsedTools {
     /// Those that the model may call.
     pub(super) tools: Vec<Tool>,
     pub(super) choice: ToolChoice,
-    /// Names of custom tools.
-    pub(super) custom: BTreeSet<String>,
+    /// What the client calls them.
+    pub(super) client_tools: ClientTools,
     /// The tools as the response repeats them.
     pub(super) repeated: Box<RawValue>,
     /// The choice as the response repeats it.
@@ -41,6 +43,14 @@ pub(super) struct ParsedTools {
 enum ToolBody {
     Function { name: String, description: Option<String>, parameters: Option<Box<RawValue>>, strict: bool },
     Custom { name: String, description: Option<String>, format: Value },
+    Namespace { name: String, description: Option<String>, tools: Vec<ToolBody> },
+}
+
+/// The tools so far.
+#[derive(Default)]
+struct Listed {
+    tools: Vec<Tool>,
+    client_tools: ClientTools,
 }
 
 /// Which tools the model may or has to call.
@@ -74,40 +84,17 @@ pub(super) fn parse(
     let listed = list(fields)?;
     let raw: Option<RawBody<'_>> = if listed.is_empty() { None } else { body.read() };
     let raw = raw.map(|raw| raw.tools).unwrap_or_default();
-    let (mut tools, mut repeated, mut custom) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let (mut all, mut repeated) = (Listed::default(), Vec::new());
     for (index, value) in listed.iter().enumerate() {
-        let at = format!("tools[{index}]");
-        let Value::Object(value) = value else {
-            return Err(GatewayError::field(&at, format!("`{at}` must be an object with a type and a name")));
-        };
-        match value.get("type").and_then(Value::as_str) {
-            Some("function") => {
-                let schema = raw.get(index).and_then(|raw| raw.parameters);
-                let tool = function(&at, value, schema)?;
-                repeated.push(ToolBody::from(&tool));
-                tools.push(tool);
-            }
-            Some("custom") => {
-                let tool = function(&at, &without_schema(value), None)?;
-                let format = value.get("format").filter(|format| !format.is_null());
-                custom.insert(tool.name.clone());
-                repeated.push(ToolBody::Custom {
-                    name: tool.name.clone(),
-                    description: tool.description.clone(),
-                    format: format.cloned().unwrap_or_else(|| json!({"type": "text"})),
-                });
-                tools.push(custom_tool(tool, format, ignored));
-            }
-            Some(kind) => {
-                ignored.insert(format!("tools.{kind}"));
-            }
-            None => {
-                let field = format!("{at}.type");
-                let message = format!("`{field}` must be \"function\" or \"custom\"");
-                return Err(GatewayError::field(&field, message));
-            }
+        let (at, raw) = (format!("tools[{index}]"), raw.get(index).copied().unwrap_or_default());
+        let tool = object(&at, value)?;
+        match tool.get("type").and_then(Value::as_str) {
+            Some("namespace") => repeated.push(all.namespace(&at, tool, raw, ignored)?),
+            _ => repeated.extend(all.tool(&at, tool, None, raw, ignored)?),
         }
     }
+    let Listed { tools, client_tools } = all;
+    at_most(tools.len())?;
     let (tools, choice) = allowed(tools, choice)?;
     let mut repeated = to_raw_value(&repeated).unwrap_or_default();
     if repeated.get().len() > MAX_REPEATED_BYTES {
@@ -116,7 +103,85 @@ pub(super) fn parse(
     if repeated_choice.to_string().len() > MAX_REPEATED_BYTES {
         repeated_choice = json!("auto");
     }
-    Ok(ParsedTools { tools, choice, custom, repeated, repeated_choice })
+    Ok(ParsedTools { tools, choice, client_tools, repeated, repeated_choice })
+}
+
+impl Listed {
+    /// Adds the tools of a namespace. What it is for is told with the first of them.
+    fn namespace(
+        &mut self,
+        at: &str,
+        value: &JsonObject,
+        raw: RawTool<'_>,
+        ignored: &mut BTreeSet<String>,
+    ) -> Result<ToolBody, GatewayError> {
+        let Tool { name, description, .. } = signature(at, value)?;
+        let tools_at = format!("{at}.tools");
+        let Some(Value::Array(tools)) = value.get("tools") else {
+            return Err(GatewayError::field(&tools_at, format!("`{tools_at}` must be a list of tools")));
+        };
+        let raw: Vec<RawTool<'_>> =
+            raw.tools.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+        let first = self.tools.len();
+        let mut repeated = Vec::new();
+        for (index, tool) in tools.iter().enumerate() {
+            let (at, raw) = (format!("{tools_at}[{index}]"), raw.get(index).copied().unwrap_or_default());
+            repeated.extend(self.tool(&at, object(&at, tool)?, Some(&name), raw, ignored)?);
+        }
+        if let (Some(first), Some(about)) = (self.tools.get_mut(first), &description) {
+            first.description = Some(match first.description.take() {
+                Some(own) => format!("{about}\n\n{own}"),
+                None => about.clone(),
+            });
+        }
+        Ok(ToolBody::Namespace { name, description, tools: repeated })
+    }
+
+    /// Adds a tool, of a namespace or of none; nothing of a type that the client does not run.
+    fn tool(
+        &mut self,
+        at: &str,
+        value: &JsonObject,
+        namespace: Option<&str>,
+        raw: RawTool<'_>,
+        ignored: &mut BTreeSet<String>,
+    ) -> Result<Option<ToolBody>, GatewayError> {
+        let (tool, body, is_custom) = match value.get("type").and_then(Value::as_str) {
+            Some("function") => {
+                let tool = function(at, value, raw.parameters)?;
+                let body = ToolBody::from(&tool);
+                (tool, body, false)
+            }
+            Some("custom") => {
+                let tool = function(at, &without_schema(value), None)?;
+                let format = value.get("format").filter(|format| !format.is_null());
+                let body = ToolBody::Custom {
+                    name: tool.name.clone(),
+                    description: tool.description.clone(),
+                    format: format.cloned().unwrap_or_else(|| json!({"type": "text"})),
+                };
+                (custom_tool(tool, format, ignored), body, true)
+            }
+            Some(kind) => {
+                ignored.insert(format!("tools.{kind}"));
+                return Ok(None);
+            }
+            None => {
+                let field = format!("{at}.type");
+                let message = format!("`{field}` must be \"function\", \"custom\" or \"namespace\"");
+                return Err(GatewayError::field(&field, message));
+            }
+        };
+        let namespace = namespace.map(str::to_owned);
+        let name = self.client_tools.add(ClientTool { is_custom, namespace, name: tool.name });
+        self.tools.push(Tool { name, ..tool });
+        Ok(Some(body))
+    }
+}
+
+fn object<'a>(at: &str, value: &'a Value) -> Result<&'a JsonObject, GatewayError> {
+    let message = || format!("`{at}` must be an object with a type and a name");
+    value.as_object().ok_or_else(|| GatewayError::field(at, message()))
 }
 
 impl From<&Tool> for ToolBody {
@@ -169,6 +234,11 @@ fn allowed(tools: Vec<Tool>, choice: Choice) -> Result<(Vec<Tool>, ToolChoice), 
     }
 }
 
+/// The namespace of a tool that a choice names.
+fn namespace(tool: &Value) -> Option<&str> {
+    tool.get("namespace").and_then(Value::as_str)
+}
+
 fn tool_choice(value: Option<&Value>) -> Result<Choice, GatewayError> {
     let invalid = || {
         let message = "`tool_choice` must be none, auto, required, or an object: {\"type\": \"function\", \"name\": …}, {\"type\": \"custom\", \"name\": …} or {\"type\": \"allowed_tools\", \"mode\": …, \"tools\": […]}";
@@ -182,12 +252,12 @@ fn tool_choice(value: Option<&Value>) -> Result<Choice, GatewayError> {
             "required" => Ok(Choice::Required),
             _ => Err(invalid()),
         },
-        Some(Value::Object(choice)) => match choice.get("type").and_then(Value::as_str) {
+        Some(value @ Value::Object(choice)) => match choice.get("type").and_then(Value::as_str) {
             Some("function" | "custom") => {
                 // Chats have the name within the function, and clients mix them up.
                 let name = choice.get("name").or_else(|| choice.get("function")?.get("name"));
                 let name = name.and_then(Value::as_str).filter(|name| !name.is_empty());
-                name.map(|name| Choice::Named(name.to_owned())).ok_or_else(invalid)
+                name.map(|name| Choice::Named(model_name(namespace(value), name))).ok_or_else(invalid)
             }
             Some("allowed_tools") => {
                 let is_required = match choice.get("mode").and_then(Value::as_str) {
@@ -200,7 +270,7 @@ fn tool_choice(value: Option<&Value>) -> Result<Choice, GatewayError> {
                 let is_ours = |tool: &&Value| {
                     tool.get("type").is_some_and(|kind| kind == "function" || kind == "custom")
                 };
-                let name = |tool: &Value| tool.get("name")?.as_str().map(str::to_owned);
+                let name = |tool: &Value| Some(model_name(namespace(tool), tool.get("name")?.as_str()?));
                 let names: Option<BTreeSet<String>> = tools.iter().filter(is_ours).map(name).collect();
                 Ok(Choice::Allowed { is_required, names: names.ok_or_else(invalid)? })
             }
@@ -216,153 +286,14 @@ struct RawBody<'a> {
     tools: Vec<RawTool<'a>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize)]
 struct RawTool<'a> {
     #[serde(borrow, default)]
     parameters: Option<&'a RawValue>,
+    /// Of a namespace.
+    #[serde(borrow, default)]
+    tools: Option<&'a RawValue>,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::json_body::JsonScan;
-
-    fn parsed(text: &str) -> Result<(ParsedTools, Vec<String>), GatewayError> {
-        let body = JsonScan::new(text.as_bytes()).unwrap().decode(text.as_bytes()).unwrap();
-        let mut fields = body.value.as_object().unwrap().clone();
-        fields.retain(|_, value| !value.is_null());
-        let mut ignored = BTreeSet::new();
-        let tools = parse(&fields, &body, &mut ignored)?;
-        Ok((tools, ignored.into_iter().collect()))
-    }
-
-    #[test]
-    fn functions_and_custom_tools_arrive_and_others_are_listed() {
-        const SCHEMA: &str = r#"{"type": "object", "properties": {"z": {}, "a": {"enum": [1.0]}}}"#;
-        let body = format!(
-            r#"{{"tools": [
-                {{"type": "web_search", "parameters": 7}}, {{"type": "local_shell"}},
-                {{"type": "function", "name": "f", "description": "F.", "parameters": {SCHEMA}, "strict": true}},
-                {{"type": "namespace", "name": "mcp", "tools": [{{"type": "function", "name": "g"}}]}},
-                {{"type": "custom", "name": "patch", "description": "Edits.",
-                  "format": {{"type": "grammar", "syntax": "lark", "definition": "start: \"a\""}}}},
-                {{"type": "function", "name": "h"}}]}}"#
-        );
-        let (tools, ignored) = parsed(&body).unwrap();
-        let ParsedTools { tools, choice, custom, repeated, repeated_choice } = tools;
-        assert_eq!(ignored, ["tools.format", "tools.local_shell", "tools.namespace", "tools.web_search"]);
-        let described = "Edits.\n\nThe input follows this lark grammar:\nstart: \"a\"";
-        let expected = [
-            Tool {
-                name: "f".into(),
-                description: Some("F.".into()),
-                parameters: Some(SCHEMA.into()),
-                strict: true,
-            },
-            Tool {
-                name: "patch".into(),
-                description: Some(described.into()),
-                parameters: Some(CUSTOM_PARAMETERS.into()),
-                strict: false,
-            },
-            Tool { name: "h".into(), ..Tool::default() },
-        ];
-        assert_eq!((tools.as_slice(), choice), (expected.as_slice(), ToolChoice::Auto));
-        assert_eq!((custom, repeated_choice), (["patch".to_owned()].into(), json!("auto")));
-        assert!(repeated.get().contains(SCHEMA), "{repeated}");
-        assert_eq!(
-            serde_json::from_str::<Value>(repeated.get()).unwrap()[1],
-            json!({
-                "type": "custom", "name": "patch", "description": "Edits.",
-                "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"a\""},
-            })
-        );
-    }
-
-    #[test]
-    fn choices_of_tools_say_which_may_be_called() {
-        let tools = json!([
-            {"type": "function", "name": "f"}, {"type": "custom", "name": "c"}, {"type": "web_search"},
-        ]);
-        let of = |choice: &Value| parsed(&json!({"tools": tools, "tool_choice": choice}).to_string());
-        let function = |name: &str| json!({"type": "function", "name": name});
-        let allowed =
-            |mode: &str, tools: Value| json!({"type": "allowed_tools", "mode": mode, "tools": tools});
-        for (choice, names, expected) in [
-            (json!("auto"), vec!["f", "c"], ToolChoice::Auto),
-            (json!(null), vec!["f", "c"], ToolChoice::Auto),
-            (json!("none"), vec![], ToolChoice::Auto),
-            (json!("required"), vec!["f", "c"], ToolChoice::Required),
-            (function("f"), vec!["f", "c"], ToolChoice::Named("f".into())),
-            (json!({"type": "custom", "name": "c"}), vec!["f", "c"], ToolChoice::Named("c".into())),
-            (
-                json!({"type": "function", "function": {"name": "f"}}),
-                vec!["f", "c"],
-                ToolChoice::Named("f".into()),
-            ),
-            (
-                allowed("required", json!([function("f"), {"type": "web_search"}])),
-                vec!["f"],
-                ToolChoice::Required,
-            ),
-            (allowed("auto", json!([{"type": "custom", "name": "c"}])), vec!["c"], ToolChoice::Auto),
-        ] {
-            let (parsed, _) = of(&choice).unwrap();
-            let got: Vec<&str> = parsed.tools.iter().map(|tool| tool.name.as_str()).collect();
-            assert_eq!((got, parsed.choice), (names, expected), "{choice}");
-        }
-        for choice in [
-            json!("any"),
-            json!(7),
-            json!({"type": "web_search"}),
-            json!({"type": "function"}),
-            function("g"),
-            allowed("auto", json!([function("g")])),
-            allowed("auto", json!([{"type": "function"}])),
-            allowed("some", json!([])),
-            allowed("required", json!([])),
-        ] {
-            assert_eq!(of(&choice).unwrap_err().param.as_deref(), Some("tool_choice"), "{choice}");
-        }
-    }
-
-    #[test]
-    fn invalid_tools_are_refused_by_name() {
-        let function = |more: Value| {
-            let mut tool = json!({"type": "function", "name": "f"});
-            tool.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            json!({"tools": [tool]})
-        };
-        for (body, param) in [
-            (json!({"tools": "all"}), "tools"),
-            (json!({"tools": vec![json!({"type": "x"}); 129]}), "tools"),
-            (json!({"tools": [7]}), "tools[0]"),
-            (json!({"tools": [{"name": "f"}]}), "tools[0].type"),
-            (json!({"tools": [{"type": "custom"}]}), "tools[0].name"),
-            (function(json!({"name": ""})), "tools[0].name"),
-            (function(json!({"parameters": 7})), "tools[0].parameters"),
-            (function(json!({"description": 7})), "tools[0].description"),
-            (function(json!({"strict": 7})), "tools[0].strict"),
-            (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "tool_choice"),
-        ] {
-            let error = parsed(&body.to_string()).unwrap_err();
-            assert_eq!(error.param.as_deref(), Some(param), "{body}");
-            assert!(error.message.contains(param), "{error}");
-        }
-    }
-
-    #[test]
-    fn large_tools_are_not_repeated() {
-        let description = "x".repeat(MAX_REPEATED_BYTES);
-        let body = json!({"tools": [{"type": "function", "name": "f", "description": description}]});
-        let (parsed, _) = parsed(&body.to_string()).unwrap();
-        assert_eq!((parsed.tools.len(), parsed.repeated.get()), (1, "[]"));
-        let allowed = vec![json!({"type": "function", "name": "f"}); 10_000];
-        let body = json!({
-            "tools": [{"type": "function", "name": "f"}],
-            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed},
-        });
-        let (parsed, _) = self::parsed(&body.to_string()).unwrap();
-        assert_eq!((parsed.choice, parsed.repeated_choice), (ToolChoice::Required, json!("auto")));
-    }
-}
+mod tests;

@@ -131,7 +131,7 @@ impl ResponseWriter for ResponsesWriter {
         Json(self.body(ResponseState::Finished(at, reason, usage))).into_response()
     }
 
-    fn start(&mut self) -> Bytes {
+    fn start(&mut self, _: Option<u32>) -> Bytes {
         let (state, name) = match &self.record {
             Some(record) if record.is_background() => (ResponseState::Queued, "response.queued"),
             _ => (ResponseState::InProgress, "response.in_progress"),
@@ -187,6 +187,7 @@ mod tests {
     use serde_json::value::to_raw_value;
     use serde_json::{Value, json};
 
+    use super::super::client_tools::{ClientTool, ClientTools};
     use super::super::settings::{ReasoningSettings, TextSettings};
     use super::*;
     use crate::error::ErrorKind;
@@ -217,11 +218,13 @@ mod tests {
             tools: to_raw_value(&json!([])).unwrap(),
             truncation: "disabled",
         };
+        let mut tools = ClientTools::default();
+        tools.add(ClientTool { is_custom: true, namespace: None, name: "patch".into() });
         ResponsesWriter {
             id: "resp_r".into(),
             created_at: 17,
             settings,
-            output: Output::new("r".into(), ["patch".to_owned()].into()),
+            output: Output::new("r".into(), tools),
             events: EventSequence::default(),
             clock: || 19,
             record: None,
@@ -255,7 +258,7 @@ mod tests {
 
     fn streamed(deltas: &[Delta], end: Result<FinishReason, &GatewayError>) -> Vec<Value> {
         let mut writer = writer();
-        let mut bytes = writer.start().to_vec();
+        let mut bytes = writer.start(None).to_vec();
         for delta in deltas {
             bytes.extend(writer.delta(0, delta));
         }
