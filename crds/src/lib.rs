@@ -48,6 +48,7 @@ pub use model_route::*;
 pub use node_pool::*;
 pub use references::*;
 pub use rollout::*;
+pub use russet_model::description::Task;
 pub use russet_model::generation_config::GenerationConfig;
 pub use russet_wire::engine_config::{Backend, Transport};
 pub use russet_wire::engine_options::*;

@@ -295,10 +295,13 @@ mod tests {
                 context_tokens: 1,
                 model: "small".into(),
                 defaults: RequestDefaults::default(),
+                load_quantization: "",
+                memory_bytes: 0,
                 state: DeploymentState::Ready,
                 endpoints: vec![two.clone()],
             }],
             aliases: vec![],
+            models: Default::default(),
         });
         let remaining: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
         assert_eq!(remaining, [two]);

@@ -214,6 +214,8 @@ mod tests {
             model: "small".into(),
             adapters: BTreeMap::new(),
             defaults: RequestDefaults::default(),
+            load_quantization: "",
+            memory_bytes: 0,
             state: DeploymentState::Ready,
             endpoints: vec![],
         }

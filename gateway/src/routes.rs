@@ -3,6 +3,7 @@
 //! client here; `objects` reads the kinds and `follow` watches them.
 
 mod follow;
+mod model_details;
 mod objects;
 mod scope;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use crate::request_defaults::RequestDefaults;
 pub use follow::follow;
+pub use model_details::{ModelDetails, ModelHeaders};
 pub use scope::ModelScope;
 
 /// The state the gateway routes by.
@@ -23,6 +25,8 @@ pub struct RoutingTable {
     pub deployments: Vec<Deployment>,
     /// Names that ModelRoutes give to deployments.
     pub aliases: Vec<ModelAlias>,
+    /// What is known of Models, by namespace and name; empty until they are listed, which routing does not wait for.
+    pub models: BTreeMap<(String, String), ModelDetails>,
 }
 
 /// A ModelDeployment as the gateway sees it.
@@ -42,6 +46,10 @@ pub struct Deployment {
     pub adapters: BTreeMap<String, String>,
     /// What it sets where requests say nothing.
     pub defaults: RequestDefaults,
+    /// How its weights are packed while they are loaded, such as `4bit`; empty where they stay as they are stored.
+    pub load_quantization: &'static str,
+    /// Bytes that its ready groups have reserved, on all nodes together.
+    pub memory_bytes: u64,
     /// Whether waiting for it makes sense.
     pub state: DeploymentState,
     /// Groups that are ready.
@@ -372,6 +380,8 @@ mod tests {
             model: "small".into(),
             adapters: BTreeMap::new(),
             defaults: RequestDefaults::default(),
+            load_quantization: "",
+            memory_bytes: 0,
             state: DeploymentState::Ready,
             endpoints: vec![],
         }
@@ -398,6 +408,7 @@ mod tests {
                 deployment("lab", "twin"),
                 deployment("office", "shared"),
             ],
+            models: BTreeMap::new(),
             aliases: vec![
                 alias("gpt-4o", "usual", &["gone", "large", "small"]),
                 alias("meta-llama/*", "llama", &["large"]),
@@ -525,6 +536,7 @@ mod tests {
         };
         let table = RoutingTable {
             synced: true,
+            models: BTreeMap::new(),
             deployments: vec![
                 deployment("default", "smoke"),
                 deployment("evil", "trap"),

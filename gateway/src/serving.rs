@@ -55,7 +55,7 @@ pub(crate) use dialect::{
 };
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
-pub(crate) use model_summary::ModelSummary;
+pub(crate) use model_summary::{ModelSummary, ServedFiles};
 pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
 pub(crate) use token_count::token_count;

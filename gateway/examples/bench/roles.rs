@@ -224,10 +224,12 @@ pub fn table_of(engines: &[String]) -> RoutingTable {
         model: "small".into(),
         adapters: BTreeMap::new(),
         defaults: RequestDefaults::default(),
+        load_quantization: "",
+        memory_bytes: 0,
         state: DeploymentState::Ready,
         endpoints: engines.iter().enumerate().map(endpoint).collect(),
     };
-    RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] }
+    RoutingTable { synced: true, deployments: vec![deployment], ..RoutingTable::default() }
 }
 
 /// The gateway before the engine at `engine`. Prints its address, then the key that it accepts.

@@ -134,10 +134,12 @@ mod tests {
             model: "small".into(),
             adapters: Default::default(),
             defaults: RequestDefaults::default(),
+            load_quantization: "",
+            memory_bytes: 0,
             state,
             endpoints: if is_serving { vec![endpoint] } else { vec![] },
         };
-        RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] }
+        RoutingTable { synced: true, deployments: vec![deployment], ..RoutingTable::default() }
     }
 
     #[test]

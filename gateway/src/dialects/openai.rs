@@ -59,7 +59,7 @@ pub(super) static MODEL_PAGES: ModelPages = ModelPages {
 };
 
 fn model_body(model: &ModelSummary) -> Value {
-    let ModelSummary { id, created, context_tokens, ready, message, deployments } = model;
+    let ModelSummary { id, created, context_tokens, ready, message, deployments, files: _ } = model;
     json!({
         "id": id,
         "object": "model",

@@ -188,6 +188,8 @@ mod tests {
             model: "small".into(),
             adapters: BTreeMap::new(),
             defaults: RequestDefaults::default(),
+            load_quantization: "",
+            memory_bytes: 0,
             state,
             endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
         }
@@ -204,6 +206,7 @@ mod tests {
         };
         RoutingTable {
             synced: true,
+            models: BTreeMap::new(),
             deployments: vec![
                 deployment("up", DeploymentState::Ready, &["1", "2"]),
                 deployment("late", DeploymentState::Working("copying".into()), &["3"]),
@@ -289,8 +292,11 @@ mod tests {
             let mut one = deployment("chat", DeploymentState::Ready, &["1", "2"]);
             one.adapters = adapters(wanted);
             one.endpoints[1].adapters = adapters(has);
-            let table: &'static RoutingTable =
-                Box::leak(Box::new(RoutingTable { synced: true, deployments: vec![one], aliases: vec![] }));
+            let table: &'static RoutingTable = Box::leak(Box::new(RoutingTable {
+                synced: true,
+                deployments: vec![one],
+                ..RoutingTable::default()
+            }));
             match resume {
                 None => choose(table, model, &ModelScope::ALL, any),
                 Some(adapter_model) => {

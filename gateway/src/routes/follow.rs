@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use kube::Client;
 use kube::runtime::watcher::Event;
-use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
+use russet_crds::{Model, ModelDeployment, ModelRoute, ShardGroup};
 use russet_rpc::cache_status::CacheStatus;
 use russet_rpc::list_item::ListItem;
 use tokio::sync::watch;
@@ -20,20 +20,25 @@ pub async fn follow(client: Client, caches: CacheStatus, publish: watch::Sender<
         changes::<ModelDeployment, _>(&client, &caches, |event| RouteEvent::Deployment(Box::new(event))),
         changes::<ShardGroup, _>(&client, &caches, |event| RouteEvent::Group(Box::new(event))),
         changes::<ModelRoute, _>(&client, &caches, |event| RouteEvent::Route(Box::new(event))),
+        changes::<Model, _>(&client, &caches, |event| RouteEvent::Model(Box::new(event))),
     ]);
     let (mut deployments, mut groups, mut routes) =
         (Reflected::default(), Reflected::default(), Reflected::default());
+    let mut models = Reflected::default();
     // The streams never end: a watcher reconnects forever.
     while let Some(change) = changes.next().await {
         match change {
             RouteEvent::Deployment(event) => deployments.apply(*event),
             RouteEvent::Group(event) => groups.apply(*event),
             RouteEvent::Route(event) => routes.apply(*event),
+            RouteEvent::Model(event) => models.apply(*event),
         }
+        // Models are only shown, so no request waits for their list.
         if !(deployments.listed && groups.listed && routes.listed) {
             continue;
         }
-        let table = RoutingTable::from_objects(deployments.iter(), groups.iter(), routes.iter());
+        let table = RoutingTable::from_objects(deployments.iter(), groups.iter(), routes.iter())
+            .with_models(models.iter());
         publish.send_if_modified(|current| {
             let changed = **current != table;
             if changed {
@@ -48,4 +53,5 @@ enum RouteEvent {
     Deployment(Box<Event<ListItem<ModelDeployment>>>),
     Group(Box<Event<ListItem<ShardGroup>>>),
     Route(Box<Event<ListItem<ModelRoute>>>),
+    Model(Box<Event<ListItem<Model>>>),
 }

@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Adapter, KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
+use russet_crds::{
+    Adapter, KvCapacity, Model, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup, WeightQuantization,
+};
 
 use crate::request_defaults::RequestDefaults;
 use crate::strip_patterns::StripPatterns;
 
-use super::{DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
+use super::{
+    DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, ModelAlias, ModelDetails, RoutingTable,
+};
 
 impl RoutingTable {
     /// The routing table of these objects.
@@ -24,11 +28,15 @@ impl RoutingTable {
         // The context length a group was planned with counts: the model's own limit may be below the
         // deployment's request.
         let mut planned: BTreeMap<(String, String), u32> = BTreeMap::new();
+        let mut memory: BTreeMap<(String, String), u64> = BTreeMap::new();
         for group in groups {
             let key = (group.namespace().unwrap_or_default(), group.spec.deployment_ref.name.clone());
             let tokens = planned.entry(key.clone()).or_insert(u32::MAX);
             *tokens = (*tokens).min(group.spec.plan.context_tokens);
             if let Some(endpoint) = endpoint(group) {
+                let reserved = group.spec.plan.members.iter().map(|member| member.reserved_bytes());
+                let bytes = memory.entry(key.clone()).or_default();
+                *bytes = reserved.fold(*bytes, u64::saturating_add);
                 endpoints.entry(key).or_default().push(endpoint);
             }
         }
@@ -51,6 +59,8 @@ impl RoutingTable {
                     model: object.spec.model_ref.name.clone(),
                     adapters: adapters(&object.spec.adapters),
                     defaults: defaults(object),
+                    load_quantization: load_quantization(object.spec.engine.options.quantization),
+                    memory_bytes: memory.get(&key).copied().unwrap_or(0),
                     namespace,
                     name,
                     endpoints,
@@ -86,7 +96,16 @@ impl RoutingTable {
         aliases.sort_by_cached_key(|alias| {
             (alias.namespace != DEFAULT_NAMESPACE, alias.route.clone(), alias.pattern.clone())
         });
-        Self { synced: true, deployments, aliases }
+        Self { synced: true, deployments, aliases, models: BTreeMap::new() }
+    }
+
+    /// The same with what is known of these Models.
+    #[must_use]
+    pub fn with_models<'a>(self, models: impl IntoIterator<Item = &'a Model>) -> Self {
+        let details = |model: &Model| {
+            ((model.namespace().unwrap_or_default(), model.name_any()), ModelDetails::of(model))
+        };
+        Self { models: models.into_iter().map(details).collect(), ..self }
     }
 }
 
@@ -97,6 +116,15 @@ fn defaults(object: &ModelDeployment) -> RequestDefaults {
         sampling: status.and_then(|status| status.generation_config).unwrap_or_default(),
         template_arguments: object.spec.engine.chat_template_arguments.clone().unwrap_or_default(),
         strip_patterns: StripPatterns::new(&object.spec.engine.strip_patterns),
+    }
+}
+
+/// As [`ModelDetails::quantization`] writes it; empty where weights stay as they are stored.
+fn load_quantization(quantization: WeightQuantization) -> &'static str {
+    match quantization {
+        WeightQuantization::Int8 => "8bit",
+        WeightQuantization::Int4 => "4bit",
+        WeightQuantization::AsStored | WeightQuantization::Unknown => "",
     }
 }
 
@@ -237,6 +265,24 @@ mod tests {
         smaller.spec.plan.context_tokens = 2048;
         let table = RoutingTable::from_objects(&deployments, &[smaller], &[]);
         assert_eq!(table.deployments[0].context_tokens, 2048);
+    }
+
+    #[test]
+    fn ready_groups_add_up_to_what_a_deployment_has_reserved() {
+        let deployments = [deployment("chat", 1, vec![])];
+        let member = |weight_bytes| russet_crds::GroupMember {
+            weight_bytes,
+            kv_bytes: 10,
+            overhead_bytes: 1,
+            ..Default::default()
+        };
+        let groups = [true, true, false].map(|ready| {
+            let mut group = group("chat-0-x", "chat", 1, Some(1), ready);
+            group.spec.plan.members = vec![member(100), member(200)];
+            group
+        });
+        let table = RoutingTable::from_objects(&deployments, &groups, &[]);
+        assert_eq!(table.deployments[0].memory_bytes, 2 * 322);
     }
 
     #[test]

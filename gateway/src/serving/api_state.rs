@@ -119,15 +119,18 @@ impl ApiState {
         let models = table.models(caller.scope());
         let summary = |(id, deployments): (String, Vec<&Deployment>)| {
             let (_, adapter) = table.resolve_adapter(&id, caller.scope());
-            ModelSummary::new(&id, &deployments, adapter)
+            ModelSummary::new(&table, &id, &deployments, adapter)
         };
         models.into_iter().map(summary).collect()
     }
 
     /// One model that the caller may request, or the error for its name.
     pub(crate) fn model(&self, id: &str, caller: &Caller) -> Result<ModelSummary, GatewayError> {
-        match self.dispatcher.table().resolve_adapter(id, caller.scope()) {
-            (Resolved::Deployments(deployments), adapter) => Ok(ModelSummary::new(id, &deployments, adapter)),
+        let table = self.dispatcher.table();
+        match table.resolve_adapter(id, caller.scope()) {
+            (Resolved::Deployments(deployments), adapter) => {
+                Ok(ModelSummary::new(&table, id, &deployments, adapter))
+            }
             _ => Err(self.dispatcher.unknown(id, caller)),
         }
     }

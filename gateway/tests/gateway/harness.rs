@@ -519,6 +519,8 @@ impl GatewayLab {
                 model: "small".into(),
                 adapters: Default::default(),
                 defaults: RequestDefaults::default(),
+                load_quantization: "",
+                memory_bytes: 0,
                 state: state.clone(),
                 endpoints: engines
                     .iter()
@@ -533,7 +535,12 @@ impl GatewayLab {
                     .collect(),
             })
             .collect();
-        self.publish.send_replace(Arc::new(RoutingTable { synced: true, deployments, aliases: names }));
+        self.publish.send_replace(Arc::new(RoutingTable {
+            synced: true,
+            deployments,
+            aliases: names,
+            ..RoutingTable::default()
+        }));
     }
 
     /// Changes the routing table.

@@ -18,6 +18,7 @@ mod keys;
 mod limits;
 mod network;
 mod ollama;
+mod ollama_models;
 mod openai_responses;
 mod poison;
 mod pooling;

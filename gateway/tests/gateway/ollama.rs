@@ -16,7 +16,7 @@ use crate::harness::{
 };
 
 /// Sends this body for the model `m`, unless it names another.
-async fn post(lab: &GatewayLab, path: &str, body: Value) -> reqwest::Response {
+pub async fn post(lab: &GatewayLab, path: &str, body: Value) -> reqwest::Response {
     let mut all = json!({"model": "m"});
     for (name, value) in body.as_object().unwrap() {
         all[name] = value.clone();
@@ -24,23 +24,23 @@ async fn post(lab: &GatewayLab, path: &str, body: Value) -> reqwest::Response {
     lab.client.post(lab.url(path)).json(&all).send().await.unwrap()
 }
 
-async fn sent(lab: &GatewayLab, path: &str, body: Value) -> (u16, Value) {
+pub async fn sent(lab: &GatewayLab, path: &str, body: Value) -> (u16, Value) {
     let response = post(lab, path, body).await;
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-fn hi() -> Value {
+pub fn hi() -> Value {
     json!([{"role": "user", "content": "hi"}])
 }
 
 /// The lines of a stream, without their times and durations, each of which is checked.
-fn lines(text: &str) -> Vec<Value> {
+pub fn lines(text: &str) -> Vec<Value> {
     assert!(text.ends_with('\n'), "a line is cut off: {text:?}");
     text.lines().map(|line| plain(serde_json::from_str(line).unwrap())).collect()
 }
 
 /// Checks times and durations, and takes them out.
-fn plain(mut value: Value) -> Value {
+pub fn plain(mut value: Value) -> Value {
     let fields = value.as_object_mut().unwrap();
     if let Some(created) = fields.remove("created_at") {
         created.as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
@@ -283,59 +283,6 @@ async fn vectors_come_in_both_forms() {
     let (_, answer) = sent(&lab, "/api/embed", json!({"input": "abc", "truncate": false})).await;
     assert_eq!(answer["embeddings"], json!([[3.0, 3.0, 3.0]]));
     assert_eq!(engine.requests(), 3);
-}
-
-#[tokio::test]
-async fn models_are_listed_shown_and_loaded() {
-    let lab = GatewayLab::start(limits()).await;
-    let engine = lab.engine("a", |_| hello());
-    let working = DeploymentState::Working("copying 3 of 9 GiB".into());
-    lab.publish(&[("m", DeploymentState::Ready, &[&engine]), ("late", working, &[])]);
-    let get = async |path: &str| -> Value {
-        lab.client.get(lab.url(path)).send().await.unwrap().json().await.unwrap()
-    };
-    let tags = get("/api/tags").await;
-    let names: Vec<&str> =
-        tags["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["m", "late"]);
-    let first = &tags["models"][0];
-    assert_eq!((&first["model"], &first["modified_at"]), (&json!("m"), &json!("2023-11-14T22:13:20Z")));
-    assert!(first["size"] == 0 && first["digest"].as_str().unwrap().len() == 64, "{first}");
-    assert_eq!(first["details"]["format"], "safetensors");
-    let ps = get("/api/ps").await;
-    assert_eq!(ps["models"].as_array().unwrap().len(), 1);
-    let loaded = &ps["models"][0];
-    assert_eq!((&loaded["name"], &loaded["context_length"]), (&json!("m"), &json!(8192)));
-    assert!(loaded["size_vram"].is_u64());
-    loaded["expires_at"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
-    let (status, shown) = sent(&lab, "/api/show", json!({"model": "late:latest"})).await;
-    let architecture = shown["model_info"]["general.architecture"].as_str().unwrap();
-    assert_eq!((status, &shown["model_info"][format!("{architecture}.context_length")]), (200, &json!(8192)));
-    assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
-    let version = get("/api/version").await["version"].as_str().unwrap().to_owned();
-    assert_eq!(version.split('.').filter(|part| part.parse::<u32>().is_ok()).count(), 3, "{version}");
-    for path in ["/", "/ollama", "/api/version", "/api/tags"] {
-        let head = lab.client.head(lab.url(path)).send().await.unwrap();
-        assert_eq!(head.status(), 200, "{path}");
-    }
-    let root = lab.client.get(lab.url("/")).send().await.unwrap().text().await.unwrap();
-    assert_eq!(root, "Russet is running");
-}
-
-#[tokio::test]
-async fn a_model_that_is_served_is_pulled_already() {
-    let lab = GatewayLab::start(limits()).await;
-    let _engine = lab.only_engine(hello());
-    let response = post(&lab, "/api/pull", json!({"model": "m:latest"})).await;
-    assert_eq!(
-        (response.status().as_u16(), &response.headers()["content-type"]),
-        (200, &"application/x-ndjson".parse().unwrap())
-    );
-    let lines = lines(&response.text().await.unwrap());
-    assert_eq!(lines[0], json!({"status": "pulling manifest"}));
-    assert_eq!(lines.last(), Some(&json!({"status": "success"})));
-    let (status, answer) = sent(&lab, "/api/pull", json!({"name": "m", "stream": false})).await;
-    assert_eq!((status, answer), (200, json!({"status": "success"})));
 }
 
 #[tokio::test]

@@ -79,7 +79,7 @@ fn page(models: &[ModelSummary], query: &PageQuery) -> Result<Value, GatewayErro
 }
 
 fn model_body(model: &ModelSummary) -> Value {
-    let ModelSummary { id, created, context_tokens, ready: _, message: _, deployments: _ } = model;
+    let ModelSummary { id, created, context_tokens, ready: _, message: _, deployments: _, files: _ } = model;
     let created = Timestamp::from_second(*created).unwrap_or(Timestamp::UNIX_EPOCH);
     json!({
         "type": "model",
@@ -93,6 +93,7 @@ fn model_body(model: &ModelSummary) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serving::ServedFiles;
 
     fn check(query: &str) -> Result<(Vec<String>, bool), Option<String>> {
         let model = |id: &str| ModelSummary {
@@ -102,6 +103,7 @@ mod tests {
             ready: true,
             message: String::new(),
             deployments: vec![],
+            files: ServedFiles::default(),
         };
         let models = ["a", "n/b:x", "c"].map(model);
         let uri = format!("/v1/models{query}").parse().unwrap();

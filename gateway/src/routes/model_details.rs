@@ -1,0 +1,200 @@
+//! What is known of a model's files: sizes, architecture and quantization, as an agent read them from the headers. Lists
+//! of models show it; no request is routed by it.
+
+use russet_crds::{Model, Task};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+/// Bits that a quantised value has besides its own, times the size of its group: a scale and a bias of 16 bits each.
+const AFFINE_GROUP_BITS: f64 = 32.0;
+/// Smallest group that is surely affine: mxfp4 and mxfp8 have groups of 32, nvfp4 of 16, with smaller scales.
+const MIN_AFFINE_GROUP: u32 = 64;
+/// What the names of GGUF's types begin with; a digit follows.
+const TYPE_PREFIXES: [&str; 9] = ["Q", "IQ", "TQ", "F", "BF", "MXFP", "q", "f", "bf"];
+
+/// A Model as lists show it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelDetails {
+    /// SHA-256 in hexadecimal, which changes with the files: of the manifest where the Model pins one or a registry has
+    /// one, else of the source and its commit.
+    pub digest: String,
+    /// `gguf` or `safetensors`; empty where the source does not say it.
+    pub format: &'static str,
+    /// How its weights are stored, such as `4bit` or `Q4_K_M`; empty while unknown.
+    pub quantization: String,
+    /// What its headers say; `None` until an agent has read them.
+    pub headers: Option<ModelHeaders>,
+}
+
+/// What the headers of a model say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelHeaders {
+    /// `model_type` of config.json, such as `llama`.
+    pub architecture: String,
+    /// What it is asked for.
+    pub task: Task,
+    /// Parameters, quantised ones counted unpacked.
+    pub parameters: u64,
+    /// Bytes of all weights.
+    pub bytes: u64,
+    /// Transformer layers.
+    pub layers: u32,
+    /// Width of the hidden state.
+    pub hidden_size: u32,
+    /// Query heads.
+    pub attention_heads: u32,
+    /// Key/value heads.
+    pub key_value_heads: u32,
+    /// Width of one head.
+    pub head_dim: u32,
+    /// Tokens of the vocabulary.
+    pub vocabulary: u32,
+}
+
+impl ModelDetails {
+    /// What this Model says of itself.
+    pub(super) fn of(model: &Model) -> Self {
+        let (source, status) = (&model.spec.source, model.status.as_ref());
+        let commit = status.and_then(|status| status.commit.as_deref());
+        let registry = commit.and_then(|commit| commit.strip_prefix("sha256:")).filter(|hex| is_sha256(hex));
+        let derived = || {
+            let revision = commit.or(source.revision.as_deref());
+            hex::encode(Sha256::digest(json!([source.uri, revision]).to_string()))
+        };
+        let digest = source.sha256.as_deref().or(registry).map_or_else(derived, str::to_owned);
+        let shape = status.and_then(|status| status.shape.as_ref());
+        let headers = shape.map(|shape| ModelHeaders {
+            architecture: shape.architecture.clone(),
+            task: shape.task,
+            parameters: shape.parameters,
+            bytes: shape.total_bytes(),
+            layers: shape.layers,
+            hidden_size: shape.hidden_size,
+            attention_heads: shape.attention_heads,
+            key_value_heads: shape.key_value_heads,
+            head_dim: shape.head_dim,
+            vocabulary: shape.vocabulary,
+        });
+        let gguf = gguf_type(&source.uri);
+        let stored = match (&headers, shape) {
+            (Some(headers), Some(shape)) => stored_bits(headers, shape.quantization_group_size),
+            _ => String::new(),
+        };
+        let format = match (gguf, &headers) {
+            (Some(_), _) => "gguf",
+            (None, Some(_)) => "safetensors",
+            (None, None) => "",
+        };
+        Self { digest, format, quantization: gguf.map_or(stored, str::to_owned), headers }
+    }
+}
+
+fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The type of a GGUF file by its name, as llama.cpp's tools write it: `…-Q4_K_M.gguf`. Empty where the name has none,
+/// `None` where it is no GGUF file.
+fn gguf_type(uri: &str) -> Option<&str> {
+    let stem = uri.strip_suffix(".gguf")?;
+    let is_type = |part: &&str| {
+        let rest = TYPE_PREFIXES.iter().find_map(|prefix| part.strip_prefix(prefix));
+        rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    // Of several files the name goes on with `-00001-of-00002`.
+    Some(stem.rsplit(['-', '.', '/']).take(4).find(is_type).unwrap_or_default())
+}
+
+/// Bits of a stored value, such as `4bit`: the mean, so that a few tensors in more do not matter.
+fn stored_bits(headers: &ModelHeaders, group_size: u32) -> String {
+    if headers.parameters == 0 {
+        return String::new();
+    }
+    let mean = headers.bytes as f64 * 8.0 / headers.parameters as f64;
+    let bits = match group_size {
+        0 => [16_u32, 32].into_iter().find(|bits| (mean - f64::from(*bits)).abs() < 1.0),
+        _ => {
+            let bits = (mean - AFFINE_GROUP_BITS / f64::from(group_size)).round();
+            [2, 3, 4, 5, 6, 8]
+                .into_iter()
+                .find(|allowed| group_size >= MIN_AFFINE_GROUP && f64::from(*allowed) == bits)
+        }
+    };
+    bits.map(|bits| format!("{bits}bit")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{ModelSource, ModelSpec};
+
+    use super::*;
+
+    fn model(uri: &str, status: serde_json::Value) -> Model {
+        let source = ModelSource { uri: uri.into(), ..ModelSource::default() };
+        let mut model = Model::new("m", ModelSpec { source, preload: None });
+        model.status = Some(serde_json::from_value(status).unwrap());
+        model
+    }
+
+    fn shape(parameters: u64, layer: u64, group: u32) -> serde_json::Value {
+        json!({
+            "architecture": "llama", "parameters": parameters, "layers": 1, "hiddenSize": 8, "attentionHeads": 4,
+            "keyValueHeads": 2, "headDim": 2, "vocabulary": 10, "contextLength": 64, "embeddingBytes": 0,
+            "headBytes": 0, "tied": true, "layerBytes": [layer], "kvBytesPerTokenPerLayer": 4,
+            "quantizationGroupSize": group,
+        })
+    }
+
+    #[test]
+    fn the_bits_of_values_are_told_where_they_are_sure() {
+        let bits = |parameters, layer, group| {
+            ModelDetails::of(&model("hf://a/b", json!({"shape": shape(parameters, layer, group)})))
+                .quantization
+        };
+        for (parameters, bytes, group, expected) in [
+            // 4.5 bits a value: four of its own, and half a bit of its group.
+            (1_000_000, 562_500, 64, "4bit"),
+            (1_000_000, 580_000, 64, "4bit"),
+            (1_000_000, 531_250, 128, "4bit"),
+            (1_000_000, 1_062_500, 64, "8bit"),
+            (1_000_000, 2_000_000, 0, "16bit"),
+            (1_000_000, 4_000_000, 0, "32bit"),
+            // mxfp4 has 4.25, which three affine bits in groups of 32 are near.
+            (1_000_000, 531_250, 32, ""),
+            (1_000_000, 3_000_000, 0, ""),
+            (0, 10, 0, ""),
+        ] {
+            assert_eq!(bits(parameters, bytes, group), expected, "{parameters} {bytes} {group}");
+        }
+    }
+
+    #[test]
+    fn gguf_file_says_its_type_by_its_name() {
+        for (uri, expected) in [
+            ("hf://a/b/model-Q4_K_M.gguf", ("gguf", "Q4_K_M")),
+            ("file:///m/model.q8_0.gguf", ("gguf", "q8_0")),
+            ("https://h/model-BF16.gguf", ("gguf", "BF16")),
+            ("https://h/model-instruct.gguf", ("gguf", "")),
+            ("hf://a/b/model-IQ2_XS-00001-of-00002.gguf", ("gguf", "IQ2_XS")),
+            ("hf://a/model-Q4_K_M", ("", "")),
+        ] {
+            let details = ModelDetails::of(&model(uri, json!({})));
+            assert_eq!((details.format, details.quantization.as_str()), expected, "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_digest_is_the_manifest_s_or_changes_with_the_commit() {
+        let digest =
+            |uri: &str, commit: &str| ModelDetails::of(&model(uri, json!({"commit": commit}))).digest;
+        let manifest = "ab".repeat(32);
+        assert_eq!(digest("oci://r/n:t", &format!("sha256:{manifest}")), manifest);
+        let first = digest("hf://a/b", "0123");
+        assert!(is_sha256(&first) && first == digest("hf://a/b", "0123"), "{first}");
+        assert_ne!(first, digest("hf://a/b", "0124"));
+        assert_ne!(first, digest("hf://a/c", "0123"));
+        let mut pinned = model("hf://a/b", json!({"commit": "0123"}));
+        pinned.spec.source.sha256 = Some(manifest.clone());
+        assert_eq!(ModelDetails::of(&pinned).digest, manifest);
+    }
+}
