@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "self.minReplicas <= self.maxReplicas",
      "message": "minReplicas must not be above maxReplicas"},
+    {"rule": "!has(self.maxIdleSeconds) || self.maxIdleSeconds >= self.idleSeconds",
+     "message": "maxIdleSeconds must not be below idleSeconds"},
 ]))]
 pub struct Autoscaling {
     /// Minimum number of replicas. With 0 the deployment scales to zero while it gets no requests. The
@@ -32,6 +34,11 @@ pub struct Autoscaling {
     #[serde(default = "idle_seconds")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub idle_seconds: u32,
+    /// With `minReplicas: 0`: the most seconds without a request for which a request's own `keep_alive`
+    /// (Ollama's API) keeps the deployment. Absent: `idleSeconds`, so requests can shorten the time alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 31_536_000))]
+    pub max_idle_seconds: Option<u32>,
 }
 
 fn min_replicas() -> i32 {

@@ -32,4 +32,21 @@ pub struct GatewayDemand {
     /// minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft_milliseconds: Option<u32>,
+    /// How long its callers want the deployment to stay after their last requests. Absent: `idleSeconds` after
+    /// `lastRequestTime`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_alive: Option<KeepAliveDemand>,
+}
+
+/// How long callers want a deployment to stay that scales to zero: Ollama's `keep_alive`. Of each caller the
+/// last request counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KeepAliveDemand {
+    /// Until when those want it whose last request has a `keep_alive`; at most `maxIdleSeconds` after the last
+    /// request.
+    pub until: Time,
+    /// When one asked last whose last request has none: `idleSeconds` count from then. Absent: no other asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_request_time: Option<Time>,
 }

@@ -297,6 +297,7 @@ mod tests {
                 defaults: RequestDefaults::default(),
                 load_quantization: "",
                 memory_bytes: 0,
+                idle_limits: None,
                 state: DeploymentState::Ready,
                 endpoints: vec![two.clone()],
             }],

@@ -1,6 +1,7 @@
 //! Demand for each deployment at this gateway: requests held until a replica is ready, within limits, and
 //! requests in flight to replicas. Not here: which request is held and for how long, see `dispatch`.
 
+mod keep_alive;
 mod report;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,8 +13,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::keys::Caller;
 use crate::metrics::Metrics;
-use crate::routes::Deployment;
+use crate::routes::{Deployment, IdleLimits};
+use keep_alive::KeepAlives;
 pub(crate) use report::DemandReporter;
 
 /// Limits on held requests; their total bytes are limited by the body budget.
@@ -60,6 +63,8 @@ struct DeploymentLoad {
     active: u32,
     last_request: Option<Timestamp>,
     ttft: VecDeque<(Instant, Duration)>,
+    /// How long its callers want it, where it scales to zero.
+    keep_alives: KeepAlives,
 }
 
 impl DeploymentLoad {
@@ -89,6 +94,14 @@ pub(crate) struct ActiveRequest {
     demand: Arc<DemandTracker>,
     key: DeploymentKey,
     since: Instant,
+}
+
+/// A request that says how long its deployment stays loaded after it; that counts from the drop on.
+pub(crate) struct KeepAliveRequest {
+    demand: Arc<DemandTracker>,
+    key: DeploymentKey,
+    caller: String,
+    keep_alive: Option<Duration>,
 }
 
 impl DemandTracker {
@@ -140,6 +153,37 @@ impl DemandTracker {
         ActiveRequest { demand: self.clone(), key, since: Instant::now() }
     }
 
+    /// Counts how long the deployment stays loaded after a request of this caller; `None` where it does not scale to
+    /// zero. `keep_alive` is what the request itself says.
+    pub(crate) fn keep_alive(
+        self: &Arc<Self>,
+        deployment: &Deployment,
+        caller: &Caller,
+        keep_alive: Option<Duration>,
+    ) -> Option<KeepAliveRequest> {
+        deployment.idle_limits?;
+        let (demand, key, caller) = (self.clone(), deployment_key(deployment), caller_name(caller));
+        Some(KeepAliveRequest { demand, key, caller, keep_alive })
+    }
+
+    /// Lets the deployment go to sleep as far as this caller is concerned. It is no request.
+    pub(crate) fn unload(&self, deployment: &Deployment, caller: &Caller) {
+        if deployment.idle_limits.is_some() {
+            let mut loads = self.loads.lock();
+            let load = loads.entry(deployment_key(deployment)).or_default();
+            load.keep_alives.ended(&caller_name(caller), Timestamp::now(), Some(Duration::ZERO));
+        }
+    }
+
+    /// When the deployment scales to zero if this gateway gets no further request for it; `None` where it does not, or
+    /// where no request has come since the gateway started.
+    pub(crate) fn expires(&self, deployment: &Deployment) -> Option<Timestamp> {
+        let limits = deployment.idle_limits?;
+        let loads = self.loads.lock();
+        let load = loads.get(&deployment_key(deployment))?;
+        load.expires(limits, Timestamp::now())
+    }
+
     fn change(&self, key: &DeploymentKey, change: impl FnOnce(&mut DeploymentLoad)) {
         let mut loads = self.loads.lock();
         let load = loads.entry(key.clone()).or_default();
@@ -150,6 +194,14 @@ impl DemandTracker {
 
     fn publish(&self, (namespace, name): &DeploymentKey, load: &DeploymentLoad) {
         self.metrics.set_deployment(namespace, name, load.waiting, load.active);
+    }
+}
+
+impl DeploymentLoad {
+    fn expires(&self, limits: IdleLimits, now: Timestamp) -> Option<Timestamp> {
+        let running =
+            (self.waiting > 0 || self.active > 0).then(|| now.checked_add(limits.idle).unwrap_or(now));
+        running.into_iter().chain(self.keep_alives.expires(limits)).max()
     }
 }
 
@@ -189,6 +241,21 @@ impl Drop for ActiveRequest {
     }
 }
 
+impl Drop for KeepAliveRequest {
+    fn drop(&mut self) {
+        let Self { demand, key, caller, keep_alive } = self;
+        demand.change(key, |load| load.keep_alives.ended(caller, Timestamp::now(), *keep_alive));
+    }
+}
+
+/// The name by which callers are told apart; programs without a key have one together.
+fn caller_name(caller: &Caller) -> String {
+    match caller {
+        Caller::Anonymous => String::new(),
+        Caller::Key(key) => key.full_name(),
+    }
+}
+
 fn deployment_key(deployment: &Deployment) -> DeploymentKey {
     (deployment.namespace.clone(), deployment.name.clone())
 }
@@ -216,6 +283,7 @@ mod tests {
             defaults: RequestDefaults::default(),
             load_quantization: "",
             memory_bytes: 0,
+            idle_limits: None,
             state: DeploymentState::Ready,
             endpoints: vec![],
         }

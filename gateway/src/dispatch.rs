@@ -25,12 +25,15 @@ mod token_count;
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use russet_wire::event::Usage;
 use tokio::time::timeout_at;
 
 pub use crate::backends::ReplicaChoice;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::keys::Caller;
 use crate::metrics::RequestTracker;
+use crate::routes::{Deployment, Resolved};
 pub(crate) use attempt_loop::{PendingRequest, PromptState};
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
@@ -91,6 +94,48 @@ impl Dispatcher {
             }
         }
         result
+    }
+
+    /// Waits until a deployment serves the model of `pending`, which wakes one that sleeps.
+    pub(crate) async fn load(&self, mut pending: PendingRequest) -> Result<(), GatewayError> {
+        let mut tracker = self.begin(&mut pending).await?;
+        let result = self.run_load(&mut pending, &mut tracker).await;
+        match &result {
+            Ok(()) => {
+                tracker.finished(Usage::default());
+                pending.recorder().finished(None, Usage::default());
+            }
+            Err(error) => {
+                tracker.failed(error);
+                pending.recorder().failed(error);
+            }
+        }
+        result
+    }
+
+    /// Lets the deployments of a model go to sleep as far as this caller is concerned; an error for an unknown name.
+    pub(crate) fn unload(&self, model: &str, caller: &Caller) -> Result<(), GatewayError> {
+        let table = self.table();
+        let Resolved::Deployments(deployments) = table.resolve(model, caller.scope()) else {
+            return Err(self.unknown(model, caller));
+        };
+        for deployment in deployments {
+            self.demand.unload(deployment, caller);
+        }
+        Ok(())
+    }
+
+    /// When a deployment scales to zero without further requests, as far as this gateway knows.
+    pub(crate) fn expires(&self, deployment: &Deployment) -> Option<Timestamp> {
+        self.demand.expires(deployment)
+    }
+
+    /// Whether requests can say how long a deployment of this model stays loaded.
+    pub(crate) fn honours_keep_alive(&self, model: &str, caller: &Caller) -> bool {
+        match self.table().resolve(model, caller.scope()) {
+            Resolved::Deployments(deployments) => deployments.iter().any(|one| one.idle_limits.is_some()),
+            _ => false,
+        }
     }
 
     /// Counts a request that may be sent to engines, and records why another one is not.

@@ -7,7 +7,7 @@
 //! ```text
 //! HTTP ─▶ listen ─▶ middleware ─▶ dialects/* ─▶ serving ─▶ dispatch (hold, route, retry) ─▶ backends ─gRPC─▶ rank 0
 //!                     ▲                                        ▲   └─▶ demand ─▶ ModelDeployment.status.demand
-//!             keys: AccessKeys        routes: ModelDeployments, ShardGroups, ModelRoutes
+//!             keys: AccessKeys        routes: ModelDeployments, ShardGroups, ModelRoutes, Models
 //!                                                                  benchmarks ─▶ backends ─gRPC─▶ rank 0
 //! ```
 
@@ -29,6 +29,7 @@ pub mod keys;
 pub mod listen;
 mod metrics;
 mod middleware;
+mod model_copies;
 pub mod origins;
 mod prompt_marks;
 mod rejection;

@@ -50,10 +50,21 @@ pub struct Deployment {
     pub load_quantization: &'static str,
     /// Bytes that its ready groups have reserved, on all nodes together.
     pub memory_bytes: u64,
+    /// When it scales to zero; `None` where its demand does not decide that.
+    pub idle_limits: Option<IdleLimits>,
     /// Whether waiting for it makes sense.
     pub state: DeploymentState,
     /// Groups that are ready.
     pub endpoints: Vec<Endpoint>,
+}
+
+/// How long a deployment that scales to zero stays without requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleLimits {
+    /// After a request that does not say it.
+    pub idle: Duration,
+    /// The most that a request may say.
+    pub max_idle: Duration,
 }
 
 /// Whether a deployment serves requests, or will.
@@ -382,6 +393,7 @@ mod tests {
             defaults: RequestDefaults::default(),
             load_quantization: "",
             memory_bytes: 0,
+            idle_limits: None,
             state: DeploymentState::Ready,
             endpoints: vec![],
         }

@@ -26,6 +26,7 @@ use crate::keys::{self, Keyring};
 use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
+use crate::model_copies::ModelCopies;
 use crate::origins::OriginPolicy;
 use crate::rejection::{unknown_path, wrong_method};
 use crate::response_store::{ResponseStore, ResponseStoreConfig, ResponseStoreError};
@@ -153,6 +154,7 @@ pub async fn run(
     tasks.spawn("keys", keys::follow(client.clone(), caches.clone(), publish_keyring));
     tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
+    let copies = Some(ModelCopies::new(client.clone()));
     tasks.spawn(
         "benchmarks",
         benchmarks::run(client, caches.clone(), table.clone(), backends, limits.engine_timeout),
@@ -192,6 +194,7 @@ pub async fn run(
         origins,
         caches,
         responses,
+        copies,
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -218,6 +221,8 @@ pub struct GatewayServer {
     caches: CacheStatus,
     /// Where responses are kept.
     responses: Option<ResponseStoreConfig>,
+    /// Reads how far the files of Models are.
+    copies: Option<ModelCopies>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -249,6 +254,7 @@ impl GatewayServer {
             origins,
             caches: CacheStatus::default(),
             responses: None,
+            copies: None,
         }
     }
 
@@ -272,6 +278,7 @@ impl GatewayServer {
             origins,
             caches,
             responses,
+            copies,
         } = self;
         let kept = match responses {
             Some(config) => open_store(config).await,
@@ -291,7 +298,7 @@ impl GatewayServer {
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
         let dispatcher =
             Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone());
-        let api = ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone());
+        let api = ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies);
         let api = Arc::new(api);
         let mut serving = JoinSet::new();
         for listener in listeners {

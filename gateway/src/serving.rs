@@ -17,6 +17,7 @@ mod choices;
 mod dialect;
 mod kept_responses;
 mod lookup;
+mod model_pull;
 mod model_summary;
 mod pooling;
 mod stalled_reader;
@@ -26,7 +27,7 @@ mod whole_response;
 mod why;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -35,6 +36,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use russet_wire::event::Usage;
+use russet_wire::request::GenerationRequest;
 use tokio::time::Instant;
 
 use crate::body_budget::BodyPermit;
@@ -55,6 +57,7 @@ pub(crate) use dialect::{
 };
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
+pub(crate) use model_pull::{ModelPull, ParsedPull, PullProgress, model_pull};
 pub(crate) use model_summary::{ModelSummary, ServedFiles};
 pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
@@ -148,8 +151,17 @@ async fn generate<W: ResponseWriter>(
             Ok((parsed, prompts, session))
         })
         .await?;
-    let ParsedRequest { model, requests, prompt_field, left_out, choices, streamed, ignored, mut writer } =
-        parsed;
+    let ParsedRequest {
+        model,
+        requests,
+        keep_alive,
+        prompt_field,
+        left_out,
+        choices,
+        streamed,
+        mut ignored,
+        mut writer,
+    } = parsed;
     tracing::debug!(
         request_id = id.shown,
         engine_id = id.unique,
@@ -159,9 +171,18 @@ async fn generate<W: ResponseWriter>(
         "generate"
     );
     recorder.parsed(&model, choices * requests.len(), streamed);
+    list_keep_alive(api, &model, &caller, keep_alive, &mut ignored);
     if requests.is_empty() {
-        api.model(&model, &caller)?;
-        recorder.finished(None, Usage::default());
+        if keep_alive == Some(Duration::ZERO) {
+            api.dispatcher.unload(&model, &caller)?;
+            recorder.finished(None, Usage::default());
+        } else {
+            let prompt = PromptDigest::of_texts(&caller, &model, std::iter::empty());
+            let request = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
+            let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
+            let pending = pending.with_load().with_keep_alive(keep_alive).with_recorder(recorder);
+            api.dispatcher.load(pending).await?;
+        }
         let mut response = writer.whole(&[], Usage::default());
         list_ignored(&mut response, &ignored);
         return Ok(response);
@@ -181,6 +202,7 @@ async fn generate<W: ResponseWriter>(
         PendingRequest::new(model.clone(), request, left_out, prompt, deadline, permit, caller.clone())
             .with_prompt_field(prompt_field)
             .with_session(session)
+            .with_keep_alive(keep_alive)
             .with_recorder(recorder.for_response(response, choices))
     });
     let requests = requests.collect();
@@ -204,6 +226,20 @@ async fn generate<W: ResponseWriter>(
     };
     list_ignored(&mut response, &ignored);
     Ok(response)
+}
+
+/// Lists a `keep_alive` among the ignored fields where no deployment of the model scales to zero.
+fn list_keep_alive(
+    api: &ApiState,
+    model: &str,
+    caller: &Caller,
+    keep_alive: Option<Duration>,
+    ignored: &mut Vec<String>,
+) {
+    if keep_alive.is_some() && !api.dispatcher.honours_keep_alive(model, caller) {
+        ignored.push("keep_alive".to_owned());
+        ignored.sort_unstable();
+    }
 }
 
 /// Lists ignored fields in a header.

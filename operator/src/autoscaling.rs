@@ -190,6 +190,7 @@ mod tests {
             target_queue: 2,
             target_ttft_milliseconds: None,
             idle_seconds: 60,
+            max_idle_seconds: None,
         };
         let spec = ModelDeploymentSpec { replicas, autoscaling: Some(autoscaling), ..Default::default() };
         let mut deployment = ModelDeployment::new("chat", spec);

@@ -5,7 +5,7 @@
 //! requests / targetQueue ─┐
 //! slow first tokens ──────┴─▶ need ─┬─ more than exist ─▶ at once, as many as fit
 //!                                   ├─ fewer ───────────▶ the maximum of the last five minutes
-//!                                   └─ no requests ─────▶ none, after idleSeconds, where minReplicas is 0
+//!                                   └─ no requests ─────▶ none, after idleSeconds or keep_alive, where minReplicas is 0
 //! ```
 
 use std::time::Duration;
@@ -67,8 +67,14 @@ pub fn scale(
     now: Timestamp,
     fits: impl FnOnce(i32) -> i32,
 ) -> ScalingDecision {
-    let Autoscaling { min_replicas, max_replicas, target_queue, target_ttft_milliseconds, idle_seconds } =
-        *rules;
+    let Autoscaling {
+        min_replicas,
+        max_replicas,
+        target_queue,
+        target_ttft_milliseconds,
+        idle_seconds,
+        max_idle_seconds,
+    } = *rules;
     let ScalingInput { replicas, ready_for: answering, settled, demand } = *seen;
     let said = |replicas, reason, message: String, again| ScalingDecision {
         replicas,
@@ -100,19 +106,26 @@ pub fn scale(
     };
 
     if min_replicas == 0 && requests == 0 {
-        let idle_for = demand.idle_for.into_iter().chain(answering).min();
-        let until = Duration::from_secs(idle_seconds.into());
+        let idle = Duration::from_secs(idle_seconds.into());
+        let max_idle = Duration::from_secs(max_idle_seconds.unwrap_or(idle_seconds).into());
+        let stays_for = demand.stays_for(idle, max_idle, answering);
         if replicas == 0 {
             return said(0, Reason::Idle, "no requests; the next request starts it".to_owned(), None);
         }
-        if let Some(idle_for) = idle_for.filter(|_| answering.is_some()) {
-            if idle_for >= until {
+        if let Some(stays_for) = stays_for.filter(|_| answering.is_some()) {
+            if stays_for.is_zero() {
                 *memory = ScalingHistory::default();
-                let message = format!("no requests for {idle_seconds} s; the next request starts it");
+                let message = match demand.keep_for {
+                    Some(_) => {
+                        "no requests, and the keep_alive of the last ones is over; the next request starts it"
+                            .to_owned()
+                    }
+                    None => format!("no requests for {idle_seconds} s; the next request starts it"),
+                };
                 return said(0, Reason::Idle, message, None);
             }
             let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
-            let again = [decision.requeue_after, Some(until - idle_for)].into_iter().flatten().min();
+            let again = [decision.requeue_after, Some(stays_for)].into_iter().flatten().min();
             return ScalingDecision { requeue_after: again, ..decision };
         }
     }

@@ -226,6 +226,7 @@ pub fn table_of(engines: &[String]) -> RoutingTable {
         defaults: RequestDefaults::default(),
         load_quantization: "",
         memory_bytes: 0,
+        idle_limits: None,
         state: DeploymentState::Ready,
         endpoints: engines.iter().enumerate().map(endpoint).collect(),
     };

@@ -136,6 +136,7 @@ mod tests {
             defaults: RequestDefaults::default(),
             load_quantization: "",
             memory_bytes: 0,
+            idle_limits: None,
             state,
             endpoints: if is_serving { vec![endpoint] } else { vec![] },
         };

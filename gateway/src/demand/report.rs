@@ -162,6 +162,7 @@ fn entry(gateway: &str, load: &DeploymentLoad, now: Timestamp) -> Entry {
         waiting: load.waiting,
         active: load.active,
         ttft_milliseconds: load.ttft_milliseconds(Instant::now()),
+        keep_alive: load.keep_alives.report(),
     }
 }
 
@@ -174,7 +175,8 @@ fn is_due(written: Option<&Entry>, entry: &Entry, now: Timestamp) -> bool {
     let changed = entry.waiting > 0
         || entry.active > 0
         || (written.waiting, written.active) != (0, 0)
-        || written.last_request_time != entry.last_request_time;
+        || written.last_request_time != entry.last_request_time
+        || written.keep_alive != entry.keep_alive;
     let age = Duration::try_from(now.duration_since(written.reported_at.0)).unwrap_or(DEMAND_INTERVAL);
     changed && age >= DEMAND_INTERVAL
 }
@@ -205,6 +207,8 @@ mod tests {
     use super::super::HoldLimits;
     use super::super::tests::{demand, deployment};
     use super::*;
+    use crate::keys::Caller;
+    use crate::routes::IdleLimits;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -241,6 +245,30 @@ mod tests {
         let waiting = entry("g:1", &DeploymentLoad { waiting: 1, ..DeploymentLoad::default() }, at(101));
         assert!(is_due(written.as_ref(), &waiting, at(101)));
         assert!(!is_due(Some(&waiting), &waiting, at(102)));
+    }
+
+    #[test]
+    fn an_unload_is_reported_though_it_is_no_request() {
+        let demand = demand(HoldLimits::default());
+        let mut one = deployment("m");
+        let limit = Duration::from_secs(600);
+        demand.unload(&one, &Caller::Anonymous);
+        assert!(demand.loads.lock().is_empty(), "it does not scale to zero");
+        one.idle_limits = Some(IdleLimits { idle: limit, max_idle: limit });
+        let now = Timestamp::now();
+        drop(demand.keep_alive(&one, &Caller::Anonymous, None));
+        let (key, first) = demand.due("g:1", &BTreeMap::new(), now).remove(0);
+        assert!(first.last_request_time.is_some() && first.keep_alive.is_none());
+        let written = BTreeMap::from([(key, first.clone())]);
+        let later = now + SignedDuration::from_secs(60);
+        assert!(demand.due("g:1", &written, later).is_empty(), "nothing has changed");
+        demand.unload(&one, &Caller::Anonymous);
+        let (_, entry) = demand.due("g:1", &written, later).remove(0);
+        assert_eq!(entry.last_request_time, first.last_request_time);
+        let keep_alive = entry.keep_alive.unwrap();
+        assert!(keep_alive.until.0 <= Timestamp::now() && keep_alive.other_request_time.is_none());
+        drop(demand.keep_alive(&one, &Caller::Anonymous, Some(limit)));
+        assert!(demand.expires(&one).unwrap() > Timestamp::now());
     }
 
     #[test]

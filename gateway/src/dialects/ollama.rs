@@ -6,6 +6,7 @@ mod embed;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzed;
+mod keep_alive;
 mod library;
 mod models;
 mod request;
@@ -18,7 +19,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use super::quota_headers::set_quota_headers;
-use crate::serving::{ApiState, Dialect, generation, lookup, pooling};
+use crate::serving::{ApiState, Dialect, generation, lookup, model_pull, pooling};
 
 /// This dialect.
 pub(super) static DIALECT: Dialect = Dialect {
@@ -48,7 +49,7 @@ fn routes() -> Router<Arc<ApiState>> {
         ("ps", get(models::ps)),
         ("show", lookup(&DIALECT, models::show)),
         ("version", get(version)),
-        ("pull", lookup(&DIALECT, library::pull)),
+        ("pull", model_pull(&DIALECT, library::parse_pull, library::pull)),
         ("push", any(library::refuse)),
         ("create", any(library::refuse)),
         ("copy", any(library::refuse)),

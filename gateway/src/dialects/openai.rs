@@ -59,7 +59,8 @@ pub(super) static MODEL_PAGES: ModelPages = ModelPages {
 };
 
 fn model_body(model: &ModelSummary) -> Value {
-    let ModelSummary { id, created, context_tokens, ready, message, deployments, files: _ } = model;
+    let ModelSummary { id, created, context_tokens, ready, message, deployments, expires: _, files: _ } =
+        model;
     json!({
         "id": id,
         "object": "model",

@@ -14,6 +14,7 @@ mod record;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
@@ -30,7 +31,7 @@ use super::suspects::{Isolation, PromptDigest, Suspicion};
 use super::token_count::token_count;
 use crate::backends::{RankedPrompt, ReplicaScore};
 use crate::body_budget::BodyPermit;
-use crate::demand::HeldRequest;
+use crate::demand::{HeldRequest, KeepAliveRequest};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
@@ -57,6 +58,10 @@ pub(crate) struct PendingRequest {
     body_permit: BodyPermit,
     kind: RequestKind,
     session: Option<Session>,
+    /// How long the deployment stays loaded after it, as the request says.
+    keep_alive: Option<Duration>,
+    /// The same, counted for the deployment that answers: until the response is complete.
+    keep_alive_request: Option<KeepAliveRequest>,
     /// The client's field that has the prompt.
     prompt_field: &'static str,
     prompt_state: watch::Sender<PromptState>,
@@ -80,6 +85,8 @@ enum RequestKind {
     Pooled(PoolingRequest),
     /// The number of tokens of the prompt.
     TokenCount,
+    /// Nothing but that it is ready.
+    Load,
 }
 
 impl PendingRequest {
@@ -108,6 +115,8 @@ impl PendingRequest {
             body_permit,
             kind: RequestKind::Text,
             session: None,
+            keep_alive: None,
+            keep_alive_request: None,
             prompt_field: "messages",
             prompt_state: watch::Sender::new(PromptState { preparing: true, tokens: None }),
             recorder: Recorder::default(),
@@ -127,6 +136,16 @@ impl PendingRequest {
     /// The same with the field that has the prompt, for errors about its length.
     pub(crate) fn with_prompt_field(self, prompt_field: &'static str) -> Self {
         Self { prompt_field, ..self }
+    }
+
+    /// The same, which only has to find the model ready.
+    pub(crate) fn with_load(self) -> Self {
+        Self { kind: RequestKind::Load, ..self }
+    }
+
+    /// The same, which says how long the model stays loaded after it.
+    pub(crate) fn with_keep_alive(self, keep_alive: Option<Duration>) -> Self {
+        Self { keep_alive, ..self }
     }
 
     /// The same, of a session.
@@ -186,6 +205,8 @@ enum Opened {
     Pooled(PoolingReply),
     /// The number of tokens of the prompt.
     Counted(u32),
+    /// A replica is ready.
+    Loaded,
 }
 
 impl Dispatcher {
@@ -197,7 +218,7 @@ impl Dispatcher {
     ) -> Result<OpenedStream, GatewayError> {
         match AttemptLoop::new(self, request, tracker).run().await? {
             Opened::Stream(opened) => Ok(*opened),
-            Opened::Pooled(_) | Opened::Counted(_) => Err(other_answer()),
+            Opened::Pooled(_) | Opened::Counted(_) | Opened::Loaded => Err(other_answer()),
         }
     }
 
@@ -209,7 +230,7 @@ impl Dispatcher {
     ) -> Result<PoolingReply, GatewayError> {
         match AttemptLoop::new(self, request, tracker).run().await? {
             Opened::Pooled(reply) => Ok(reply),
-            Opened::Stream(_) | Opened::Counted(_) => Err(other_answer()),
+            Opened::Stream(_) | Opened::Counted(_) | Opened::Loaded => Err(other_answer()),
         }
     }
 
@@ -221,7 +242,19 @@ impl Dispatcher {
     ) -> Result<u32, GatewayError> {
         match AttemptLoop::new(self, request, tracker).run().await? {
             Opened::Counted(tokens) => Ok(tokens),
-            Opened::Stream(_) | Opened::Pooled(_) => Err(other_answer()),
+            Opened::Stream(_) | Opened::Pooled(_) | Opened::Loaded => Err(other_answer()),
+        }
+    }
+
+    /// Waits until an endpoint is ready.
+    pub(super) async fn run_load(
+        &self,
+        request: &mut PendingRequest,
+        tracker: &mut RequestTracker,
+    ) -> Result<(), GatewayError> {
+        match AttemptLoop::new(self, request, tracker).run().await? {
+            Opened::Loaded => Ok(()),
+            Opened::Stream(_) | Opened::Pooled(_) | Opened::Counted(_) => Err(other_answer()),
         }
     }
 
@@ -389,6 +422,9 @@ impl<'a> AttemptLoop<'a> {
         adapter: &str,
     ) -> Result<Option<Opened>, GatewayError> {
         self.held = None;
+        let PendingRequest { caller, keep_alive, .. } = &*self.request;
+        let counted = self.dispatcher.demand.keep_alive(deployment, caller, *keep_alive);
+        self.request.keep_alive_request = counted;
         let limits = &self.dispatcher.limits;
         let mut isolation = self.isolate(endpoint).await?;
         match self.open(deployment, (endpoint, adapter), &mut isolation).await {
@@ -460,6 +496,7 @@ impl<'a> AttemptLoop<'a> {
                 let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
                 return Ok(Opened::Stream(Box::new(opened)));
             }
+            RequestKind::Load => return Ok(Opened::Loaded),
             RequestKind::Pooled(pooling) => {
                 let milliseconds = request.deadline_milliseconds;
                 let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);

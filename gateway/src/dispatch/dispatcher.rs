@@ -7,14 +7,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::engine_stream::shutdown_error;
 use super::route_decision::unknown;
 use super::suspects::Suspects;
 use crate::backends::{Backends, ReplicaChoice};
-use crate::demand::{DemandTracker, HoldLimits};
+use crate::demand::{DemandTracker, HeldRequest, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::Metrics;
-use crate::routes::RoutingTable;
+use crate::routes::{Deployment, RoutingTable};
 
 /// Timeouts and limits of dispatch.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +107,22 @@ impl Dispatcher {
     /// The latest routing table.
     pub fn table(&self) -> Arc<RoutingTable> {
         self.table.borrow().clone()
+    }
+
+    /// Changes of the routing table.
+    pub(crate) fn watch_table(&self) -> watch::Receiver<Arc<RoutingTable>> {
+        self.table.clone()
+    }
+
+    /// Counts a request without a body that waits for this deployment; an error beyond the limits.
+    pub(crate) fn hold(&self, deployment: &Deployment) -> Result<HeldRequest, GatewayError> {
+        self.demand.hold(deployment, 0)
+    }
+
+    /// The error of everything that still runs when the gateway shuts down.
+    pub(crate) async fn closed(&self) -> GatewayError {
+        self.closing.cancelled().await;
+        shutdown_error()
     }
 
     /// The error for a model name that resolves to no deployment.

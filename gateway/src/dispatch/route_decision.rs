@@ -190,6 +190,7 @@ mod tests {
             defaults: RequestDefaults::default(),
             load_quantization: "",
             memory_bytes: 0,
+            idle_limits: None,
             state,
             endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
         }

@@ -85,10 +85,19 @@ pub(crate) fn checked<W: Send + 'static>(
     check_bounds(body);
     let parsed = accepted(body, dialect, parse, client)?;
     let facts = |parsed: &ParsedRequest<W>| {
-        let ParsedRequest { model, requests, prompt_field, left_out, choices, streamed, ignored, writer: _ } =
-            parsed;
+        let ParsedRequest {
+            model,
+            requests,
+            prompt_field,
+            left_out,
+            choices,
+            streamed,
+            ignored,
+            keep_alive,
+            writer: _,
+        } = parsed;
         let (model, requests, ignored) = (model.clone(), requests.clone(), ignored.clone());
-        (model, requests, *prompt_field, *left_out, *choices, *streamed, ignored)
+        (model, requests, *prompt_field, *left_out, *choices, *streamed, ignored, *keep_alive)
     };
     check_same(&facts(&parsed), &read(body, parse).map(|again| facts(&again)));
     assert!(parsed.choices > 0 && parsed.requests.len() * parsed.choices <= MAX_RESPONSES);
@@ -111,8 +120,8 @@ pub(crate) fn pooling(
     check_bounds(body);
     let Some(parsed) = accepted(body, dialect, parse, client) else { return false };
     let again = || read(body, parse).unwrap_or_else(|error| panic!("refused the second time: {error}"));
-    let facts = |ParsedPooling { model, request, ignored, respond: _ }: &ParsedPooling| {
-        (model.clone(), request.clone(), ignored.clone())
+    let facts = |ParsedPooling { model, request, ignored, keep_alive, respond: _ }: &ParsedPooling| {
+        (model.clone(), request.clone(), ignored.clone(), *keep_alive)
     };
     check_same(&facts(&parsed), &Ok(facts(&again())));
     let reply = reply(&parsed.request);

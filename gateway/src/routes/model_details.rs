@@ -5,6 +5,8 @@ use russet_crds::{Model, Task};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use super::{DEFAULT_NAMESPACE, IMPLIED_TAG, ModelScope, RoutingTable};
+
 /// Bits that a quantised value has besides its own, times the size of its group: a scale and a bias of 16 bits each.
 const AFFINE_GROUP_BITS: f64 = 32.0;
 /// Smallest group that is surely affine: mxfp4 and mxfp8 have groups of 32, nvfp4 of 16, with smaller scales.
@@ -86,6 +88,19 @@ impl ModelDetails {
             (None, None) => "",
         };
         Self { digest, format, quantization: gguf.map_or(stored, str::to_owned), headers }
+    }
+}
+
+impl RoutingTable {
+    /// Namespace and name of the Model of this name, alone or behind its namespace, that the caller sees.
+    pub(crate) fn undeployed_model(&self, name: &str, scope: &ModelScope) -> Option<(&str, &str)> {
+        let name = name.strip_suffix(IMPLIED_TAG).unwrap_or(name);
+        let visible = self.models.keys().filter(|(namespace, _)| scope.sees_namespace(namespace));
+        let named = visible.filter(|(namespace, model)| {
+            name == model || name.split_once('/') == Some((namespace.as_str(), model.as_str()))
+        });
+        let first = named.min_by_key(|(namespace, _)| namespace != DEFAULT_NAMESPACE)?;
+        scope.allows(name).then_some((first.0.as_str(), first.1.as_str()))
     }
 }
 
@@ -180,6 +195,29 @@ mod tests {
         ] {
             let details = ModelDetails::of(&model(uri, json!({})));
             assert_eq!((details.format, details.quantization.as_str()), expected, "{uri}");
+        }
+    }
+
+    #[test]
+    fn model_without_a_deployment_is_found_within_the_scope_of_a_key() {
+        let mut table = RoutingTable::default();
+        for (namespace, name) in [("default", "a"), ("lab", "a"), ("lab", "b")] {
+            table.models.insert((namespace.into(), name.into()), ModelDetails::default());
+        }
+        let only = |models: &[&str]| {
+            ModelScope::new("lab", &models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())
+        };
+        for (name, scope, expected) in [
+            ("a", ModelScope::ALL, Some(("default", "a"))),
+            ("a:latest", ModelScope::ALL, Some(("default", "a"))),
+            ("lab/a", ModelScope::ALL, Some(("lab", "a"))),
+            ("b", ModelScope::ALL, Some(("lab", "b"))),
+            ("c", ModelScope::ALL, None),
+            ("a", only(&[]), Some(("lab", "a"))),
+            ("default/a", only(&[]), None),
+            ("a", only(&["b"]), None),
+        ] {
+            assert_eq!(table.undeployed_model(name, &scope), expected, "{name} {scope:?}");
         }
     }
 

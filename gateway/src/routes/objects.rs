@@ -7,14 +7,16 @@ use std::time::Duration;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Adapter, KvCapacity, Model, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup, WeightQuantization,
+    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup,
+    WeightQuantization,
 };
 
 use crate::request_defaults::RequestDefaults;
 use crate::strip_patterns::StripPatterns;
 
 use super::{
-    DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, ModelAlias, ModelDetails, RoutingTable,
+    DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, IdleLimits, ModelAlias, ModelDetails,
+    RoutingTable,
 };
 
 impl RoutingTable {
@@ -61,6 +63,7 @@ impl RoutingTable {
                     defaults: defaults(object),
                     load_quantization: load_quantization(object.spec.engine.options.quantization),
                     memory_bytes: memory.get(&key).copied().unwrap_or(0),
+                    idle_limits: object.spec.autoscaling.as_ref().and_then(idle_limits),
                     namespace,
                     name,
                     endpoints,
@@ -117,6 +120,15 @@ fn defaults(object: &ModelDeployment) -> RequestDefaults {
         template_arguments: object.spec.engine.chat_template_arguments.clone().unwrap_or_default(),
         strip_patterns: StripPatterns::new(&object.spec.engine.strip_patterns),
     }
+}
+
+/// When a deployment with this autoscaling scales to zero.
+fn idle_limits(autoscaling: &Autoscaling) -> Option<IdleLimits> {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    (autoscaling.min_replicas == 0).then(|| IdleLimits {
+        idle: seconds(autoscaling.idle_seconds),
+        max_idle: seconds(autoscaling.max_idle_seconds.unwrap_or(autoscaling.idle_seconds)),
+    })
 }
 
 /// As [`ModelDetails::quantization`] writes it; empty where weights stay as they are stored.
@@ -198,8 +210,8 @@ fn state(deployment: &ModelDeployment) -> DeploymentState {
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
     use russet_crds::{
-        Autoscaling, Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus,
-        ModelRouteSpec, RouteTarget, ShardGroupSpec, ShardGroupStatus,
+        Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus, ModelRouteSpec,
+        RouteTarget, ShardGroupSpec, ShardGroupStatus,
     };
 
     use super::*;

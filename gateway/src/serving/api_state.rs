@@ -17,8 +17,9 @@ use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::GatewayError;
 use crate::keys::{Caller, Quota};
 use crate::metrics::Metrics;
+use crate::model_copies::ModelCopies;
 use crate::request_log::RequestLog;
-use crate::routes::{Deployment, Resolved};
+use crate::routes::{Deployment, Resolved, RoutingTable};
 use crate::strip_patterns::StripPatterns;
 
 /// State of the routes of all dialects.
@@ -33,6 +34,8 @@ pub(crate) struct ApiState {
     pub(super) log: RequestLog,
     /// Responses that the gateway keeps; `None` where it keeps none.
     pub(super) kept: Option<Arc<KeptResponses>>,
+    /// How far files are, for pulls; `None` without an API server.
+    pub(super) copies: Option<ModelCopies>,
     /// Timeouts of streamed responses.
     pub(super) stream_timeouts: StreamTimeouts,
     /// The time that quotas count from.
@@ -59,6 +62,7 @@ impl ApiState {
         metrics: Arc<Metrics>,
         limits: &DispatchLimits,
         kept: Option<Arc<KeptResponses>>,
+        copies: Option<ModelCopies>,
     ) -> Self {
         Self {
             dispatcher,
@@ -66,6 +70,7 @@ impl ApiState {
             metrics,
             log: RequestLog::default(),
             kept,
+            copies,
             stream_timeouts: StreamTimeouts {
                 headers: limits.headers_timeout,
                 prompt: limits.prompt_timeout,
@@ -119,7 +124,7 @@ impl ApiState {
         let models = table.models(caller.scope());
         let summary = |(id, deployments): (String, Vec<&Deployment>)| {
             let (_, adapter) = table.resolve_adapter(&id, caller.scope());
-            ModelSummary::new(&table, &id, &deployments, adapter)
+            self.summary(&table, &id, &deployments, adapter)
         };
         models.into_iter().map(summary).collect()
     }
@@ -129,9 +134,21 @@ impl ApiState {
         let table = self.dispatcher.table();
         match table.resolve_adapter(id, caller.scope()) {
             (Resolved::Deployments(deployments), adapter) => {
-                Ok(ModelSummary::new(&table, id, &deployments, adapter))
+                Ok(self.summary(&table, id, &deployments, adapter))
             }
             _ => Err(self.dispatcher.unknown(id, caller)),
         }
+    }
+
+    fn summary(
+        &self,
+        table: &RoutingTable,
+        id: &str,
+        deployments: &[&Deployment],
+        adapter: &str,
+    ) -> ModelSummary {
+        let expires: Option<Vec<_>> = deployments.iter().map(|one| self.dispatcher.expires(one)).collect();
+        let expires = expires.and_then(|all| all.into_iter().max());
+        ModelSummary { expires, ..ModelSummary::new(table, id, deployments, adapter) }
     }
 }

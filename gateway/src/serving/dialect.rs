@@ -3,6 +3,7 @@
 use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::HeaderMap;
@@ -66,9 +67,11 @@ pub(crate) type ParseRequest<W> =
 pub(crate) struct ParsedRequest<W> {
     /// The model name as the client sent it.
     pub(crate) model: String,
-    /// A request for the engines for each of its prompts. None where the client only asks whether the model is there:
-    /// no engine is asked then, and the response is whole.
+    /// A request for the engines for each of its prompts. None where the client only wants the model to be ready, or
+    /// unloaded with a `keep_alive` of 0: no engine is asked then, and the response is whole.
     pub(crate) requests: Vec<GenerationRequest>,
+    /// How long its deployment stays loaded afterwards; `None` where the request does not say it.
+    pub(crate) keep_alive: Option<Duration>,
     /// The field that has the prompts, for errors about their length.
     pub(crate) prompt_field: &'static str,
     /// Sampling parameters that it leaves to the deployment.

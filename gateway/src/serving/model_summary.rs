@@ -1,5 +1,6 @@
 //! What model lists say about one model name, in any dialect.
 
+use jiff::Timestamp;
 use russet_crds::GenerationConfig;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -21,6 +22,8 @@ pub(crate) struct ModelSummary {
     pub(crate) message: String,
     /// `namespace/name` of its deployments, tried in order.
     pub(crate) deployments: Vec<String>,
+    /// When it scales to zero without further requests, as far as this gateway knows; `None` where it stays.
+    pub(crate) expires: Option<Timestamp>,
     /// What its first deployment runs.
     pub(crate) files: ServedFiles,
 }
@@ -60,6 +63,7 @@ impl ModelSummary {
             ready,
             message,
             deployments: deployments.iter().map(|deployment| deployment.full_name()).collect(),
+            expires: None,
             files: ServedFiles::new(table, id, deployments, adapter),
         }
     }

@@ -1,6 +1,7 @@
 //! Serves requests for vectors and scores: read like those for text, and answered as a whole.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -10,7 +11,7 @@ use russet_wire::request::GenerationRequest;
 
 use super::api_state::ApiState;
 use super::dialect::{Dialect, RequestContext};
-use super::{ReceivedRequest, RecordedRequest, list_ignored, within_quota};
+use super::{ReceivedRequest, RecordedRequest, list_ignored, list_keep_alive, within_quota};
 use crate::dispatch::{PendingRequest, PoolingReply, PoolingRequest, PromptDigest};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -24,6 +25,8 @@ pub(crate) struct ParsedPooling {
     pub(crate) model: String,
     /// The request for the engine.
     pub(crate) request: PoolingRequest,
+    /// How long its deployment stays loaded afterwards; `None` where the request does not say it.
+    pub(crate) keep_alive: Option<Duration>,
     /// Ignored fields, which a header lists.
     pub(crate) ignored: Vec<String>,
     /// Formats the response.
@@ -62,14 +65,19 @@ async fn pool(
         let prompt = PromptDigest::of_texts(caller, &parsed.model, parsed.request.texts());
         Ok((parsed, prompt))
     };
-    let (ParsedPooling { model, request, ignored, respond }, prompt) = unread.read(read).await?;
+    let (parsed, prompt) = unread.read(read).await?;
+    let ParsedPooling { model, request, keep_alive, mut ignored, respond } = parsed;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, dialect = dialect.name, model, "pool");
     recorder.parsed(&model, 1, false);
     recorder.limits(caller.limits().priority, None, deadline.map(|deadline| deadline.duration()));
+    list_keep_alive(api, &model, &caller, keep_alive, &mut ignored);
     let generation = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
     let pending =
-        PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller);
-    let reply = api.dispatcher.pool(pending.with_pooling(request).with_recorder(recorder)).await?;
+        PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller)
+            .with_pooling(request)
+            .with_keep_alive(keep_alive)
+            .with_recorder(recorder);
+    let reply = api.dispatcher.pool(pending).await?;
     let mut response = respond(reply)?;
     list_ignored(&mut response, &ignored);
     Ok(response)

@@ -323,3 +323,95 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
     server.shutdown_background();
 }
+
+/// A copy of the Model `m` of which so many bytes have arrived.
+fn copy(bytes_done: u64, version: u64) -> Value {
+    let ready = if bytes_done == 100 { "True" } else { "False" };
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy",
+        "metadata": {"name": "default.m.a", "resourceVersion": version.to_string()},
+        "spec": {
+            "modelRef": {"namespace": "default", "name": "m"}, "source": {"uri": "hf://owner/m"}, "nodeName": "a",
+            "want": "Files",
+        },
+        "status": {
+            "bytesDone": bytes_done, "bytesTotal": 100,
+            "conditions": [{
+                "type": "Ready", "status": ready, "reason": "InProgress", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    })
+}
+
+#[tokio::test]
+async fn a_pull_tells_the_bytes_that_the_agents_report() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let certificates = Certificates::new();
+    let objects = StoredObjects::default();
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (api, listen) = (free(), free());
+    let api_client =
+        kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+    let digest = "ab".repeat(32);
+    let source = json!({"uri": "hf://owner/m", "sha256": digest});
+    objects.apply("models", json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "Model",
+        "metadata": {"namespace": "default", "name": "m", "resourceVersion": "1"}, "spec": {"source": source},
+    }));
+    objects.apply("modeldeployments", deployment());
+    objects.apply("modelcopies", copy(30, 1));
+    let server = api_server(api, objects.clone());
+    let (ready, stop) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+    let config = GatewayConfig {
+        dispatch: limits(),
+        ..GatewayConfig::new(api_client, certificates.gateway(), listen)
+    };
+    let gateway = tokio::spawn(russet_gateway::run(
+        config,
+        prometheus::Registry::new(),
+        ready.clone(),
+        stop.clone().cancelled_owned(),
+    ));
+    let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
+    // Until it knows the Model, which its routing does not wait for.
+    let listed = tokio::time::timeout(TEST_TIMEOUT, async {
+        loop {
+            let tags = client.get(format!("http://{listen}/api/tags")).send().await;
+            if let Ok(tags) = tags
+                && tags.json::<Value>().await.unwrap()["models"][0]["digest"] == digest
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    listed.await.expect("the Model is listed");
+    let mut pull =
+        client.post(format!("http://{listen}/api/pull")).json(&json!({"model": "m"})).send().await.unwrap();
+    let mut text = String::new();
+    while !text.contains("\"completed\":30") {
+        text.push_str(std::str::from_utf8(&pull.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    objects.apply("modelcopies", copy(100, 2));
+    text.push_str(&pull.text().await.unwrap());
+    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    lines.dedup();
+    let layer = |completed: u64| {
+        let digest = format!("sha256:{digest}");
+        json!({"status": "pulling abababababab", "digest": digest, "total": 100, "completed": completed})
+    };
+    let status = |status: &str| json!({"status": status});
+    let expected = [
+        status("pulling manifest"),
+        layer(30),
+        layer(100),
+        status("verifying sha256 digest"),
+        status("writing manifest"),
+        status("success"),
+    ];
+    assert_eq!(lines, expected);
+    stop.cancel();
+    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
+    server.shutdown_background();
+}

@@ -521,6 +521,7 @@ impl GatewayLab {
                 defaults: RequestDefaults::default(),
                 load_quantization: "",
                 memory_bytes: 0,
+                idle_limits: None,
                 state: state.clone(),
                 endpoints: engines
                     .iter()

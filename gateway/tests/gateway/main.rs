@@ -19,6 +19,7 @@ mod limits;
 mod network;
 mod ollama;
 mod ollama_models;
+mod ollama_pull;
 mod openai_responses;
 mod poison;
 mod pooling;

@@ -6,7 +6,7 @@ use russet_gateway::routes::{DeploymentState, ModelDetails, ModelHeaders};
 use serde_json::{Value, json};
 
 use crate::harness::{GatewayLab, hello, limits};
-use crate::ollama::{lines, post, sent};
+use crate::ollama::sent;
 
 /// What an agent has read of the Model of every deployment in these tests.
 fn details() -> ModelDetails {
@@ -27,7 +27,7 @@ fn details() -> ModelDetails {
 }
 
 /// Tells the gateway of the Model `small`.
-fn publish_details(lab: &GatewayLab) {
+pub fn publish_details(lab: &GatewayLab) {
     lab.change(|table| {
         table.models = BTreeMap::from([(("default".into(), "small".into()), details())]);
         for deployment in &mut table.deployments {
@@ -72,22 +72,6 @@ async fn models_are_listed_shown_and_loaded() {
     }
     let root = lab.client.get(lab.url("/")).send().await.unwrap().text().await.unwrap();
     assert_eq!(root, "Russet is running");
-}
-
-#[tokio::test]
-async fn a_model_that_is_served_is_pulled_already() {
-    let lab = GatewayLab::start(limits()).await;
-    let _engine = lab.only_engine(hello());
-    let response = post(&lab, "/api/pull", json!({"model": "m:latest"})).await;
-    assert_eq!(
-        (response.status().as_u16(), &response.headers()["content-type"]),
-        (200, &"application/x-ndjson".parse().unwrap())
-    );
-    let lines = lines(&response.text().await.unwrap());
-    assert_eq!(lines[0], json!({"status": "pulling manifest"}));
-    assert_eq!(lines.last(), Some(&json!({"status": "success"})));
-    let (status, answer) = sent(&lab, "/api/pull", json!({"name": "m", "stream": false})).await;
-    assert_eq!((status, answer), (200, json!({"status": "success"})));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The real SDKs of OpenAI and Anthropic against the listener for other machines.
+//! The real SDKs of OpenAI, Anthropic and Ollama, most of them against the listener for other machines.
 
 use russet_gateway::response_store::ResponseStoreConfig;
 use russet_gateway::routes::DeploymentState;
@@ -8,6 +8,8 @@ use russet_wire::event::{
 };
 
 use crate::harness::{GatewayLab, ScriptStep, access_key, finished, hello, limits, started, token};
+use crate::ollama_models::publish_details;
+use crate::ollama_pull::scales_to_zero;
 use crate::openai_responses::agent;
 
 /// Runs a script beside this folder with this URL of the gateway; passes where there is no Python for it.
@@ -114,4 +116,15 @@ async fn the_openai_sdk_keeps_and_resumes_responses() {
     });
     lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     check(&lab, "openai_kept_responses.py", lab.url("/v1")).await;
+}
+
+#[tokio::test]
+async fn the_ollama_client_reads_models_pulls_and_unloads() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.engine("a", |_| hello());
+    let working = DeploymentState::Working("copying 3 of 9 GiB".into());
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine]), ("waiting", working, &[])]);
+    publish_details(&lab);
+    scales_to_zero(&lab);
+    check(&lab, "ollama_models.py", lab.url("")).await;
 }

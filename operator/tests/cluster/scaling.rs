@@ -55,6 +55,7 @@ async fn replicas_follow_demand_and_sleep_without_it() {
         target_queue: 2,
         target_ttft_milliseconds: None,
         idle_seconds: 2,
+        max_idle_seconds: None,
     });
     cluster.create(chat).await;
     seen("it answers", ready).await;

@@ -10,6 +10,7 @@ fn rules(min: i32) -> Autoscaling {
         target_queue: 2,
         target_ttft_milliseconds: Some(500),
         idle_seconds: 600,
+        max_idle_seconds: None,
     }
 }
 
@@ -24,7 +25,8 @@ struct ScalingStep {
 /// All desired replicas have been ready for an hour.
 fn runs(replicas: i32, waiting: u32, active: u32) -> ScalingInput {
     let idle_for = (waiting + active > 0).then_some(Duration::ZERO).or(Some(Duration::from_secs(1)));
-    let demand = DemandSummary { waiting, active, idle_for, ttft_milliseconds: None };
+    let demand =
+        DemandSummary { waiting, active, idle_for, default_idle_for: idle_for, ..DemandSummary::default() };
     ScalingInput { replicas, ready_for: Some(Duration::from_secs(3600)), settled: true, demand }
 }
 
@@ -35,6 +37,15 @@ fn scaling_step(at: i64, seen: ScalingInput, replicas: i32, reason: Reason) -> S
 fn idle(replicas: i32, seconds: u64) -> ScalingInput {
     let mut seen = runs(replicas, 0, 0);
     seen.demand.idle_for = Some(Duration::from_secs(seconds));
+    seen.demand.default_idle_for = seen.demand.idle_for;
+    seen
+}
+
+/// One replica, whose only caller asked so many seconds ago and wants it for so many more.
+fn kept(asked: u64, keep_for: u64) -> ScalingInput {
+    let mut seen = idle(1, asked);
+    seen.demand.default_idle_for = None;
+    seen.demand.keep_for = Some(Duration::from_secs(keep_for));
     seen
 }
 
@@ -119,6 +130,13 @@ fn replicas_follow_demand_between_their_bounds() {
                 scaling_step(2, asleep(0), 0, Idle),
             ],
         ),
+        (
+            "asleep at once, when its only caller wants it no more",
+            0,
+            vec![scaling_step(0, kept(5, 1), 1, Demand), scaling_step(1, kept(6, 0), 0, Idle)],
+        ),
+        ("a keep_alive beyond idleSeconds adds nothing", 0, vec![scaling_step(0, kept(600, 900), 0, Idle)]),
+        ("with at least one no keep_alive counts", 1, vec![scaling_step(0, kept(5, 0), 1, Demand)]),
         ("woken by one that waits", 0, vec![scaling_step(0, asleep(1), 1, Demand)]),
         ("woken by many", 0, vec![scaling_step(0, asleep(5), 3, Demand)]),
         (

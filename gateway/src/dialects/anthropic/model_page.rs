@@ -79,7 +79,16 @@ fn page(models: &[ModelSummary], query: &PageQuery) -> Result<Value, GatewayErro
 }
 
 fn model_body(model: &ModelSummary) -> Value {
-    let ModelSummary { id, created, context_tokens, ready: _, message: _, deployments: _, files: _ } = model;
+    let ModelSummary {
+        id,
+        created,
+        context_tokens,
+        ready: _,
+        message: _,
+        deployments: _,
+        expires: _,
+        files: _,
+    } = model;
     let created = Timestamp::from_second(*created).unwrap_or(Timestamp::UNIX_EPOCH);
     json!({
         "type": "model",
@@ -103,6 +112,7 @@ mod tests {
             ready: true,
             message: String::new(),
             deployments: vec![],
+            expires: None,
             files: ServedFiles::default(),
         };
         let models = ["a", "n/b:x", "c"].map(model);

@@ -61,6 +61,7 @@ fn parse_fields(
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = MessageWriter::new(context.id, model.clone(), request.stop.clone());
     Ok(ParsedRequest {
+        keep_alive: None,
         model,
         prompt_field: "messages",
         requests: vec![request],
@@ -186,6 +187,7 @@ mod tests {
             streamed,
             ignored,
             prompt_field: _,
+            keep_alive: _,
             writer: _,
         } = parse(json!({})).unwrap();
         assert_eq!((model.as_str(), streamed, choices), ("m", false, 1));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::clock::ResponseClock;
+use super::keep_alive::keep_alive;
 use super::request::fields::{embed_group_of, embeddings_group_of};
 use crate::dialects::pooling_request::{SetFields, VectorTable, floats};
 use crate::dialects::values::{boolean, integer};
@@ -38,6 +39,7 @@ pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<
     let texts = texts(fields.remove("input"))?;
     let dimensions = integer(&fields, "dimensions", 1, i64::from(u32::MAX))?.map(|number| number as u32);
     let truncate = boolean(&fields, "truncate")?.unwrap_or(true);
+    let keep_alive = keep_alive(&fields)?;
     let name = model.clone();
     let respond = move |reply: PoolingReply| -> Result<Response, GatewayError> {
         let prompt_eval_count = reply.tokens();
@@ -49,6 +51,7 @@ pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<
     Ok(ParsedPooling {
         model,
         request: request(context, texts, dimensions, truncate),
+        keep_alive,
         ignored,
         respond: Box::new(respond),
     })
@@ -64,6 +67,7 @@ pub(super) fn parse_embeddings(
         Some(Value::String(text)) if !text.is_empty() => text,
         _ => return Err(GatewayError::field("prompt", "`prompt` must be a text that is not empty")),
     };
+    let keep_alive = keep_alive(&fields)?;
     let respond = |reply: PoolingReply| -> Result<Response, GatewayError> {
         let table = VectorTable::new(reply)?;
         Ok(Json(json!({"embedding": table.vectors().next().map(floats)})).into_response())
@@ -71,6 +75,7 @@ pub(super) fn parse_embeddings(
     Ok(ParsedPooling {
         model,
         request: request(context, vec![text], None, true),
+        keep_alive,
         ignored,
         respond: Box::new(respond),
     })

@@ -1,50 +1,97 @@
-//! What changes models in Ollama: pull, push, create, copy, delete and blobs. Here models are objects of the cluster, and
-//! clients of the gateway only ask them; each of these is refused with what to do instead. A model that is there is pulled
-//! already.
+//! What changes models in Ollama: pull, push, create, copy, delete and blobs. Here models are objects of the cluster, which
+//! clients of the gateway do not change. A pull waits for the files of a model that is there, and says how far they are;
+//! everything else is refused with what to do instead.
+
+use std::sync::Arc;
 
 use axum::extract::Request;
-use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use serde_json::json;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
+use serde_json::{Value, json};
 
-use super::error::error_response;
-use super::models::name;
+use super::error::{error_body, error_response};
+use super::models::name_in;
 use super::response::{STREAM_TYPE, line};
+use crate::dialects::values::{self, boolean};
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::JsonBody;
-use crate::keys::Caller;
 use crate::request_id::RequestId;
-use crate::serving::ApiState;
+use crate::serving::{ApiState, ModelPull, ParsedPull, PullProgress};
 
-/// What clients expect to read while a model is pulled.
-const STEPS: [&str; 4] = ["pulling manifest", "verifying sha256 digest", "writing manifest", "success"];
+/// Characters of a digest in a status.
+const SHORT_DIGEST: usize = 12;
 
-/// Answers that a model which is served is there, streamed unless `stream` is false.
-pub(super) fn pull(
-    mut body: JsonBody<'_>,
-    api: &ApiState,
-    caller: &Caller,
-) -> Result<Response, GatewayError> {
-    let whole = body.value.get("stream").is_some_and(|stream| stream == false);
-    let name = name(&mut body)?;
-    api.model(&name, caller).map_err(|error| match error.kind {
-        ErrorKind::ModelNotFound => GatewayError::field("model", not_served(&name)),
-        _ => error,
-    })?;
-    if whole {
-        return Ok(Json(json!({"status": "success"})).into_response());
-    }
-    let lines: Vec<_> = STEPS.iter().map(|status| line(&json!({"status": status}))).collect();
-    Ok(([(header::CONTENT_TYPE, STREAM_TYPE)], lines.concat()).into_response())
+/// Parses a request to pull a model, streamed unless `stream` is false. Whether the connection is `insecure` has no
+/// meaning: an agent fetches the files from the Model's own source.
+pub(super) fn parse_pull(mut body: JsonBody<'_>) -> Result<ParsedPull, GatewayError> {
+    let fields = values::fields(&mut body)?;
+    let streamed = boolean(&fields, "stream")?.unwrap_or(true);
+    Ok(ParsedPull { model: name_in(fields)?, streamed })
 }
 
-fn not_served(name: &str) -> String {
-    format!(
-        "model `{name}` is not served here, and this API cannot fetch it: deploy it with `russet run {name}`, if it is a \
-         name of `russet catalog`, or apply a Model and a ModelDeployment with kubectl"
-    )
+/// Says how far a model is: lines until its files are there, or one object then.
+pub(super) async fn pull(
+    api: Arc<ApiState>,
+    pull: ModelPull,
+    streamed: bool,
+) -> Result<Response, GatewayError> {
+    if streamed {
+        let lines = lines(pull.digest().to_owned(), pull.progress());
+        return Ok(api.stream(STREAM_TYPE, lines));
+    }
+    let mut progress = std::pin::pin!(pull.progress());
+    while let Some(step) = progress.next().await {
+        step?;
+    }
+    Ok(Json(status("success")).into_response())
+}
+
+fn lines(
+    digest: String,
+    progress: impl Stream<Item = Result<PullProgress, GatewayError>> + Send,
+) -> impl Stream<Item = Bytes> + Send {
+    async_stream::stream! {
+        let mut progress = std::pin::pin!(progress);
+        let mut bytes = None;
+        yield line(&status("pulling manifest"));
+        while let Some(step) = progress.next().await {
+            match step {
+                Ok(PullProgress::Waiting(reason)) => yield line(&status(&format!("waiting: {reason}"))),
+                Ok(PullProgress::Downloading { completed, total }) => {
+                    bytes = Some(total);
+                    yield line(&layer(&digest, completed, total));
+                }
+                Err(error) => {
+                    yield line(&error_body(&error));
+                    return;
+                }
+            }
+        }
+        if let Some(total) = bytes {
+            yield line(&layer(&digest, total, total));
+        }
+        for step in ["verifying sha256 digest", "writing manifest", "success"] {
+            yield line(&status(step));
+        }
+    }
+}
+
+fn status(status: &str) -> Value {
+    json!({"status": status})
+}
+
+/// Ollama tells the bytes of each layer; a Model is one.
+fn layer(digest: &str, completed: u64, total: u64) -> Value {
+    let short: String = digest.chars().take(SHORT_DIGEST).collect();
+    json!({
+        "status": format!("pulling {short}"),
+        "digest": format!("sha256:{digest}"),
+        "total": total,
+        "completed": completed,
+    })
 }
 
 /// Refuses a change.

@@ -10,14 +10,14 @@ use jiff::Timestamp;
 use russet_crds::{GenerationConfig, Task};
 use serde_json::{Map, Value, json};
 
-use crate::dialects::values;
+use crate::dialects::values::{self, JsonObject};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::keys::Caller;
 use crate::serving::{ApiState, ModelSummary, ServedFiles};
 
-/// When a loaded model is unloaded. Deployments stay until their autoscaling says otherwise, and clients want a time: one
-/// that is far away, and near enough for dates in every time zone and language.
+/// When a loaded model is unloaded that stays. Clients want a time: one that is far away, and near enough for dates in
+/// every time zone and language.
 const EXPIRES_AT: &str = "2200-01-01T00:00:00Z";
 /// The architecture of a model whose headers are not read yet. Clients look up the context length by this word.
 const UNKNOWN_ARCHITECTURE: &str = "unknown";
@@ -44,7 +44,8 @@ pub(super) async fn ps(
 /// A model in memory: what its groups have reserved, all of it where the engines compute.
 fn loaded(model: &ModelSummary) -> Value {
     let mut entry = entry(model);
-    entry["expires_at"] = EXPIRES_AT.into();
+    let expires = model.expires.map(|expires| expires.to_string());
+    entry["expires_at"] = expires.unwrap_or_else(|| EXPIRES_AT.to_owned()).into();
     entry["size"] = model.files.memory_bytes.into();
     entry["size_vram"] = model.files.memory_bytes.into();
     entry["context_length"] = model.context_tokens.into();
@@ -76,7 +77,11 @@ fn shown(model: &ModelSummary) -> Value {
 
 /// The model that a request is about: `model`, or `name`, its older form.
 pub(super) fn name(body: &mut JsonBody<'_>) -> Result<String, GatewayError> {
-    let mut fields = values::fields(body)?;
+    name_in(values::fields(body)?)
+}
+
+/// The same of the fields of a request.
+pub(super) fn name_in(mut fields: JsonObject) -> Result<String, GatewayError> {
     if let Some(name) = fields.remove("name")
         && !fields.contains_key("model")
     {
@@ -208,6 +213,7 @@ mod tests {
             ready: true,
             message: String::new(),
             deployments: vec!["default/m".into()],
+            expires: None,
             files: ServedFiles {
                 digest: "ab".repeat(32),
                 format: "safetensors",

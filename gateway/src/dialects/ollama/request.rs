@@ -6,6 +6,7 @@ mod messages;
 mod options;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use russet_wire::conversation::Message;
 use russet_wire::request::{ContextOverflow, GenerationRequest, RawPrompt, StructuredOutput};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::clock::ResponseClock;
+use super::keep_alive::keep_alive;
 use super::response::{AnswerForm, OllamaWriter};
 use crate::dialects::field_table::{GroupOf, ignored, refuse_unsupported};
 use crate::dialects::json_schema::{check_bytes, schema};
@@ -37,7 +39,7 @@ pub(super) fn parse_chat(
     let messages = parts.fields.remove("messages");
     let messages = messages::parse(messages, &parts.body, &mut parts.ignored)?;
     if messages.is_empty() {
-        return Ok(parts.load(AnswerForm::Chat));
+        return parts.load(AnswerForm::Chat);
     }
     let (base, left_out) = parts.request(context)?;
     let (tools, tool_choice) = tools::parse(&parts.fields, &parts.body)?;
@@ -60,7 +62,7 @@ pub(super) fn parse_generate(
     let mut parts = RequestParts::read(body, generate_group_of)?;
     let (prompt, system) = (parts.text("prompt")?, parts.text("system")?);
     if prompt.is_empty() {
-        return Ok(parts.load(AnswerForm::Text));
+        return parts.load(AnswerForm::Text);
     }
     let truncates = parts.truncates()?;
     let (base, left_out) = parts.request(context)?;
@@ -150,6 +152,7 @@ impl<'a> RequestParts<'a> {
     ) -> Result<ParsedRequest<OllamaWriter>, GatewayError> {
         let Self { body: _, fields, group_of, model, ignored: names, clock } = self;
         Ok(ParsedRequest {
+            keep_alive: keep_alive(&fields)?,
             prompt_field: form.prompt_field(),
             requests: vec![request],
             left_out,
@@ -162,27 +165,21 @@ impl<'a> RequestParts<'a> {
     }
 
     /// A request without a prompt: in Ollama it loads the model, or unloads it.
-    fn load(self, form: AnswerForm) -> ParsedRequest<OllamaWriter> {
+    fn load(self, form: AnswerForm) -> Result<ParsedRequest<OllamaWriter>, GatewayError> {
         let Self { body: _, fields, group_of, model, ignored: names, clock } = self;
         let writer = OllamaWriter::new(form, model.clone(), clock);
-        ParsedRequest {
+        let keep_alive = keep_alive(&fields)?;
+        Ok(ParsedRequest {
+            keep_alive,
             prompt_field: form.prompt_field(),
             requests: Vec::new(),
             left_out: LeftOut::default(),
             choices: 1,
             streamed: false,
             ignored: ignored(&fields, group_of, names),
-            writer: if fields.get("keep_alive").is_some_and(is_zero) { writer.unloads() } else { writer },
+            writer: if keep_alive == Some(Duration::ZERO) { writer.unloads() } else { writer },
             model,
-        }
-    }
-}
-
-/// Whether a duration is 0: a number, or a text with a unit such as `0s`.
-fn is_zero(duration: &Value) -> bool {
-    match duration {
-        Value::String(text) => text.trim_end_matches(|c: char| c.is_ascii_alphabetic()) == "0",
-        number => number.as_f64() == Some(0.0),
+        })
     }
 }
 
@@ -292,7 +289,7 @@ mod tests {
         let mut parsed = parse_text(parse_chat, text).unwrap();
         let request = parsed.requests.remove(0);
         assert!(!parsed.streamed);
-        assert_eq!(parsed.ignored, ["keep_alive", "options.num_ctx", "shift"]);
+        assert_eq!(parsed.ignored, ["options.num_ctx", "shift"]);
         let schema = r#"{"type": "object", "properties": {"z": {"const": 1.0}, "a": {}}}"#;
         assert_eq!(request.structured_output, Some(StructuredOutput::JsonSchema(schema.into())));
         let parameters = Some(r#"{"z": {}, "a": 1.0}"#.to_owned());
@@ -336,18 +333,6 @@ mod tests {
             let parsed = parsed.unwrap();
             assert!(parsed.requests.is_empty() && !parsed.streamed, "{parsed:?}");
         }
-        for (duration, expected) in [
-            (json!(0), true),
-            (json!("0"), true),
-            (json!("0s"), true),
-            (json!("0ms"), true),
-            (json!(-1), false),
-            (json!("5m"), false),
-            (json!("10s"), false),
-            (json!(true), false),
-        ] {
-            assert_eq!(is_zero(&duration), expected, "{duration}");
-        }
     }
 
     #[test]
@@ -361,6 +346,8 @@ mod tests {
             (chat(&json!({"think": 1})), "think"),
             (chat(&json!({"stream": "yes"})), "stream"),
             (chat(&json!({"truncate": 1})), "truncate"),
+            (chat(&json!({"keep_alive": "soon"})), "keep_alive"),
+            (generate(&json!({"prompt": "", "keep_alive": true})), "keep_alive"),
             (chat(&json!({"options": "none"})), "options"),
             (chat(&json!({"options": {"mirostat": 2}})), "mirostat"),
             (chat(&json!({"options": {"temperature": -1}})), "temperature"),

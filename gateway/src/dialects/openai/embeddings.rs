@@ -68,6 +68,7 @@ pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<
     };
     let name = model.clone();
     Ok(ParsedPooling {
+        keep_alive: None,
         model,
         request: PoolingRequest::Embed(request),
         ignored,

@@ -56,6 +56,7 @@ pub(super) fn parse(
     };
     let ignored = ignored(&fields, fields::group_of, left_out);
     Ok(ParsedRequest {
+        keep_alive: None,
         model,
         prompt_field: "messages",
         requests: vec![request],
@@ -114,6 +115,7 @@ mod tests {
             streamed,
             ignored,
             prompt_field: _,
+            keep_alive: _,
             writer,
         } = parse(&with(json!({}))).unwrap();
         let request = requests.remove(0);

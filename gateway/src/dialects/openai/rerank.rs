@@ -57,6 +57,7 @@ pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<
     };
     let (name, id) = (model.clone(), format!("rerank-{}", context.id.unique));
     Ok(ParsedPooling {
+        keep_alive: None,
         model,
         request: PoolingRequest::Rerank(request),
         ignored,

@@ -7,6 +7,13 @@ use crate::dialects::field_table::Treatment::{Honoured, Ignored, Refused};
 use crate::dialects::field_table::{FieldGroup, find, group, is_nothing, is_off, is_one, is_true};
 use crate::dialects::values::whole;
 
+/// In every request for an answer or vectors.
+const KEEP_ALIVE: FieldGroup = group(
+    "how long the model stays loaded, where its deployment scales to zero; elsewhere listed",
+    Honoured,
+    &["keep_alive"],
+);
+
 /// In every request that generates.
 const SHARED: &[FieldGroup] = &[
     group(
@@ -14,7 +21,7 @@ const SHARED: &[FieldGroup] = &[
         Honoured,
         &["model", "stream", "format", "options", "think", "logprobs", "top_logprobs", "truncate"],
     ),
-    group("how long a model stays loaded, which its deployment says", Ignored, &["keep_alive"]),
+    KEEP_ALIVE,
     group("a response ends where the context does", Ignored, &["shift"]),
 ];
 
@@ -35,13 +42,15 @@ const GENERATE: &[FieldGroup] = &[
 /// In a request for vectors.
 const EMBED: &[FieldGroup] = &[
     group("Ollama's", Honoured, &["model", "input", "truncate", "dimensions"]),
-    group("about loading and sampling", Ignored, &["keep_alive", "options"]),
+    KEEP_ALIVE,
+    group("about sampling and hardware", Ignored, &["options"]),
 ];
 
 /// In a request for one vector.
 const EMBEDDINGS: &[FieldGroup] = &[
     group("Ollama's", Honoured, &["model", "prompt"]),
-    group("about loading and sampling", Ignored, &["keep_alive", "options"]),
+    KEEP_ALIVE,
+    group("about sampling and hardware", Ignored, &["options"]),
 ];
 
 /// In `options`.

@@ -56,6 +56,7 @@ pub(in crate::dialects::openai) fn parse(
         ..base.clone()
     });
     Ok(ParsedRequest {
+        keep_alive: None,
         model,
         prompt_field: "prompt",
         requests: requests.collect(),

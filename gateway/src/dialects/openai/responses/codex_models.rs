@@ -19,7 +19,16 @@ pub(in crate::dialects::openai) fn is_asked_for(query: Option<&str>) -> bool {
 
 /// A model, with every field that Codex wants.
 pub(in crate::dialects::openai) fn body((priority, model): (usize, &ModelSummary)) -> Value {
-    let ModelSummary { id, created: _, context_tokens, ready: _, message, deployments: _, files: _ } = model;
+    let ModelSummary {
+        id,
+        created: _,
+        context_tokens,
+        ready: _,
+        message,
+        deployments: _,
+        expires: _,
+        files: _,
+    } = model;
     json!({
         "slug": id,
         "display_name": id,

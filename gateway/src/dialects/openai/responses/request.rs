@@ -99,6 +99,7 @@ pub(in crate::dialects::openai) fn parse(
         ending: None,
     };
     Ok(ParsedRequest {
+        keep_alive: None,
         model,
         prompt_field: "input",
         requests: vec![request],
@@ -196,8 +197,17 @@ mod tests {
 
     #[test]
     fn a_plain_request_means_what_openai_says() {
-        let ParsedRequest { model, requests, left_out, choices, streamed, ignored, prompt_field: _, writer } =
-            parse(json!({})).unwrap();
+        let ParsedRequest {
+            model,
+            requests,
+            left_out,
+            choices,
+            streamed,
+            ignored,
+            prompt_field: _,
+            keep_alive: _,
+            writer,
+        } = parse(json!({})).unwrap();
         assert_eq!((model.as_str(), left_out, choices, streamed), ("m", LeftOut::ALL, 1, false));
         assert_eq!(ignored, Vec::<String>::new());
         let expected = GenerationRequest {
