@@ -10,7 +10,7 @@ use russet_crds::KeepAliveDemand;
 
 use crate::routes::IdleLimits;
 
-/// Callers of a deployment that are told apart; all further ones count as one.
+/// Callers of a deployment that are distinguished; all further ones count as one.
 const MAX_CALLERS: usize = 1000;
 /// The end of `keep_alive: -1`, in seconds since 1970: the year 2200, near enough for dates everywhere.
 const FOREVER: i64 = 7_258_118_400;
@@ -35,7 +35,7 @@ impl KeepAlives {
         self.callers.insert(caller.to_owned(), LastRequest { ended, keep_alive });
     }
 
-    /// What the cluster is told; `None` where no caller's last request has a `keep_alive`.
+    /// What is reported to the cluster; `None` where no caller's last request has a `keep_alive`.
     pub(super) fn report(&self) -> Option<KeepAliveDemand> {
         let ends = self.callers.values().filter_map(|last| Some(end(last.ended, last.keep_alive?)));
         let until = ends.max()?;
@@ -80,7 +80,7 @@ mod tests {
     fn last_request_of_each_caller_says_how_long_a_model_stays() {
         // Caller, second of its request's end, its keep_alive.
         type Ask = (&'static str, i64, Option<Duration>);
-        let told = |asks: &[Ask]| {
+        let found = |asks: &[Ask]| {
             let mut keep_alives = KeepAlives::default();
             for (caller, second, keep_alive) in asks {
                 keep_alives.ended(caller, at(*second), *keep_alive);
@@ -107,7 +107,7 @@ mod tests {
             ("longer, as long as it may", vec![("a", 100, seconds(9000))], Some((9100, None)), Some(3700)),
             ("for ever", vec![("a", 100, Some(Duration::MAX))], Some((FOREVER, None)), Some(3700)),
         ] {
-            assert_eq!(told(&asks), (report, expires), "{story}");
+            assert_eq!(found(&asks), (report, expires), "{story}");
         }
     }
 

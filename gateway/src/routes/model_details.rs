@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_of_values_are_told_where_they_are_sure() {
+    fn bits_of_values_are_shown_where_they_are_sure() {
         let bits = |parameters, layer, group| {
             ModelDetails::of(&model("hf://a/b", json!({"shape": shape(parameters, layer, group)})))
                 .quantization
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn model_without_a_deployment_is_found_within_the_scope_of_a_key() {
+    fn undeployed_model_is_found_within_the_scope_of_a_key() {
         let mut table = RoutingTable::default();
         for (namespace, name) in [("default", "a"), ("lab", "a"), ("lab", "b")] {
             table.models.insert((namespace.into(), name.into()), ModelDetails::default());

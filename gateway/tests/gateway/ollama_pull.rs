@@ -98,7 +98,7 @@ async fn a_pull_that_cannot_end_says_why() {
 }
 
 #[tokio::test]
-async fn a_pull_counts_towards_the_quota_of_a_key_and_within_its_models() {
+async fn a_pull_counts_towards_a_quota_and_within_a_key_s_models() {
     let lab = GatewayLab::start(limits()).await;
     let engine = lab.engine("a", |_| hello());
     lab.publish(&[("m", DeploymentState::Ready, &[&engine]), ("n", DeploymentState::Ready, &[&engine])]);
