@@ -42,7 +42,8 @@ pub struct Arguments {
     certificate: CertificateArguments,
     #[command(flatten)]
     origins: OriginArguments,
-    /// File to keep responses of OpenAI's Responses API in, with the prompts they answer; without it none is kept.
+    /// File to keep responses of OpenAI's Responses API in, with the prompts they answer, files and batches; without it none
+    /// is kept.
     #[arg(long, value_name = "FILE")]
     responses_store: Option<PathBuf>,
     #[command(flatten)]

@@ -11,10 +11,10 @@ const DAY: u64 = 86_400;
 /// How long responses are kept, and how many bytes of them.
 #[derive(clap::Args, Clone, Debug, PartialEq)]
 pub struct ResponseStoreArguments {
-    /// Days after which a kept response is deleted.
+    /// Days after which a kept response, file or batch is deleted.
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     responses_retention_days: u32,
-    /// Size of the store of responses, such as 10Gi; the oldest responses make room for new ones.
+    /// Size of the store of responses, files and batches, such as 10Gi; the oldest make room for new ones.
     #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = size)]
     responses_max_size: u64,
 }

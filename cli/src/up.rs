@@ -65,7 +65,7 @@ pub struct Arguments {
     certificate: CertificateArguments,
     #[command(flatten)]
     origins: OriginArguments,
-    /// Keep no responses of OpenAI's Responses API; else they and their prompts are in the folder of the gateway.
+    /// Keep no responses of OpenAI's Responses API, no files and no batches; else they are in the folder of the gateway.
     #[arg(long)]
     no_responses_store: bool,
     #[command(flatten)]

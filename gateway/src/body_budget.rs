@@ -76,6 +76,11 @@ impl BodyBudget {
         Self { usage: Arc::default(), max_bytes, timeout }
     }
 
+    /// Time limit for one body.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Reads the whole body; an error if it is too large, too slow, does not fit the budget, or `check` refuses one of its
     /// parts. Of a refused body no more is held, but the rest is read: a client that still sends would not see the answer.
     pub(crate) async fn read(

@@ -56,6 +56,11 @@ pub(crate) fn error_response(request: &Request, error: &GatewayError) -> Respons
     (dialect.error_response)(error, &RequestId::of(request))
 }
 
+/// The dialect with this name.
+pub(crate) fn named(name: &str) -> Option<&'static Dialect> {
+    ALL.iter().find(|dialect| dialect.name == name).copied()
+}
+
 /// The dialect that a path belongs to.
 fn owner(path: &str) -> &'static Dialect {
     let owners = ALL.iter().filter_map(|dialect| Some((dialect.longest_prefix(path)?, *dialect)));

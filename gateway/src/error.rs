@@ -42,6 +42,10 @@ pub enum ErrorKind {
     RequestNotFound,
     /// The caller keeps no response with this id.
     ResponseNotFound,
+    /// The caller keeps no file with this id.
+    FileNotFound,
+    /// The caller has no batch with this id.
+    BatchNotFound,
     /// The response that a request continues is not kept.
     PreviousResponseNotFound,
     /// The disk, or the store of responses, has no room for the response.
@@ -85,6 +89,8 @@ impl ErrorKind {
             Self::ModelNotFound => "model_not_found",
             Self::RequestNotFound => "request_not_found",
             Self::ResponseNotFound => "response_not_found",
+            Self::FileNotFound => "file_not_found",
+            Self::BatchNotFound => "batch_not_found",
             Self::PreviousResponseNotFound => "previous_response_not_found",
             Self::StoreFull => "store_full",
             Self::ModelNotReady => "model_not_ready",

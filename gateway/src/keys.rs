@@ -31,6 +31,9 @@ pub use secret::Secret;
 /// The other header for keys, which Anthropic's clients use.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+/// The owner of what callers without a key keep; no key's full name is without a slash.
+const LOOPBACK: &str = "loopback";
+
 /// Every key the gateway knows.
 #[derive(Debug, Default)]
 pub struct Keyring {
@@ -157,6 +160,17 @@ impl Keyring {
     }
 }
 
+impl Keyring {
+    /// The caller that keeps things under this name, as a request of it would be accepted now.
+    pub(crate) fn caller_of(&self, owner: &str, now: Timestamp) -> Option<Caller> {
+        if owner == LOOPBACK {
+            return Some(Caller::Anonymous);
+        }
+        let key = self.by_digest.values().find(|key| key.full_name() == owner)?;
+        (key.enabled && !key.is_expired(now)).then(|| Caller::Key(key.clone()))
+    }
+}
+
 impl ApiKey {
     /// `namespace/name`.
     pub fn full_name(&self) -> String {
@@ -176,6 +190,11 @@ impl ApiKey {
 }
 
 impl Caller {
+    /// Under which name the caller keeps things.
+    pub(crate) fn owner(&self) -> String {
+        self.key_name().unwrap_or_else(|| LOOPBACK.to_owned())
+    }
+
     /// `namespace/name` of the caller's key; `None` without one.
     pub fn key_name(&self) -> Option<String> {
         match self {

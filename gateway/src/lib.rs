@@ -14,6 +14,7 @@
 mod api_timeout;
 mod backends;
 mod background;
+mod batches;
 mod benchmarks;
 mod body_budget;
 pub mod demand;

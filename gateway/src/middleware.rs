@@ -46,6 +46,7 @@ pub(crate) async fn check_request(
 ) -> Response {
     let id = RequestId::new(request.headers());
     request.extensions_mut().insert(id.clone());
+    request.extensions_mut().insert(layer.exposure);
     let origin = request.headers().get(header::ORIGIN).cloned();
     let mut response = authenticate(layer, request, next).await;
     // A refusal too: a page that is not allowed may read why.

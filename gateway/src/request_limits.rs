@@ -18,6 +18,10 @@ const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("x-request-timeout");
 /// A day: no client keeps a connection open for longer.
 const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
 
+/// In the extensions of a request: it runs at the lowest priority there is, whatever its key and its body say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LowestPriority;
+
 /// Limits on the requests of a caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestLimits {

@@ -1,9 +1,11 @@
-//! Responses that are kept on disk, in SQLite: rows, bytes, and whose they are. A write returns once it is durable; several
-//! become durable together. Not here: what the bytes mean, which is the dialect's, and responses that still run, see
-//! `background`.
+//! Responses, files and batches that are kept on disk, in SQLite: rows, bytes, and whose they are. A write returns once it
+//! is durable; several become durable together. Not here: what the bytes mean, which is the dialect's, responses that still
+//! run, see `background`, and batches that do, see `batches`.
 
+mod batches;
 mod commit;
 mod database;
+mod files;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,17 +17,21 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use thiserror::Error;
 
+use batches::BatchChange;
+pub(crate) use batches::{BatchQuery, BatchRow};
 use commit::CommitQueue;
 use database::Database;
+use files::FileChange;
+pub(crate) use files::{FileHead, FilePart, FilePurpose, FileQuery};
 
-/// Where responses are kept, and for how long.
+/// Where responses, files and batches are kept, and for how long.
 #[derive(Clone, Debug)]
 pub struct ResponseStoreConfig {
     /// The file; SQLite puts its log beside it.
     pub path: PathBuf,
-    /// Older responses are deleted.
+    /// What is older is deleted.
     pub retention: Duration,
-    /// The oldest responses are deleted where the file would use more.
+    /// The oldest is deleted where the file would use more.
     pub max_bytes: u64,
 }
 
@@ -71,17 +77,23 @@ pub enum ResponseStoreError {
     /// The disk has no room.
     #[error("the disk is full")]
     DiskFull,
-    /// One response is larger than the whole store.
-    #[error("the response and its input have {bytes} bytes, and the whole store holds {max}")]
+    /// Nothing is left to be deleted for it.
+    #[error("{bytes} bytes have no room in the store, which holds {max}")]
     TooLarge {
-        /// Of the response.
+        /// Of the write.
         bytes: u64,
         /// Of the store.
         max: u64,
     },
-    /// The response that a write is about was deleted.
-    #[error("the response was deleted")]
+    /// What a write is about was deleted.
+    #[error("it was deleted")]
     Deleted,
+    /// A batch that has not ended needs the file.
+    #[error("batch {batch} needs the file")]
+    InUse {
+        /// Its id.
+        batch: String,
+    },
     /// Anything else, in SQLite's words.
     #[error("{0}")]
     Failed(String),
@@ -162,6 +174,8 @@ enum Change {
     Finish { id: String, body: Bytes },
     AppendEvents { id: String, chunk: EventChunk },
     Delete { owner: String, id: String },
+    File(FileChange),
+    Batch(BatchChange),
 }
 
 impl Change {
@@ -172,6 +186,8 @@ impl Change {
             Self::Finish { body, .. } => body.len(),
             Self::AppendEvents { chunk, .. } => chunk.text.len(),
             Self::Delete { .. } => 0,
+            Self::File(change) => change.bytes(),
+            Self::Batch(change) => change.bytes(),
         }
     }
 }
@@ -184,6 +200,8 @@ pub(crate) struct ResponseStore {
     queue: CommitQueue,
     readers: [Mutex<Connection>; READERS],
     next_reader: AtomicUsize,
+    retention: Duration,
+    max_bytes: u64,
 }
 
 impl ResponseStore {
@@ -195,7 +213,8 @@ impl ResponseStore {
         let readers = [reader()?, reader()?, reader()?, reader()?];
         let queue = CommitQueue::start(database, *retention)
             .map_err(|error| ResponseStoreError::Open { path: path.clone(), cause: error.to_string() })?;
-        Ok(Self { queue, readers, next_reader: AtomicUsize::new(0) })
+        let (retention, max_bytes) = (*retention, *max_bytes);
+        Ok(Self { queue, readers, next_reader: AtomicUsize::new(0), retention, max_bytes })
     }
 
     /// Keeps a response.
@@ -259,6 +278,114 @@ impl ResponseStore {
         from: u64,
     ) -> Result<Option<EventChunk>, ResponseStoreError> {
         database::events(&self.reader().lock(), owner, id, from)
+    }
+
+    /// How long it keeps what it is given.
+    pub(crate) fn retention(&self) -> Duration {
+        self.retention
+    }
+
+    /// How many bytes it holds.
+    pub(crate) fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Begins a file.
+    pub(crate) async fn insert_file(&self, head: FileHead) -> Result<(), ResponseStoreError> {
+        self.queue.commit(Change::File(FileChange::Insert(head))).await.map(|_| ())
+    }
+
+    /// Adds lines to a file, in place of those with the same number.
+    pub(crate) async fn append_part(&self, id: &str, part: FilePart) -> Result<(), ResponseStoreError> {
+        self.queue.commit(Change::File(FileChange::Append { id: id.to_owned(), part })).await.map(|_| ())
+    }
+
+    /// A file has all its parts; its times are in seconds since 1970.
+    pub(crate) async fn complete_file(
+        &self,
+        id: &str,
+        created: u64,
+        expires: u64,
+    ) -> Result<(), ResponseStoreError> {
+        let change = FileChange::Complete { id: id.to_owned(), created, expires };
+        self.queue.commit(Change::File(change)).await.map(|_| ())
+    }
+
+    /// Deletes a file that no running batch needs; false where the owner has none with this id.
+    pub(crate) async fn delete_file(&self, owner: &str, id: &str) -> Result<bool, ResponseStoreError> {
+        let change = FileChange::Delete { owner: owner.to_owned(), id: id.to_owned() };
+        Ok(self.queue.commit(Change::File(change)).await? > 0)
+    }
+
+    /// A complete file of this owner that has not expired `now`, in seconds since 1970.
+    pub(crate) fn file(
+        &self,
+        owner: &str,
+        id: &str,
+        now: u64,
+    ) -> Result<Option<FileHead>, ResponseStoreError> {
+        files::file(&self.reader().lock(), owner, id, now)
+    }
+
+    /// A page of the complete files of this owner, and one more where there are more.
+    pub(crate) fn files(&self, owner: &str, query: &FileQuery) -> Result<Vec<FileHead>, ResponseStoreError> {
+        files::files(&self.reader().lock(), owner, query)
+    }
+
+    /// The first part of a file of this owner that begins with the line numbered `from`, or later.
+    pub(crate) fn part(
+        &self,
+        owner: &str,
+        id: &str,
+        from: u64,
+    ) -> Result<Option<FilePart>, ResponseStoreError> {
+        files::part(&self.reader().lock(), owner, id, from)
+    }
+
+    /// The first line of every part of a file of this owner.
+    pub(crate) fn part_numbers(&self, owner: &str, id: &str) -> Result<Vec<u64>, ResponseStoreError> {
+        files::part_numbers(&self.reader().lock(), owner, id)
+    }
+
+    /// Keeps a batch, whose input must be there.
+    pub(crate) async fn insert_batch(&self, row: BatchRow) -> Result<(), ResponseStoreError> {
+        self.queue.commit(Change::Batch(BatchChange::Insert(row))).await.map(|_| ())
+    }
+
+    /// A batch has another record, and has ended or not.
+    pub(crate) async fn update_batch(
+        &self,
+        id: &str,
+        ended: bool,
+        record: Vec<u8>,
+    ) -> Result<(), ResponseStoreError> {
+        let change = BatchChange::Update { id: id.to_owned(), ended, record };
+        self.queue.commit(Change::Batch(change)).await.map(|_| ())
+    }
+
+    /// Deletes a batch that has ended; false where the owner has none with this id.
+    pub(crate) async fn delete_batch(&self, owner: &str, id: &str) -> Result<bool, ResponseStoreError> {
+        let change = BatchChange::Delete { owner: owner.to_owned(), id: id.to_owned() };
+        Ok(self.queue.commit(Change::Batch(change)).await? > 0)
+    }
+
+    /// A batch of this owner.
+    pub(crate) fn batch(&self, owner: &str, id: &str) -> Result<Option<BatchRow>, ResponseStoreError> {
+        batches::batch(&self.reader().lock(), owner, id)
+    }
+
+    /// A page of the batches of this owner, the newest first, and whether there are more of them.
+    pub(crate) fn batches(
+        &self,
+        owner: &str,
+        query: &BatchQuery,
+    ) -> Result<(Vec<BatchRow>, bool), ResponseStoreError> {
+        batches::batches(&self.reader().lock(), owner, query)
+    }
+
+    /// Every batch that has not ended, the oldest first.
+    pub(crate) fn unfinished_batches(&self) -> Result<Vec<BatchRow>, ResponseStoreError> {
+        batches::unfinished(&self.reader().lock())
     }
 
     fn reader(&self) -> &Mutex<Connection> {

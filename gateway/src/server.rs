@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::{self, Backends};
+use crate::batches::BatchContext;
 use crate::benchmarks;
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
@@ -29,7 +30,7 @@ use crate::middleware::{AuthLayer, check_request};
 use crate::model_copies::ModelCopies;
 use crate::origins::OriginPolicy;
 use crate::rejection::{unknown_path, wrong_method};
-use crate::response_store::{ResponseStore, ResponseStoreConfig, ResponseStoreError};
+use crate::response_store::{ResponseStoreConfig, ResponseStoreError};
 use crate::routes::{self, RoutingTable};
 use crate::serving::{ApiState, KeptResponses};
 
@@ -52,7 +53,7 @@ pub struct GatewayConfig {
     pub listener_limits: ListenerLimits,
     /// Pages and names that need no key on loopback.
     pub origins: OriginPolicy,
-    /// Where responses of OpenAI's Responses API are kept; `None` keeps none.
+    /// Where responses of OpenAI's Responses API, files and batches are kept; `None` keeps none.
     pub responses: Option<ResponseStoreConfig>,
 }
 
@@ -300,6 +301,17 @@ impl GatewayServer {
             Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone());
         let api = ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies);
         let api = Arc::new(api);
+        // What nobody waits for, which ends with this function at the latest.
+        let mut offline = JoinSet::new();
+        if let Some(kept) = &kept {
+            let context = BatchContext {
+                router: dialects::routes(&api),
+                keyring: keyring.clone(),
+                dialect: dialects::named,
+                stopping: stopping.clone(),
+            };
+            offline.spawn(kept.clone().run_batches(context));
+        }
         let mut serving = JoinSet::new();
         for listener in listeners {
             let layer = AuthLayer {
@@ -333,6 +345,7 @@ impl GatewayServer {
             if let Some(kept) = kept {
                 kept.idle().await;
             }
+            while offline.join_next().await.is_some() {}
             Ok(())
         };
         let ended = tokio::select! {
@@ -352,9 +365,9 @@ impl GatewayServer {
 
 /// Opens the store of responses. Where that fails, the gateway serves all the same, and keeps nothing.
 async fn open_store(config: ResponseStoreConfig) -> Option<Arc<KeptResponses>> {
-    let opened = tokio::task::spawn_blocking(move || ResponseStore::open(&config)).await;
+    let opened = tokio::task::spawn_blocking(move || KeptResponses::open(&config)).await;
     match opened.map_err(|error| ResponseStoreError::Failed(error.to_string())).flatten() {
-        Ok(store) => Some(Arc::new(KeptResponses::new(store))),
+        Ok(kept) => Some(Arc::new(kept)),
         Err(error) => {
             tracing::error!(%error, "responses are not kept until this is mended and the gateway starts again");
             None

@@ -19,6 +19,8 @@ mod kept_responses;
 mod lookup;
 mod model_pull;
 mod model_summary;
+mod own_batches;
+mod own_files;
 mod pooling;
 mod stalled_reader;
 mod streamed_response;
@@ -37,6 +39,7 @@ use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use russet_wire::event::Usage;
 use russet_wire::request::GenerationRequest;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::body_budget::BodyPermit;
@@ -47,18 +50,21 @@ use crate::json_body::{JsonBody, JsonBounds, check_headers};
 use crate::keys::{Caller, Quota};
 use crate::prompt_marks::prompt_marks;
 use crate::request_id::RequestId;
+use crate::request_limits::{LowestPriority, MAX_PRIORITY};
 use crate::request_log::Recorder;
 pub(crate) use affinity::Session;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
 pub(crate) use dialect::{
-    AcceptedResponse, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseEnd,
-    ResponseWriter,
+    AcceptedResponse, BatchDialect, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext,
+    ResponseEnd, ResponseWriter,
 };
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
 pub(crate) use model_pull::{ModelPull, ParsedPull, PullProgress, model_pull};
 pub(crate) use model_summary::{ModelSummary, ServedFiles};
+pub(crate) use own_batches::{BatchPage, NewBatch, OwnBatches};
+pub(crate) use own_files::{FileUpload, OwnFiles};
 pub(crate) use pooling::{ParsedPooling, pooling};
 use stalled_reader::ReadLimits;
 pub(crate) use token_count::token_count;
@@ -131,7 +137,7 @@ async fn generate<W: ResponseWriter>(
     RecordedRequest { request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit, session } =
+    let ReceivedRequest { unread, deadline, permit, session, lowest_priority } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
     let state = api.clone();
@@ -143,6 +149,9 @@ async fn generate<W: ResponseWriter>(
             let patterns = state.strip_patterns(&parsed.model, caller);
             for request in &mut parsed.requests {
                 patterns.strip(request);
+                if lowest_priority.is_some() {
+                    request.priority = -MAX_PRIORITY;
+                }
                 request.cache_salt = caller.cache_salt(&request.cache_salt);
                 request.prefix_marks = prompt_marks(&parsed.model, request);
             }
@@ -256,6 +265,32 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// The decoded body of a request that no engine serves, and the memory that it takes.
+pub(crate) async fn read_json(
+    api: &Arc<ApiState>,
+    id: &RequestId,
+    caller: &Caller,
+    request: Request,
+) -> Result<(Value, BodyPermit), GatewayError> {
+    let ReceivedRequest { unread, permit, .. } = ReceivedRequest::read(api, id, caller, request).await?;
+    let value = unread.read(|body, _, _| Ok(body.value)).await?;
+    Ok((value, permit))
+}
+
+/// The body of a request as it came, and the memory that it takes.
+pub(crate) async fn read_bytes(
+    api: &ApiState,
+    caller: &Caller,
+    request: Request,
+) -> Result<(Bytes, BodyPermit), GatewayError> {
+    let (parts, body) = request.into_parts();
+    if let Err(error) = check_headers(&parts.headers) {
+        discard(body).await;
+        return Err(error);
+    }
+    api.bodies.read(&parts.headers, body, caller, |_| Ok(())).await
+}
+
 /// A request whose body has arrived.
 struct ReceivedRequest {
     unread: UnreadRequest,
@@ -263,6 +298,8 @@ struct ReceivedRequest {
     permit: BodyPermit,
     /// The session that its headers name.
     session: Option<Session>,
+    /// Whether it is of a batch.
+    lowest_priority: Option<LowestPriority>,
 }
 
 impl ReceivedRequest {
@@ -296,7 +333,8 @@ impl ReceivedRequest {
             bounds,
             may_block: false,
         };
-        Ok(Self { unread, deadline, permit, session: Session::of_headers(&parts.headers) })
+        let lowest_priority = parts.extensions.get().copied();
+        Ok(Self { unread, deadline, permit, session: Session::of_headers(&parts.headers), lowest_priority })
     }
 }
 

@@ -2,6 +2,7 @@
 //! are rejected by name, and fields that do not change the response are ignored and listed in a header. Betas are no
 //! features: no value of the header `anthropic-beta` is refused.
 
+mod batches;
 mod body;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -29,9 +30,11 @@ pub(super) static DIALECT: Dialect = Dialect {
         Router::new()
             .route("/v1/messages", generation(&DIALECT, request::parse))
             .route("/v1/messages/count_tokens", counted)
+            .merge(batches::routes())
     },
     error_response,
     set_quota_headers,
+    batches: Some(batches::BATCHES),
 };
 
 /// The response to a request that counts tokens.

@@ -23,7 +23,9 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
-        | ErrorKind::ResponseNotFound => {
+        | ErrorKind::ResponseNotFound
+        | ErrorKind::FileNotFound
+        | ErrorKind::BatchNotFound => {
             StatusCode::NOT_FOUND
         }
         ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,

@@ -28,6 +28,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes,
     error_response: error::error_response,
     set_quota_headers,
+    batches: None,
 };
 
 /// Where the API is. Clients put `/api` behind the address they are given, which may end in `/api`, `/v1` or `/ollama`

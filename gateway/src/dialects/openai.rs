@@ -1,12 +1,15 @@
-//! OpenAI's chat completions, responses, completions, embeddings and model list, and reranking beside them. Unsupported
+//! OpenAI's chat completions, responses, completions, embeddings, files, batches and model list, and reranking beside them. Unsupported
 //! features are rejected by name, so that no client believes it got them; fields that do not change the response are
 //! ignored and listed in a header.
 
+mod batches;
 mod completion_response;
 mod embeddings;
 mod error;
+mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzed;
+mod page_query;
 mod request;
 mod rerank;
 mod response;
@@ -38,9 +41,12 @@ pub(super) static DIALECT: Dialect = Dialect {
             .route("/v2/rerank", pooling(&DIALECT, rerank::parse))
             .route("/rerank", pooling(&DIALECT, rerank::parse))
             .merge(responses::stored::routes())
+            .merge(files::routes())
+            .merge(batches::routes())
     },
     error_response,
     set_quota_headers,
+    batches: Some(batches::BATCHES),
 };
 
 /// Its lists of models, for every client that no other dialect claims.

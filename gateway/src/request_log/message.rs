@@ -37,6 +37,8 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
         | ErrorKind::ResponseNotFound
+        | ErrorKind::FileNotFound
+        | ErrorKind::BatchNotFound
         | ErrorKind::PreviousResponseNotFound
         | ErrorKind::StoreFull
         | ErrorKind::ModelNotReady

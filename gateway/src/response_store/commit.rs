@@ -16,9 +16,9 @@ const MAX_GROUP: usize = 64;
 const MAX_GROUP_BYTES: usize = 8 << 20;
 /// Writes that wait; more wait for a place.
 const MAX_WAITING: usize = 4 * MAX_GROUP;
-/// Time between two looks for responses that are too old.
+/// Time between two looks for what is too old.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(3600);
-/// Old responses that are deleted at once; writes come between.
+/// What is too old and deleted at once; writes come between.
 const MAX_EXPIRED: usize = 64;
 
 /// A write that waits.
@@ -65,9 +65,9 @@ fn run(database: &mut Database, receiver: &Receiver<PendingWrite>, retention: Du
         }
         if expiry_due <= Instant::now() {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let expired = database.expire(now.saturating_sub(retention).as_secs(), MAX_EXPIRED);
+            let expired = database.expire(now.as_secs(), retention, MAX_EXPIRED);
             let expired = expired.unwrap_or_else(|error| {
-                tracing::warn!(%error, "old responses could not be deleted from the store");
+                tracing::warn!(%error, "what is too old could not be deleted from the store");
                 0
             });
             if expired < MAX_EXPIRED {
@@ -101,7 +101,7 @@ fn commit(database: &mut Database, group: Vec<PendingWrite>) {
     };
     for (PendingWrite { committed, .. }, result) in group.into_iter().zip(results) {
         if let Err(error) = &result
-            && *error != ResponseStoreError::Deleted
+            && !matches!(error, ResponseStoreError::Deleted | ResponseStoreError::InUse { .. })
         {
             tracing::error!(%error, "the store of responses failed a write");
         }

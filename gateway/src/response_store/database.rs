@@ -11,10 +11,11 @@ use rusqlite::{
 
 use super::{
     Change, ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStoreError, StoredBody,
-    StoredTurn,
+    StoredTurn, batches, files,
 };
 
-const SCHEMA_VERSION: i64 = 1;
+/// 1 had responses alone.
+const SCHEMA_VERSION: i64 = 2;
 /// Rows come in the order of their numbers: a response is younger than those that it continues.
 const SCHEMA: &str = "
     CREATE TABLE response (
@@ -35,7 +36,6 @@ const SCHEMA: &str = "
         text BLOB NOT NULL,
         PRIMARY KEY (response, next)
     ) STRICT;
-    PRAGMA user_version = 1;
 ";
 /// A commit is on the disk before it returns, on a Mac too. What is deleted is overwritten.
 const SETTINGS: &str = "
@@ -69,6 +69,7 @@ impl Database {
             }
             connected => connected?,
         };
+        files::delete_unfinished(&connection)?;
         Ok(Self { connection, max_bytes })
     }
 
@@ -82,11 +83,42 @@ impl Database {
         Ok(applied)
     }
 
-    /// Deletes at most `limit` responses that were created before; how many.
-    pub(super) fn expire(&mut self, created_before: u64, limit: usize) -> Result<usize, ResponseStoreError> {
-        let delete = "DELETE FROM response WHERE number IN
-            (SELECT number FROM response WHERE created < ?1 ORDER BY created LIMIT ?2)";
-        Ok(self.connection.execute(delete, params![created_before.cast_signed(), limit.cast_signed()])?)
+    /// Deletes at most `limit` responses and batches that were created longer than `retention` before `now`, and files that
+    /// have expired; how many.
+    pub(super) fn expire(
+        &mut self,
+        now: u64,
+        retention: Duration,
+        limit: usize,
+    ) -> Result<usize, ResponseStoreError> {
+        let created_before = now.saturating_sub(retention.as_secs());
+        let mut deleted = 0;
+        for (delete, time) in [
+            (
+                "DELETE FROM response WHERE number IN
+                    (SELECT number FROM response WHERE created < ?1 ORDER BY created LIMIT ?2)"
+                    .to_owned(),
+                created_before,
+            ),
+            (
+                "DELETE FROM batch WHERE number IN
+                    (SELECT number FROM batch WHERE created < ?1 AND ended = 1 ORDER BY created LIMIT ?2)"
+                    .to_owned(),
+                created_before,
+            ),
+            (
+                format!(
+                    "DELETE FROM file WHERE number IN
+                        (SELECT number FROM file WHERE expires <= ?1 AND {} ORDER BY expires LIMIT ?2)",
+                    files::IS_FREE
+                ),
+                now,
+            ),
+        ] {
+            let left = (limit - deleted).cast_signed();
+            deleted += self.connection.execute(&delete, params![time.cast_signed(), left])?;
+        }
+        Ok(deleted)
     }
 
     /// As if the disk had room for so many pages.
@@ -120,20 +152,20 @@ fn connect(path: &Path) -> Result<Connection, ResponseStoreError> {
     if check != "ok" {
         return Err(ResponseStoreError::Damaged(check));
     }
-    match connection.query_row("PRAGMA user_version", [], |row| row.get(0))? {
-        SCHEMA_VERSION => {}
-        0 => {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let tables: i64 =
-                transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-            if tables > 0 {
-                return Err(ResponseStoreError::Foreign { path: path.into() });
-            }
-            transaction.execute_batch(SCHEMA)?;
-            transaction.commit()?;
-        }
+    let missing = match connection.query_row("PRAGMA user_version", [], |row| row.get(0))? {
+        SCHEMA_VERSION => return Ok(connection),
+        0 => [SCHEMA, files::SCHEMA, batches::SCHEMA].concat(),
+        1 => [files::SCHEMA, batches::SCHEMA].concat(),
         found => return Err(ResponseStoreError::Newer { path: path.into(), found, known: SCHEMA_VERSION }),
+    };
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if tables > 0 && missing.starts_with(SCHEMA) {
+        return Err(ResponseStoreError::Foreign { path: path.into() });
     }
+    transaction.execute_batch(&missing)?;
+    transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    transaction.commit()?;
     Ok(connection)
 }
 
@@ -186,17 +218,30 @@ fn apply(
             return Ok(transaction
                 .execute("DELETE FROM response WHERE owner = ?1 AND id = ?2", params![owner, id])?);
         }
+        Change::File(change) => return files::apply(transaction, change),
+        Change::Batch(change) => return batches::apply(transaction, change),
     };
     if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
 }
 
-/// Deletes the oldest responses until `bytes` more have room.
+/// Deletes the oldest responses, ended batches and files that no batch needs until `bytes` more have room.
 fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), ResponseStoreError> {
     while bytes > 0 && used_bytes(transaction)? + bytes > max {
-        let oldest = "DELETE FROM response WHERE number = (SELECT min(number) FROM response)";
-        if transaction.execute(oldest, [])? == 0 {
-            return Err(ResponseStoreError::TooLarge { bytes, max });
+        let mut oldest = None;
+        for (table, condition) in [("response", "1"), ("batch", "ended = 1"), ("file", files::IS_FREE)] {
+            let select = format!(
+                "SELECT created, number FROM {table} WHERE {condition} ORDER BY created, number LIMIT 1"
+            );
+            let found = transaction
+                .query_row(&select, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))
+                .optional()?;
+            let found = found.map(|(created, number)| (created, table, number));
+            oldest = [oldest, found].into_iter().flatten().min_by_key(|(created, ..)| *created);
         }
+        let Some((_, table, number)) = oldest else {
+            return Err(ResponseStoreError::TooLarge { bytes, max });
+        };
+        transaction.execute(&format!("DELETE FROM {table} WHERE number = ?1"), [number])?;
     }
     Ok(())
 }

@@ -177,9 +177,8 @@ fn responses_that_are_too_old_are_deleted() {
         let row = NewRow { created, ..row(&created.to_string(), "o", None, 1) };
         database.commit(&[&Change::Insert(row)]).unwrap();
     }
-    assert_eq!(database.expire(7, 5).unwrap(), 5);
-    assert_eq!(database.expire(7, 5).unwrap(), 2);
-    assert_eq!(database.expire(7, 5).unwrap(), 0);
+    let mut expire = || database.expire(1007, Duration::from_secs(1000), 5).unwrap();
+    assert_eq!([expire(), expire(), expire()], [5, 2, 0]);
     let reader = database::open_reader(&path).unwrap();
     let is_there = |id: &usize| database::body(&reader, "o", &id.to_string()).unwrap().is_some();
     assert_eq!((0..10).filter(is_there).collect::<Vec<_>>(), [7, 8, 9]);
@@ -246,7 +245,7 @@ fn files_of_others_and_of_later_releases_are_left_alone() {
     let (_folder, path) = self::folder();
     drop(Database::open(&path, 1 << 30).unwrap());
     Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
-    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 1 };
+    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 2 };
     assert_eq!(Database::open(&path, 1).err(), Some(newer));
 
     let nowhere = Path::new("/nonexistent/responses.db");
@@ -263,4 +262,91 @@ fn the_file_is_its_owners_alone() {
         let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o600, "{:?}", entry.file_name());
     }
+}
+
+fn file(id: &str, created: u64) -> FileHead {
+    FileHead {
+        id: id.into(),
+        owner: "o".into(),
+        name: "f".into(),
+        purpose: FilePurpose::Batch,
+        created,
+        expires: 0,
+        bytes: 0,
+    }
+}
+
+/// A complete file with one part, which expires then.
+fn keep_file(
+    database: &mut Database,
+    id: &str,
+    created: u64,
+    expires: u64,
+    bytes: usize,
+) -> Result<(), ResponseStoreError> {
+    let part = FilePart { first: 0, text: vec![b'x'; bytes].into() };
+    for change in [
+        FileChange::Insert(file(id, created)),
+        FileChange::Append { id: id.into(), part },
+        FileChange::Complete { id: id.into(), created, expires },
+    ] {
+        database.commit(&[&Change::File(change)])?;
+    }
+    Ok(())
+}
+
+fn batch(id: &str, input: &str, ended: bool) -> Change {
+    Change::Batch(BatchChange::Insert(BatchRow {
+        id: id.into(),
+        owner: "o".into(),
+        dialect: "openai".into(),
+        created: 1,
+        ended,
+        input: input.into(),
+        output: format!("{id}-out"),
+        errors: format!("{id}-err"),
+        record: vec![],
+    }))
+}
+
+#[test]
+fn a_batch_that_has_not_ended_keeps_its_files() {
+    const FAR: u64 = 4_000_000_000;
+    let (_folder, path) = folder();
+    let max = 1 << 20;
+    let mut database = Database::open(&path, max).unwrap();
+    keep_file(&mut database, "needed", 1, FAR, 300_000).unwrap();
+    database.commit(&[&batch("b", "needed", false)]).unwrap();
+    assert_eq!(database.commit(&[&batch("lost", "nix", false)]), Err(ResponseStoreError::Deleted));
+    let refused = FileChange::Delete { owner: "o".into(), id: "needed".into() };
+    let in_use = ResponseStoreError::InUse { batch: "b".into() };
+    assert_eq!(database.commit(&[&Change::File(refused.clone())]), Err(in_use));
+    // Others make room for others, the oldest first, and not the one that is needed.
+    for id in 2..12 {
+        keep_file(&mut database, &id.to_string(), id, FAR, 300_000).unwrap();
+    }
+    let reader = database::open_reader(&path).unwrap();
+    let is_there = |id: &str| files::file(&reader, "o", id, 0).unwrap().is_some();
+    assert!(is_there("needed") && is_there("11") && !is_there("2"));
+    assert_eq!(database.expire(FAR, Duration::from_secs(FAR), 64).unwrap(), 2);
+    assert!(is_there("needed") && !is_there("11"));
+    let end = BatchChange::Update { id: "b".into(), ended: true, record: vec![] };
+    database.commit(&[&Change::Batch(end)]).unwrap();
+    assert_eq!(database.commit(&[&Change::File(refused)]), Ok(vec![1]));
+    assert!(!is_there("needed"));
+}
+
+#[test]
+fn what_an_upload_left_unfinished_is_gone_at_the_next_start() {
+    let (_folder, path) = folder();
+    let mut database = Database::open(&path, 1 << 30).unwrap();
+    for id in ["left", "input"] {
+        database.commit(&[&Change::File(FileChange::Insert(file(id, 1)))]).unwrap();
+    }
+    database.commit(&[&batch("b", "input", false)]).unwrap();
+    drop(database);
+    drop(Database::open(&path, 1 << 30).unwrap());
+    let names =
+        Connection::open(&path).unwrap().query_row("SELECT group_concat(id) FROM file", [], |row| row.get(0));
+    assert_eq!(names, Ok("input".to_owned()));
 }

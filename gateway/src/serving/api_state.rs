@@ -10,11 +10,13 @@ use tokio::time::Instant;
 
 use super::kept_responses::{KeptResponses, OwnResponses};
 use super::model_summary::ModelSummary;
+use super::own_batches::OwnBatches;
+use super::own_files::OwnFiles;
 use super::stalled_reader::ReadLimits;
 use super::streamed_response;
 use crate::body_budget::BodyBudget;
 use crate::dispatch::{DispatchLimits, Dispatcher};
-use crate::error::GatewayError;
+use crate::error::{ErrorKind, GatewayError};
 use crate::keys::{Caller, Quota};
 use crate::metrics::Metrics;
 use crate::model_copies::ModelCopies;
@@ -97,6 +99,23 @@ impl ApiState {
         Some(OwnResponses::new(kept, caller, self.bodies.clone(), self.stream_timeouts.keep_alive))
     }
 
+    /// The files that this caller keeps, or why there are none.
+    pub(crate) fn own_files(&self, caller: &Caller) -> Result<OwnFiles, GatewayError> {
+        let kept = self.kept.clone().ok_or_else(|| no_store("files"))?;
+        Ok(OwnFiles::new(kept, caller, self.bodies.clone()))
+    }
+
+    /// The batches that this caller keeps, or why there are none.
+    pub(crate) fn own_batches(&self, caller: &Caller) -> Result<OwnBatches, GatewayError> {
+        let kept = self.kept.clone().ok_or_else(|| no_store("batches"))?;
+        Ok(OwnBatches::new(kept, caller))
+    }
+
+    /// How long a part of a body may take to arrive.
+    pub(crate) fn body_timeout(&self) -> Duration {
+        self.bodies.timeout()
+    }
+
     /// Takes one request from the caller's quota and counts it; `None` without a quota. A request that is
     /// rejected later for another reason still counts.
     pub(super) fn take_quota(&self, caller: &Caller) -> Option<Quota> {
@@ -151,4 +170,12 @@ impl ApiState {
         let expires = expires.and_then(|all| all.into_iter().max());
         ModelSummary { expires, ..ModelSummary::new(table, id, deployments, adapter) }
     }
+}
+
+/// The error of a gateway that keeps nothing.
+fn no_store(what: &str) -> GatewayError {
+    let message = format!(
+        "this gateway keeps no {what}: it runs without `--responses-store FILE`; start `russet gateway` with that flag, or `russet up` without `--no-responses-store`"
+    );
+    GatewayError::new(ErrorKind::UnknownPath, message)
 }

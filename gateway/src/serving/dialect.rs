@@ -16,12 +16,14 @@ use russet_wire::request::GenerationRequest;
 use super::api_state::ApiState;
 use super::kept_responses::OwnResponses;
 use crate::background::EventLog;
+use crate::batches::FormatResult;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::keys::Quota;
 use crate::request_defaults::LeftOut;
 use crate::request_id::RequestId;
 use crate::request_limits::RequestLimits;
+use crate::response_store::FilePurpose;
 
 /// One API dialect.
 pub(crate) struct Dialect {
@@ -35,6 +37,18 @@ pub(crate) struct Dialect {
     pub(crate) error_response: fn(&GatewayError, &RequestId) -> Response,
     /// Sets the headers that report the caller's quota.
     pub(crate) set_quota_headers: fn(&Quota, &mut HeaderMap),
+    /// Its batches, if it has any.
+    pub(crate) batches: Option<BatchDialect>,
+}
+
+/// What a dialect makes of batches.
+pub(crate) struct BatchDialect {
+    /// Most requests of one.
+    pub(crate) max_lines: u64,
+    /// What the files of their results are for.
+    pub(crate) result_purpose: FilePurpose,
+    /// Writes what became of a request.
+    pub(crate) format: FormatResult,
 }
 
 impl Dialect {

@@ -4,29 +4,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::background::{BackgroundResponses, EventLog, RunningResponse};
+use crate::batches::{BatchContext, Batches};
 use crate::body_budget::{BodyBudget, BodyPermit};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::Caller;
 use crate::response_store::{
-    ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, ResponseStoreError, StoredBody,
-    StoredTurn,
+    ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, ResponseStoreConfig,
+    ResponseStoreError, StoredBody, StoredTurn,
 };
 
-/// The owner of what callers without a key keep; no key's full name is without a slash.
-const LOOPBACK: &str = "loopback";
 /// The longest conversation: as many turns as an agent takes in days, and as many bytes as a body.
 const CONVERSATION: ConversationLimits = ConversationLimits { turns: 1000, bytes: 16 << 20 };
 
 /// Everything that is kept.
 pub(crate) struct KeptResponses {
-    store: Arc<ResponseStore>,
+    pub(super) store: Arc<ResponseStore>,
     background: Arc<BackgroundResponses>,
+    pub(super) batches: Arc<Batches>,
 }
 
 impl KeptResponses {
-    /// What this store keeps; nothing runs yet.
-    pub(crate) fn new(store: ResponseStore) -> Self {
-        Self { store: Arc::new(store), background: Arc::default() }
+    /// What this store keeps; nothing runs yet. Blocks.
+    pub(crate) fn open(config: &ResponseStoreConfig) -> Result<Self, ResponseStoreError> {
+        let store = Arc::new(ResponseStore::open(config)?);
+        let batches = Arc::new(Batches::open(store.clone())?);
+        Ok(Self { store, background: Arc::default(), batches })
+    }
+
+    /// Runs what is kept and has not ended, until `context.stopping`.
+    pub(crate) async fn run_batches(self: Arc<Self>, context: BatchContext) {
+        self.batches.clone().run(context).await;
     }
 
     /// Waits until nothing runs in the background.
@@ -60,8 +67,7 @@ impl OwnResponses {
         bodies: BodyBudget,
         keep_alive: Duration,
     ) -> Self {
-        let owner = caller.key_name().unwrap_or_else(|| LOOPBACK.to_owned());
-        Self { kept, owner, caller: caller.clone(), bodies, keep_alive }
+        Self { kept, owner: caller.owner(), caller: caller.clone(), bodies, keep_alive }
     }
 
     /// The owner's name in the store.
@@ -166,24 +172,29 @@ impl OwnResponses {
 
 /// The error for a response that is not kept.
 fn unkept(error: &ResponseStoreError) -> GatewayError {
+    let GatewayError { message, kind, .. } = not_stored("the response", error);
+    GatewayError::new(kind, format!("{message}, or send `store: false`"))
+}
+
+/// The error for what is not kept.
+pub(super) fn not_stored(what: &str, error: &ResponseStoreError) -> GatewayError {
     let why = match error {
         ResponseStoreError::DiskFull => "its disk is full; free some space".to_owned(),
         ResponseStoreError::TooLarge { .. } => {
             format!("{error}; raise `--responses-max-size` of the gateway")
         }
-        ResponseStoreError::Deleted => "it was deleted while it ran; send the request again".to_owned(),
+        ResponseStoreError::Deleted => "it was deleted meanwhile; send the request again".to_owned(),
         _ => "its store failed; the gateway's log says why".to_owned(),
     };
     let kind = match error {
         ResponseStoreError::DiskFull | ResponseStoreError::TooLarge { .. } => ErrorKind::StoreFull,
         _ => ErrorKind::Internal,
     };
-    let message = format!("the gateway cannot keep the response: {why}, or send `store: false`");
-    GatewayError::new(kind, message)
+    GatewayError::new(kind, format!("the gateway cannot keep {what}: {why}"))
 }
 
-/// The error for a response that cannot be read.
-fn unread(error: &ResponseStoreError) -> GatewayError {
+/// The error for what cannot be read.
+pub(super) fn unread(error: &ResponseStoreError) -> GatewayError {
     tracing::error!(%error, "the store of responses cannot be read");
-    GatewayError::new(ErrorKind::Internal, "the gateway cannot read its kept responses; its log says why")
+    GatewayError::new(ErrorKind::Internal, "the gateway cannot read what it keeps; its log says why")
 }

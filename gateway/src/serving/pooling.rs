@@ -18,6 +18,7 @@ use crate::json_body::JsonBody;
 use crate::keys::Caller;
 use crate::request_defaults::LeftOut;
 use crate::request_id::RequestId;
+use crate::request_limits::MAX_PRIORITY;
 
 /// A parsed request.
 pub(crate) struct ParsedPooling {
@@ -58,7 +59,7 @@ async fn pool(
     RecordedRequest { request, recorder }: RecordedRequest,
     parse: ParsePooling,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit, .. } =
+    let ReceivedRequest { unread, deadline, permit, lowest_priority, .. } =
         ReceivedRequest::read(api, &id, &caller, request).await?;
     let read = move |body: JsonBody<'_>, context: &RequestContext<'_>, caller: &Caller| {
         let parsed = parse(body, context)?;
@@ -69,7 +70,8 @@ async fn pool(
     let ParsedPooling { model, request, keep_alive, mut ignored, respond } = parsed;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, dialect = dialect.name, model, "pool");
     recorder.parsed(&model, 1, false);
-    recorder.limits(caller.limits().priority, None, deadline.map(|deadline| deadline.duration()));
+    let priority = if lowest_priority.is_some() { -MAX_PRIORITY } else { caller.limits().priority };
+    recorder.limits(priority, None, deadline.map(|deadline| deadline.duration()));
     list_keep_alive(api, &model, &caller, keep_alive, &mut ignored);
     let generation = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
     let pending =

@@ -7,6 +7,7 @@
 mod anthropic;
 mod bad_clients;
 mod bad_input;
+mod batches;
 mod body_paths;
 mod cluster;
 mod errors;

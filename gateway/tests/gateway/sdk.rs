@@ -128,3 +128,29 @@ async fn the_ollama_client_reads_models_pulls_and_unloads() {
     scales_to_zero(&lab);
     check(&lab, "ollama_models.py", lab.url("")).await;
 }
+
+/// A gateway that keeps batches, and its engine, which answers what does not say `hang`.
+async fn keeping(folder: &std::path::Path) -> (GatewayLab, crate::harness::ScriptedEngine) {
+    let config = ResponseStoreConfig::new(folder.join("responses.db"));
+    let lab = GatewayLab::start_keeping(limits(), config).await;
+    let engine = lab.engine("a", |request| match request.messages[0].content.as_str() {
+        "hang" => vec![started(), token("x"), ScriptStep::Hang],
+        _ => hello(),
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+    (lab, engine)
+}
+
+#[tokio::test]
+async fn the_openai_sdk_runs_batches_of_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lab, _engine) = keeping(folder.path()).await;
+    check(&lab, "openai_batches.py", lab.url("/v1")).await;
+}
+
+#[tokio::test]
+async fn the_anthropic_sdk_runs_batches_of_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lab, _engine) = keeping(folder.path()).await;
+    check(&lab, "anthropic_batches.py", lab.url("")).await;
+}

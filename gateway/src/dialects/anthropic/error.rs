@@ -20,7 +20,9 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
-        | ErrorKind::ResponseNotFound => (404, "not_found_error"),
+        | ErrorKind::ResponseNotFound
+        | ErrorKind::FileNotFound
+        | ErrorKind::BatchNotFound => (404, "not_found_error"),
         ErrorKind::MethodNotAllowed => (405, INVALID),
         ErrorKind::BodyTimeout => (408, INVALID),
         ErrorKind::TooLarge => (413, "request_too_large"),

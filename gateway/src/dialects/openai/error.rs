@@ -22,6 +22,8 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
         | ErrorKind::ResponseNotFound
+        | ErrorKind::FileNotFound
+        | ErrorKind::BatchNotFound
         | ErrorKind::PreviousResponseNotFound
         | ErrorKind::MethodNotAllowed => "invalid_request_error",
         ErrorKind::Forbidden => "permission_error",
