@@ -113,9 +113,9 @@ impl Batches {
             running
         };
         // Its place is free again where the client leaves or the store fails.
-        let place = Place { batches: self, id: Some(id) };
+        let registration = Registration { batches: self, id: Some(id) };
         self.store.insert_batch(row).await?;
-        place.keep();
+        registration.keep();
         let _ = self.begin.send(running);
         Ok(())
     }
@@ -154,7 +154,7 @@ impl Batches {
             let run = BatchRun {
                 context: context.clone(),
                 store: self.store.clone(),
-                place: Place { id: Some(running.id()), batches: self.clone() },
+                registration: Registration { id: Some(running.id()), batches: self.clone() },
                 running,
                 places: [owner.clone(), all.clone()],
                 lines: lines.clone(),
@@ -197,18 +197,18 @@ impl RunningBatch {
 }
 
 /// The place of a batch among those that have not ended, which is free again when this is dropped.
-struct Place<B: std::ops::Deref<Target = Batches>> {
+struct Registration<B: std::ops::Deref<Target = Batches>> {
     batches: B,
     id: Option<String>,
 }
 
-impl<B: std::ops::Deref<Target = Batches>> Place<B> {
+impl<B: std::ops::Deref<Target = Batches>> Registration<B> {
     fn keep(mut self) {
         self.id = None;
     }
 }
 
-impl<B: std::ops::Deref<Target = Batches>> Drop for Place<B> {
+impl<B: std::ops::Deref<Target = Batches>> Drop for Registration<B> {
     fn drop(&mut self) {
         let removed = self.id.take().and_then(|id| self.batches.by_id.lock().remove(&id));
         if let Some(running) = removed {

@@ -100,11 +100,13 @@ pub async fn completions(cluster: &mut TestCluster) -> Result<()> {
 }
 
 /// Suites of the SDK, and what of them this release does not serve: fields that it refuses by name, which the tests with
-/// all parameters send, with `max_tokens: 0` and biases of no token; stored completions; and the deletion of a model.
-const RESOURCES: [(&str, &[&str]); 3] = [
+/// all parameters send, with `max_tokens: 0` and biases of no token; stored completions; the deletion of a model; and batches
+/// and files of made-up ids.
+const RESOURCES: [(&str, &[&str]); 4] = [
     ("chat/test_completions.py", &["with_all_params", "_retrieve", "_update", "_list", "_delete"]),
     ("test_completions.py", &["with_all_params"]),
     ("test_models.py", &["_delete"]),
+    ("test_batches.py", &["with_all_params", "_create", "_retrieve", "_cancel"]),
 ];
 
 /// The OpenAI SDK's own tests of chat, completions and models, against the gateway.

@@ -26,7 +26,7 @@ use super::input::{InputLine, InputLines};
 use super::line::{self, LineChecker};
 use super::record::{BatchRecord, BatchStatus};
 use super::result::{LineOutcome, LineResult, outcome, retry_after};
-use super::{BatchContext, Batches, Place, RunningBatch};
+use super::{BatchContext, Batches, Registration, RunningBatch};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::request_id::RequestId;
@@ -51,7 +51,7 @@ pub(super) struct BatchRun {
     pub(super) store: Arc<ResponseStore>,
     pub(super) running: Arc<RunningBatch>,
     /// Its place among those that have not ended.
-    pub(super) place: Place<Arc<Batches>>,
+    pub(super) registration: Registration<Arc<Batches>>,
     /// Where batches wait for others: of its owner, and of all.
     pub(super) places: [Arc<Semaphore>; 2],
     /// Where lines of all batches wait for others.
@@ -91,7 +91,7 @@ impl BatchRun {
             Err(Interruption::Lost(error)) => tracing::error!(id, %error, "a batch cannot go on"),
         }
         // Gone only now: who looks for it finds it here or as it is kept.
-        drop(self.place);
+        drop(self.registration);
     }
 
     async fn run_to_end(&self) -> Result<(), Interruption> {
