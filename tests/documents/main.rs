@@ -10,9 +10,7 @@ mod rules;
 mod shape;
 mod usage;
 
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -20,6 +18,7 @@ use blocks::Step;
 use libtest_mimic::{Arguments, Trial};
 use reader::Reader;
 use rules::{EXCEPTIONS, Given, Page, READERS, SUBSTITUTIONS, excepts};
+use russet_tests::apart;
 use russet_tests::cluster::repository;
 
 fn page(name: &str) -> Result<String> {
@@ -132,25 +131,6 @@ fn trial(name: &str, run: impl FnOnce() -> Result<()> + Send + 'static) -> Trial
     Trial::test(name, move || run().map_err(|error| format!("{error:#}").into()))
 }
 
-/// Set where this program runs in a network of its own.
-const APART: &str = "RUSSET_DOCUMENTS_APART";
-
-/// Continues as this program in a network namespace whose loopback is up; returns where namespaces are not allowed.
-fn move_apart() -> Result<()> {
-    let mut unshare = Command::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        unshare.arg("--map-root-user");
-    }
-    unshare.args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
-    let probe = Command::new(unshare.get_program()).args(unshare.get_args()).arg("true").output();
-    if !probe.is_ok_and(|probe| probe.status.success()) {
-        return Ok(());
-    }
-    let program = std::env::current_exe()?;
-    let error = unshare.arg(program).args(std::env::args_os().skip(1)).env(APART, "1").exec();
-    Err(error).context("cannot run unshare")
-}
-
 /// A test for each reader, or why they cannot read here.
 fn readers() -> std::result::Result<Vec<Trial>, String> {
     let program = |variable: &str| {
@@ -164,7 +144,7 @@ fn readers() -> std::result::Result<Vec<Trial>, String> {
             return Err(why);
         }
     };
-    if std::env::var_os(APART).is_none() {
+    if !apart::is_apart() {
         return Err("network namespaces are not allowed here".to_owned());
     }
     Ok(Vec::from(READERS.map(|(name, given, pages)| {
@@ -174,9 +154,7 @@ fn readers() -> std::result::Result<Vec<Trial>, String> {
 }
 
 fn main() {
-    if std::env::var_os(APART).is_none()
-        && let Err(error) = move_apart()
-    {
+    if let Err(error) = apart::move_apart() {
         println!("{error:#}");
     }
     let mut arguments = Arguments::from_args();

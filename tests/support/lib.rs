@@ -1,6 +1,7 @@
 //! A whole cluster for tests and the demo: two machines on one computer, a hub that serves model files, and
 //! an OpenAI client. Real processes, real sockets; nothing of Russet is mocked.
 
+pub mod apart;
 pub mod booted;
 pub mod bucket;
 pub mod chat;

@@ -1,6 +1,7 @@
 //! Peer programs, built from Go modules or downloaded from other registries, once per version, in the user's
 //! cache folder. The product never needs them; the test suites compare with them or run against them.
 
+pub mod clients;
 mod kubectl;
 mod npm;
 pub mod suites;
@@ -315,7 +316,7 @@ pub const JQ: &str = "RUSSET_JQ";
 pub fn is_fetched(variable: &str) -> bool {
     const FETCHED: [&str; 10] =
         [KUBECTL, HELM, JQ, LIBFAKETIME, PROMETHEUS, PROMTOOL, MOSQUITTO, AZURITE, SOURCES_PYTHON, NSPAWN];
-    FETCHED.contains(&variable)
+    FETCHED.contains(&variable) || clients::ALL.contains(&variable)
 }
 
 /// The program of a variable, built or installed if missing.
@@ -334,11 +335,11 @@ pub fn program(variable: &str) -> Result<PathBuf> {
         REGISTRY => Ok(REGISTRY_PEER.build()?.join("registry")),
         ORAS => Ok(ORAS_PEER.build()?.join("oras")),
         FAKE_GCS => Ok(FAKE_GCS_PEER.build()?.join("fake-gcs-server")),
-        AZURITE => npm::azurite(),
+        AZURITE => npm::AZURITE.installed(),
         SOURCES_PYTHON => Ok(python::environment("stand-ins of stores of models", STORES)?.interpreter()),
         NSPAWN => nspawn(),
         JQ => jq(),
-        other => bail!("{other} names no program of the oracles"),
+        other => clients::program(other).unwrap_or_else(|| bail!("{other} names no program of the oracles")),
     }
 }
 

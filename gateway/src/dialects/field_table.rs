@@ -112,6 +112,11 @@ pub(super) fn is_refuse(value: &Value) -> bool {
     value == "refuse"
 }
 
+/// The context is the deployment's. Hermes Agent sends it to every server that answers as Ollama does.
+pub(super) fn is_num_ctx_alone(value: &Value) -> bool {
+    is_nothing(value) || value.as_object().is_some_and(|options| options.keys().all(|name| name == "num_ctx"))
+}
+
 pub(super) fn is_text_alone(value: &Value) -> bool {
     value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
 }

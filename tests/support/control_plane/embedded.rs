@@ -62,7 +62,8 @@ impl Embedded {
         &self.data_dir
     }
 
-    pub(crate) fn kubeconfig(&self) -> PathBuf {
+    /// Administrator's kubeconfig, which is there when the server is ready.
+    pub fn kubeconfig(&self) -> PathBuf {
         self.data_dir.join("kubeconfig")
     }
 

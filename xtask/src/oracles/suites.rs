@@ -81,6 +81,14 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &[],
     },
     OracleSuite {
+        name: "clients",
+        test: "clients",
+        programs: oracles::clients::ALL,
+        slice: Some(POLICY),
+        environment: &[],
+        arguments: &["--nocapture"],
+    },
+    OracleSuite {
         name: "charts",
         test: "conformance",
         programs: REAL,
@@ -159,9 +167,13 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
 }
 
 /// The programs of suites, by the variables that tests read; built if missing. One that cannot be had keeps no other
-/// from being built: the error names all of them.
-fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> {
-    let names: BTreeSet<&'static str> = suites.iter().flat_map(|suite| suite.programs).copied().collect();
+/// from being built: the error names all of them. Of the clients a slice of CI has the quick ones.
+fn programs(suites: &[&OracleSuite], run: Slice) -> Result<BTreeMap<&'static str, PathBuf>> {
+    let is_of_run = |name: &&str| {
+        run == Slice::Everything || !oracles::clients::ALL.contains(name) || oracles::clients::is_quick(name)
+    };
+    let names: BTreeSet<&'static str> =
+        suites.iter().flat_map(|suite| suite.programs).copied().filter(is_of_run).collect();
     // Downloads need no core, compilers need all of them.
     let (fetched, built): (Vec<&'static str>, _) =
         names.into_iter().partition(|name| oracles::is_fetched(name));
@@ -188,7 +200,7 @@ fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> 
 /// The named suites, or all of them; ends with `N passed, N failed`. After `build` only their programs are built.
 pub fn run(arguments: &[String]) -> Result<()> {
     if let Some((_, suites)) = arguments.split_first().filter(|(verb, _)| *verb == "build") {
-        for (name, program) in programs(&chosen(suites)?)? {
+        for (name, program) in programs(&chosen(suites)?, Slice::of_this_run()?)? {
             println!("export {name}={}", program.display());
         }
         return Ok(());
@@ -202,7 +214,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let (prepared, python) = setup::with_python()?;
     let files = [real_weights::vocabularies()?, real_weights::minilm()?];
     let openai_tests = sdk_tests::openai()?;
-    let programs = programs(&suites)?;
+    let programs = programs(&suites, run)?;
     suites::build_with(&prepared)?;
     let binaries = test_binaries::build(&prepared)?;
     let (mut all, mut clean) = (Tally::default(), true);

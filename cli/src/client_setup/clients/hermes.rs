@@ -11,7 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch, Expect
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "hermes",
     title: "Hermes Agent",
-    evidence: "never run against Russet; from its documentation and sources",
+    evidence: "Hermes Agent 0.19.0 reads this file; a whole run against Russet was not seen",
     wants_claude_names: false,
     setup,
 };

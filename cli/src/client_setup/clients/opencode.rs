@@ -11,8 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch};
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "opencode",
     title: "OpenCode",
-    evidence: "never run against Russet; OpenCode 1.18.33 was run with these settings against a stand-in, and by its \
-               documentation version 2 reads them too",
+    evidence: "OpenCode 1.18.33 was run against Russet with this file, and by its documentation version 2 reads it too",
     wants_claude_names: false,
     setup,
 };

@@ -11,7 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch};
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "qwen-code",
     title: "Qwen Code",
-    evidence: "never run against Russet; Qwen Code 0.24.4 was run with these settings against a stand-in",
+    evidence: "Qwen Code 0.24.4 was run against Russet with this file",
     wants_claude_names: false,
     setup,
 };

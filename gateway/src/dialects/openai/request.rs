@@ -279,6 +279,7 @@ mod tests {
             (json!({"thinking_budget": "much"}), "thinking_budget"),
             (json!({"mirostat": 2}), "mirostat"),
             (json!({"skip_special_tokens": false}), "skip_special_tokens"),
+            (json!({"options": {"num_ctx": 65_536, "temperature": 0}}), "options"),
             (json!({"chat_template": "{{ x }}"}), "chat_template"),
             (json!({"echo": true}), "echo"),
             (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
@@ -355,7 +356,7 @@ mod tests {
         let plain = Sampling { temperature: 1.0, ..Sampling::default() };
         let nothing = json!({
             "logprobs": false, "top_logprobs": 0.0, "xtc_probability": 0, "typical_p": 1, "best_of": 1, "echo": false,
-            "skip_special_tokens": true, "guided_json": null, "bad_words": [], "prompt": "", "repetition_penalty": 1,
+            "skip_special_tokens": true, "options": {"num_ctx": 65_536}, "guided_json": null, "bad_words": [], "prompt": "", "repetition_penalty": 1,
         });
         assert_eq!(sampled(nothing), (plain, vec![]));
     }

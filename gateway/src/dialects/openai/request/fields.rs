@@ -3,7 +3,8 @@
 
 use crate::dialects::field_table::Treatment::{Honoured, Ignored, Refused};
 use crate::dialects::field_table::{
-    FieldGroup, find, group, is_free, is_nothing, is_off, is_one, is_refuse, is_text_alone, is_true, never,
+    FieldGroup, find, group, is_free, is_nothing, is_num_ctx_alone, is_off, is_one, is_refuse, is_text_alone,
+    is_true, never,
 };
 
 /// The fields.
@@ -136,8 +137,9 @@ const FIELDS: &[FieldGroup] = &[
     group(
         "prompts in other forms",
         Refused(is_nothing),
-        &["prompt", "system", "suffix", "documents", "chat_template", "options", "images"],
+        &["prompt", "system", "suffix", "documents", "chat_template", "images"],
     ),
+    group("Ollama's options: `num_ctx` changes nothing", Refused(is_num_ctx_alone), &["options"]),
     group("models beside the model", Refused(is_nothing), &["adapters", "draft_model", "lora"]),
     group("sound: text alone changes nothing", Refused(is_text_alone), &["modalities"]),
     group("sound and search", Refused(is_nothing), &["audio", "web_search_options"]),
