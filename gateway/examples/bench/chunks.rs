@@ -3,8 +3,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::ask::{Ask, PACED};
 use crate::load::{CONNECTIONS, LoadConnection, LoadTarget};
+use crate::load_request::{LoadRequest, PACED};
 use crate::measure::median;
 use crate::roles::PACED_TOKENS;
 
@@ -48,7 +48,7 @@ async fn delays(target: &LoadTarget) -> Vec<f64> {
         streams.push(tokio::spawn(async move {
             let mut delays = Vec::new();
             connection
-                .exchange(&Ask::answered(PACED), |data| {
+                .exchange(&LoadRequest::answered(PACED), |data| {
                     let read_at = now();
                     let text = String::from_utf8_lossy(data);
                     let made = text.split(MARK).skip(1).map(|made| made[..19].parse::<u64>().unwrap());

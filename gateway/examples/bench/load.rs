@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
-use crate::ask::Ask;
+use crate::load_request::LoadRequest;
 
 /// Connections, each with one request at a time.
 pub const CONNECTIONS: usize = 32;
@@ -87,14 +87,14 @@ impl LoadConnection {
 
     /// Sends one request and reads the answer to its end, or until `read` breaks it off; `read` gets each piece of the body,
     /// or the text of each token.
-    pub async fn exchange(&mut self, ask: &Ask, mut read: impl FnMut(&[u8]) -> bool) {
+    pub async fn exchange(&mut self, request: &LoadRequest, mut read: impl FnMut(&[u8]) -> bool) {
         match self {
             Self::Http(sender, key) => {
-                let request = http::Request::post(ask.path())
+                let request = http::Request::post(request.path())
                     .header("host", "127.0.0.1")
                     .header("content-type", "application/json")
                     .header("authorization", format!("Bearer {key}"))
-                    .body(Full::new(ask.body()))
+                    .body(Full::new(request.body()))
                     .unwrap();
                 sender.ready().await.unwrap();
                 let response = sender.send_request(request).await.unwrap();
@@ -111,7 +111,7 @@ impl LoadConnection {
             Self::Grpc(client) => {
                 let request = GenerationRequest {
                     id: "bench".into(),
-                    messages: vec![Message::new("user", ask.prompt())],
+                    messages: vec![Message::new("user", request.prompt())],
                     sampling: Sampling { temperature: 1.0, ..Sampling::default() },
                     ..GenerationRequest::default()
                 };
@@ -129,9 +129,9 @@ impl LoadConnection {
     }
 
     /// Sends one request; returns when the first token came if it is streamed, else the end.
-    async fn send(&mut self, ask: &Ask) -> Instant {
+    async fn send(&mut self, request: &LoadRequest) -> Instant {
         let (mut first, mut bytes) = (None, 0);
-        self.exchange(ask, |data| {
+        self.exchange(request, |data| {
             bytes += data.len();
             if first.is_none() && data.windows(4).any(|window| window == b"word") {
                 first = Some(Instant::now());
@@ -141,22 +141,27 @@ impl LoadConnection {
         .await;
         assert!(bytes >= 5 * super::roles::TOKENS as usize, "an answer of {bytes} bytes");
         let first = first.expect("an answer has tokens");
-        if ask.streamed { first } else { Instant::now() }
+        if request.streamed { first } else { Instant::now() }
     }
 }
 
 /// Sends requests for `time`: at `rate` per second, or as fast as answers come.
-pub async fn run(target: &LoadTarget, ask: &Ask, rate: Option<f64>, time: Duration) -> LoadResult {
+pub async fn run(
+    target: &LoadTarget,
+    request: &LoadRequest,
+    rate: Option<f64>,
+    time: Duration,
+) -> LoadResult {
     let mut connections = LoadConnection::open_all(target, CONNECTIONS).await;
     for connection in &mut connections {
-        connection.send(ask).await;
+        connection.send(request).await;
     }
     let start = Instant::now();
     let next = Arc::new(AtomicU64::new(0));
     let asking: Vec<_> = connections
         .into_iter()
         .map(|mut connection| {
-            let (next, ask) = (next.clone(), ask.clone());
+            let (next, request) = (next.clone(), request.clone());
             tokio::spawn(async move {
                 let mut latencies = Vec::new();
                 loop {
@@ -178,7 +183,7 @@ pub async fn run(target: &LoadTarget, ask: &Ask, rate: Option<f64>, time: Durati
                     if sent_at >= start + time {
                         return latencies;
                     }
-                    latencies.push(connection.send(&ask).await.saturating_duration_since(sent_at));
+                    latencies.push(connection.send(&request).await.saturating_duration_since(sent_at));
                 }
             })
         })

@@ -6,10 +6,10 @@
 // The benchmark fails by panicking.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod ask;
 mod chunks;
 mod figure;
 mod load;
+mod load_request;
 mod measure;
 mod processes;
 mod reading_engine;

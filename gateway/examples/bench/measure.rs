@@ -6,8 +6,8 @@ use std::time::Duration;
 use russet_rpc::tls::TlsFiles;
 use tokio::process::Command;
 
-use crate::ask::{Api, Ask};
 use crate::load::{LoadResult, LoadTarget, run as load};
+use crate::load_request::{Api, LoadRequest};
 use crate::processes::{LITELLM_KEY, RoleProcess, identities, litellm, nginx};
 use crate::{chunks, figure, streams};
 
@@ -42,10 +42,10 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let peer_direct = http(upstream.address());
     let targets = [&direct, &through, &peer_direct, &peer_through];
 
-    let small = Ask::new(Api::Chat, false);
+    let small = LoadRequest::new(Api::Chat, false);
     let [ours, its] = saturated([(&through, &small), (&peer_through, &small)]).await;
     figure("requests a second, small bodies, against nginx").peer(ours, its, "1/s").at_least(0.5);
-    let large = Ask::of_bytes(LARGE_BODY);
+    let large = LoadRequest::of_bytes(LARGE_BODY);
     let [large_ours, large_its] = saturated([(&through, &large), (&peer_through, &large)]).await;
     figure("requests a second, bodies of 200 kB, against nginx")
         .peer(large_ours, large_its, "1/s")
@@ -59,12 +59,12 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
             .at_least(20.0);
     }
 
-    let stream = Ask::new(Api::Chat, true);
+    let stream = LoadRequest::new(Api::Chat, true);
     let [streams_ours, _] = saturated([(&through, &stream), (&peer_through, &stream)]).await;
-    for (ask, rate, what) in
+    for (request, rate, what) in
         [(&small, ours, "to the end of an answer"), (&stream, streams_ours, "to the first token of a stream")]
     {
-        let [(p50, its_p50), (p99, its_p99)] = added(targets, ask, rate / 2.0).await;
+        let [(p50, its_p50), (p99, its_p99)] = added(targets, request, rate / 2.0).await;
         figure(&format!("added {what}, p50 at half load")).beside(p50, its_p50, "ms").no_goal();
         figure(&format!("added {what}, p99 at half load")).beside(p99, its_p99, "ms").at_most(1.0);
     }
@@ -73,13 +73,13 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     figure("added to a chunk of a stream, p99").beside(p99, its_p99, "µs").at_most(50.0);
 
     for streamed in [false, true] {
-        let chat = Ask::new(Api::Chat, streamed);
+        let chat = LoadRequest::new(Api::Chat, streamed);
         let how = if streamed { "streamed" } else { "whole" };
         for (api, name) in
             [(Api::Responses, "Responses"), (Api::Messages, "Anthropic"), (Api::Ollama, "Ollama")]
         {
-            let ask = Ask::new(api, streamed);
-            let [its, chat] = saturated([(&through, &ask), (&through, &chat)]).await;
+            let request = LoadRequest::new(api, streamed);
+            let [its, chat] = saturated([(&through, &request), (&through, &chat)]).await;
             // Time of a request, in milliseconds of a machine that does nothing else.
             let what = format!("time of a request by {name}, {how}, against OpenAI chat");
             figure(&what).peer(1000.0 / its, 1000.0 / chat, "ms").at_most(1.1);
@@ -103,12 +103,12 @@ type Added = (f64, f64);
 
 /// The median and the 99th percentile of what ours and the peer add at this rate, in milliseconds: `targets` are direct and
 /// through, ours and the peer's.
-async fn added(targets: [&LoadTarget; 4], ask: &Ask, rate: f64) -> [Added; 2] {
+async fn added(targets: [&LoadTarget; 4], request: &LoadRequest, rate: f64) -> [Added; 2] {
     let mut added: [(Vec<f64>, Vec<f64>); 2] = Default::default();
     for _ in 0..ROUNDS {
         let mut turn: Vec<LoadResult> = Vec::new();
         for target in targets {
-            turn.push(load(target, ask, Some(rate), MEASURE_TIME).await);
+            turn.push(load(target, request, Some(rate), MEASURE_TIME).await);
         }
         for (quantile, (mine, its)) in [0.5, 0.99].into_iter().zip(&mut added) {
             mine.push(turn[1].quantile(quantile) - turn[0].quantile(quantile));
@@ -119,11 +119,11 @@ async fn added(targets: [&LoadTarget; 4], ask: &Ask, rate: f64) -> [Added; 2] {
 }
 
 /// Answers per second of two targets under full load, in turns: the medians of the rounds.
-async fn saturated(targets: [(&LoadTarget, &Ask); 2]) -> [f64; 2] {
+async fn saturated(targets: [(&LoadTarget, &LoadRequest); 2]) -> [f64; 2] {
     let mut rates = [vec![], vec![]];
     for _ in 0..RATE_ROUNDS {
-        for ((target, ask), rates) in targets.into_iter().zip(&mut rates) {
-            rates.push(load(target, ask, None, MEASURE_TIME).await.rate);
+        for ((target, request), rates) in targets.into_iter().zip(&mut rates) {
+            rates.push(load(target, request, None, MEASURE_TIME).await.rate);
         }
     }
     rates.map(median)

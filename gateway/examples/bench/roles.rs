@@ -30,8 +30,8 @@ use tokio::net::TcpListener;
 use tokio::time::interval;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::ask::{ENDLESS, PACED};
 use crate::chunks;
+use crate::load_request::{ENDLESS, PACED};
 
 /// Tokens of every answer.
 pub const TOKENS: u32 = 16;

@@ -3,8 +3,8 @@
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::ask::{Ask, ENDLESS};
 use crate::load::{LoadConnection, LoadTarget};
+use crate::load_request::{ENDLESS, LoadRequest};
 
 /// How many.
 pub const STREAMS: usize = 1000;
@@ -18,7 +18,7 @@ pub async fn hold(target: &LoadTarget) -> JoinSet<()> {
         streams.spawn(async move {
             let mut first = Some(begun);
             connection
-                .exchange(&Ask::answered(ENDLESS), |data| {
+                .exchange(&LoadRequest::answered(ENDLESS), |data| {
                     if data.windows(4).any(|window| window == b"word")
                         && let Some(begun) = first.take()
                     {

@@ -20,14 +20,14 @@ pub enum Api {
 
 /// A request.
 #[derive(Clone)]
-pub struct Ask {
+pub struct LoadRequest {
     pub streamed: bool,
     api: Api,
     prompt: String,
     body: Bytes,
 }
 
-impl Ask {
+impl LoadRequest {
     /// A short question.
     pub fn new(api: Api, streamed: bool) -> Self {
         Self::of(api, streamed, "What is 17 + 25?".to_owned())
