@@ -369,7 +369,7 @@ mod tests {
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": {"a": 1}, "namespace": "n"},
         ]);
         let (messages, ignored) = check(input).unwrap();
-        assert_eq!(ignored, ["input.content.detail", "input.name", "input.namespace"]);
+        assert_eq!(ignored, ["input.content.detail", "input.name"]);
         assert_eq!(messages[2].tool_calls[0].arguments, r#"{"a":1}"#);
     }
 
