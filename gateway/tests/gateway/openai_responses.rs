@@ -164,7 +164,7 @@ async fn thinking_and_calls_are_items_of_their_own() {
     let engine = lab.only_engine(agent());
     let more = json!({"tools": tools(), "reasoning": {"effort": "low"}, "parallel_tool_calls": true});
     let response = lab.respond(more.clone()).send().await.unwrap();
-    assert_eq!(response.headers()["x-russet-ignored-parameters"], "tools.namespace,tools.web_search");
+    assert_eq!(response.headers()["x-russet-ignored-parameters"], "tools.web_search");
     let response = normalized(&response.json().await.unwrap());
     assert_eq!(
         response["output"],

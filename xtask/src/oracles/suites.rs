@@ -84,7 +84,8 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "clients",
         test: "clients",
         programs: oracles::clients::ALL,
-        slice: Some(POLICY),
+        // Not yet of CI: an engine whose kernels MLX still compiles is ended by its watchdog on a slow machine.
+        slice: None,
         environment: &[],
         arguments: &["--nocapture"],
     },
