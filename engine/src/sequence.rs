@@ -573,7 +573,7 @@ mod tests {
             (with(&["lo"], false), 99, ended("hello!"), "hel", string(0), 5),
             (with(&["lo!"], false), 99, ended("hello"), "hello", stop, 5),
             (with(&["lo!"], false), 5, ended("hello"), "hello", length, 5),
-            (with(&["語 ", "本日"], false), 99, ended("日本語 日"), "日本", string(1), 10),
+            (with(&["語 ", "本日"], false), 99, ended("日本語 日"), "日本", string(0), 10),
             (with(&["aab"], false), 99, ended("aaab"), "a", string(0), 4),
             // A special token as stop string, alone, after text and before it; it is counted and not emitted.
             (
