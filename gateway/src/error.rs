@@ -8,6 +8,12 @@ use thiserror::Error;
 /// When to retry after errors that have no better estimate.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
+/// What an error repeats of a stranger's text, such as a name or an id: its first 100 characters.
+pub(crate) fn shown(text: &str) -> String {
+    const MAX_SHOWN_CHARS: usize = 100;
+    text.chars().take(MAX_SHOWN_CHARS).collect()
+}
+
 /// Classes of errors. The word of each is the metric label, and the `code` clients see unless their dialect
 /// defines another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri, header};
 
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, shown};
 use crate::listen::Exposure;
 use crate::routes::matches_pattern;
 
@@ -16,8 +16,6 @@ const APP_SCHEMES: &[&str] = &["app", "capacitor", "file", "ionic", "tauri", "vs
 /// loopback: the names of machines nearby (RFC 6762), and of container engines for their host, as in
 /// `host.docker.internal` and `host.containers.internal`.
 const PRIVATE_DOMAINS: &[&str] = &[".internal", ".local"];
-/// Longest part of a header that a message repeats.
-const MAX_SHOWN_CHARS: usize = 100;
 
 /// What may use a listener on loopback, beside this machine's own names, pages and programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,10 +83,6 @@ fn forbidden(message: String) -> GatewayError {
 
 fn matches(pattern: &str, text: &str) -> bool {
     matches_pattern(&pattern.to_ascii_lowercase(), &text.to_ascii_lowercase())
-}
-
-fn shown(text: &str) -> String {
-    text.chars().take(MAX_SHOWN_CHARS).collect()
 }
 
 fn is_loopback(host: &str) -> bool {

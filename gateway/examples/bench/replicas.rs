@@ -17,6 +17,7 @@ use russet_rpc::tls::TlsFiles;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::figure;
 use crate::measure::median;
 use crate::processes::identities;
 use crate::reading_engine::{self, SPEED};
@@ -52,23 +53,20 @@ pub async fn run() {
                 rounds.push(trace(&engine_files, &gateway_files, gateways, choice, seed).await);
             }
         }
-        let figure =
+        let medians =
             |of: fn(&TraceResult) -> f64| rounds.each_ref().map(|all| median(all.iter().map(of).collect()));
-        print("time to the first token, p95", what, figure(|result| quantile(result, 0.95)), "s", true);
-        print("time to the first token, p50", what, figure(|result| quantile(result, 0.5)), "s", false);
-        let hits = figure(|result| 100.0 * result.cached_tokens / result.prompt_tokens);
-        print("tokens of prompts that were cached", what, hits, "%", false);
+        let [ours, peer] = medians(|result| quantile(result, 0.95));
+        figure(&format!("time to the first token, p95{what}")).peer(ours, peer, "s").at_most(0.5);
+        let [ours, peer] = medians(|result| quantile(result, 0.5));
+        figure(&format!("time to the first token, p50{what}")).beside(ours, peer, "s").no_goal();
+        let [ours, peer] = medians(|result| 100.0 * result.cached_tokens / result.prompt_tokens);
+        figure(&format!("tokens of prompts that were cached{what}")).beside(ours, peer, "%").no_goal();
     }
 }
 
 fn quantile(result: &TraceResult, quantile: f64) -> f64 {
     let last = result.first_tokens.len() - 1;
     result.first_tokens[(last as f64 * quantile).round() as usize]
-}
-
-fn print(what: &str, suffix: &str, [ours, peer]: [f64; 2], unit: &str, judged: bool) {
-    let what = format!("{what}{suffix}");
-    println!("{}", json!({"what": what, "ours": ours, "peer": peer, "unit": unit, "judged": judged}));
 }
 
 /// Runs the agents against new engines and gateways.

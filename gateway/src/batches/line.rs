@@ -9,12 +9,12 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use twox_hash::XxHash3_64;
 
+use crate::error::shown;
+
 /// Longest `custom_id`.
 const MAX_CUSTOM_ID_BYTES: usize = 512;
 /// Invalid lines that are named.
 const MAX_LINE_ERRORS: usize = 100;
-/// Longest word of a line that an error repeats, in characters.
-const MAX_SHOWN_CHARS: usize = 100;
 
 /// Why a line is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,10 +145,6 @@ impl LineChecker {
         }
         Ok(())
     }
-}
-
-fn shown(text: &str) -> String {
-    text.chars().take(MAX_SHOWN_CHARS).collect()
 }
 
 #[cfg(test)]

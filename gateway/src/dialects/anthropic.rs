@@ -8,6 +8,7 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzed;
 mod model_page;
+mod page_query;
 mod quota_headers;
 mod request;
 mod response;

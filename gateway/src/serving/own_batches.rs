@@ -6,10 +6,9 @@ use serde_json::{Map, Value};
 
 use super::dialect::Dialect;
 use super::kept_responses::{KeptResponses, not_stored, unread};
-use super::own_files::shown;
 use super::unix_seconds;
 use crate::batches::{Batch, BatchRecord, BatchStatus, BeginError};
-use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER, shown};
 use crate::keys::Caller;
 use crate::response_store::{BatchQuery, BatchRow, FileHead, FilePart, FilePurpose, ResponseStoreError};
 

@@ -6,7 +6,7 @@ use super::kept_responses::{KeptResponses, not_stored, unread};
 use super::unix_seconds;
 use crate::batches::{LineSplitter, MAX_LINE_BYTES};
 use crate::body_budget::{BodyBudget, BodyPermit};
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, shown};
 use crate::keys::Caller;
 use crate::response_store::{FileHead, FilePart, FilePurpose, FileQuery, ResponseStore, ResponseStoreError};
 
@@ -103,13 +103,6 @@ impl OwnFiles {
 /// The error for an id that the caller keeps no file with.
 fn file_not_found(id: &str) -> GatewayError {
     GatewayError::new(ErrorKind::FileNotFound, format!("No such File object: {}", shown(id)))
-}
-
-/// An id in a message, shortened.
-pub(super) fn shown(id: &str) -> String {
-    /// Longest id that is repeated.
-    const MAX_ID_CHARS: usize = 100;
-    id.chars().take(MAX_ID_CHARS).collect()
 }
 
 /// A file that arrives. It is gone again where this is dropped before its end.

@@ -28,7 +28,8 @@ const LITELLM: &str = "litellm[proxy]==1.109.1\n";
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let nginx = nginx()?;
     let litellm = python::environment("LiteLLM's proxy", LITELLM)?.programs().join("litellm");
-    example(prepared, &["all".as_ref(), nginx.as_os_str(), litellm.as_os_str()])?.iter().map(row).collect()
+    let figures = example(prepared, &["all".as_ref(), nginx.as_os_str(), litellm.as_os_str()])?;
+    figures.iter().map(|figure| row("gateway", figure)).collect()
 }
 
 /// The figures of the gateway's example `bench`, built with optimisation.
@@ -41,12 +42,13 @@ pub(super) fn example(prepared: &mlx::Prepared, arguments: &[&OsStr]) -> Result<
     figures(bench.args(arguments), "the bench of the gateway")
 }
 
-fn row(figure: &Value) -> Result<BenchRow> {
+/// The row of a figure, whose goal it says.
+pub(super) fn row(area: &'static str, figure: &Value) -> Result<BenchRow> {
     let number = |name: &str| figure[name].as_f64().with_context(|| format!("no {name} in {figure}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
-    let units = ["1/s", "ms", "µs", "MB"];
+    let units = ["1/s", "s", "ms", "µs", "MB", "%"];
     Ok(BenchRow {
-        area: "gateway",
+        area,
         what: figure["what"].as_str().context("a figure without a name")?.to_owned(),
         ours,
         peer: Some(peer),

@@ -1,9 +1,8 @@
 //! The choice of a replica by what each has cached, and by the number of requests.
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::Result;
 
-use super::{BenchRow, Goal, gateway};
+use super::{BenchRow, gateway};
 use crate::mlx;
 
 pub const ABOUT: &str = "8 agents over 3 replicas, 24 turns each: 32 kB that all of them begin with, 8 kB of their own, and 0.5 to 3 kB \
@@ -13,25 +12,8 @@ pub const ABOUT: &str = "8 agents over 3 replicas, 24 turns each: 32 kB that all
     TLS. Ours sends a request where it is expected to take the least time, the peer is the same gateway that sends it where the \
     fewest requests are. In turns on the same traces, 3 rounds, medians of the rounds; seconds are those of the engine.";
 
-/// The goal of issue 31: at most half of the time.
-const GOAL: f64 = 0.5;
-
 /// Builds the bench with optimisation and runs it.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
-    gateway::example(prepared, &["replicas".as_ref()])?.iter().map(row).collect()
-}
-
-fn row(figure: &Value) -> Result<BenchRow> {
-    let number = |name: &str| figure[name].as_f64().with_context(|| format!("no {name} in {figure}"));
-    let (ours, peer) = (number("ours")?, number("peer")?);
-    let judged = figure["judged"] == true;
-    Ok(BenchRow {
-        area: "replicas",
-        what: figure["what"].as_str().context("a figure without a name")?.to_owned(),
-        ours,
-        peer: Some(peer),
-        unit: if figure["unit"] == "s" { "s" } else { "%" },
-        ratio: judged.then_some(ours / peer),
-        goal: if judged { Goal::AtMost(GOAL) } else { Goal::None },
-    })
+    let figures = gateway::example(prepared, &["replicas".as_ref()])?;
+    figures.iter().map(|figure| gateway::row("replicas", figure)).collect()
 }

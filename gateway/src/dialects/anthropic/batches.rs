@@ -7,17 +7,17 @@ mod result;
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::Uri;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::DIALECT;
 use super::error::error_response;
+use super::page_query::PageQuery;
 use crate::batches::Batch;
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError};
@@ -27,9 +27,6 @@ use crate::response_store::{BatchQuery, FilePurpose};
 use crate::serving::{ApiState, BatchDialect, BatchPage, NewBatch, OwnBatches, read_bytes};
 use batch_body::{BaseUrl, batch_body};
 
-/// Batches of a list that does not say how many, and at most; Anthropic's numbers.
-const DEFAULT_LIMIT: usize = 20;
-const MAX_LIMIT: usize = 1000;
 /// Most requests; Anthropic's number.
 const MAX_REQUESTS: u64 = 100_000;
 /// Where they go.
@@ -157,14 +154,6 @@ fn result_lines(own: OwnBatches, batch: Batch) -> impl futures::Stream<Item = By
     }
 }
 
-/// Which page.
-#[derive(Debug, Default, Deserialize)]
-struct PageQuery {
-    limit: Option<usize>,
-    after_id: Option<String>,
-    before_id: Option<String>,
-}
-
 async fn list(
     State(api): State<Arc<ApiState>>,
     Extension(id): Extension<RequestId>,
@@ -174,12 +163,7 @@ async fn list(
 ) -> Response {
     let listed = async {
         let own = api.own_batches(&caller)?;
-        let query = Query::<PageQuery>::try_from_uri(&uri).ok().map(|Query(query)| query);
-        let query = query.filter(|query| query.limit.is_none_or(|limit| (1..=MAX_LIMIT).contains(&limit)));
-        let PageQuery { limit, after_id, before_id } = query.ok_or_else(|| {
-            GatewayError::field("limit", format!("`limit` must be a number of batches from 1 to {MAX_LIMIT}"))
-        })?;
-        let limit = limit.unwrap_or(DEFAULT_LIMIT);
+        let PageQuery { limit, after_id, before_id } = PageQuery::parse(&uri, "batches")?;
         let query = BatchQuery { dialect: DIALECT.name, after: after_id, before: before_id, limit };
         let BatchPage { batches, has_more } = own.list(&DIALECT, query).await?;
         Ok(Json(json!({

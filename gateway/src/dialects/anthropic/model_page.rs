@@ -2,56 +2,27 @@
 //! is the id of a model.
 
 use axum::Json;
-use axum::extract::Query;
-use axum::http::Uri;
 use axum::response::IntoResponse as _;
 use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::DIALECT;
+use super::page_query::PageQuery;
 use crate::dialects::models::ModelPages;
 use crate::error::GatewayError;
 use crate::serving::ModelSummary;
-
-/// Models on a page that does not say how many, and at most; Anthropic's numbers.
-const DEFAULT_LIMIT: usize = 20;
-const MAX_LIMIT: usize = 1000;
 
 /// The lists of this dialect.
 pub(in crate::dialects) static MODEL_PAGES: ModelPages = ModelPages {
     dialect: &DIALECT,
     is_requested: |headers| headers.contains_key("anthropic-version"),
-    list: |models, uri| Ok(Json(page(models, &PageQuery::parse(uri)?)?).into_response()),
+    list: |models, uri| Ok(Json(page(models, &PageQuery::parse(uri, "models")?)?).into_response()),
     one: |model| Json(model_body(model)).into_response(),
 };
-
-/// Which page.
-#[derive(Debug, Default, Deserialize)]
-struct PageQuery {
-    limit: Option<usize>,
-    after_id: Option<String>,
-    before_id: Option<String>,
-}
-
-impl PageQuery {
-    fn parse(uri: &Uri) -> Result<Self, GatewayError> {
-        let limit = || {
-            GatewayError::field("limit", format!("`limit` must be a number of models from 1 to {MAX_LIMIT}"))
-        };
-        let Query(query) = Query::<Self>::try_from_uri(uri).map_err(|_| limit())?;
-        match query.limit {
-            Some(0) => Err(limit()),
-            Some(number) if number > MAX_LIMIT => Err(limit()),
-            _ => Ok(query),
-        }
-    }
-}
 
 /// The models after one, or the last ones before one.
 fn page(models: &[ModelSummary], query: &PageQuery) -> Result<Value, GatewayError> {
     let PageQuery { limit, after_id, before_id } = query;
-    let limit = limit.unwrap_or(DEFAULT_LIMIT);
     let position = |field: &str, id: &String| {
         let position = models.iter().position(|model| model.id == *id);
         position.ok_or_else(|| GatewayError::field(field, format!("`{field}` is no model of the list")))
@@ -65,7 +36,7 @@ fn page(models: &[ModelSummary], query: &PageQuery) -> Result<Value, GatewayErro
         None => models.len(),
     };
     let found = models.get(begin..end).unwrap_or_default();
-    let left = found.len().saturating_sub(limit);
+    let left = found.len().saturating_sub(*limit);
     let shown = match (after_id, before_id) {
         (None, Some(_)) => &found[left..],
         _ => &found[..found.len() - left],
@@ -117,7 +88,7 @@ mod tests {
         };
         let models = ["a", "n/b:x", "c"].map(model);
         let uri = format!("/v1/models{query}").parse().unwrap();
-        let page = PageQuery::parse(&uri).and_then(|query| page(&models, &query));
+        let page = PageQuery::parse(&uri, "models").and_then(|query| page(&models, &query));
         let page = page.map_err(|error| error.param)?;
         let data = page["data"].as_array().unwrap();
         let ids: Vec<String> = data.iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect();

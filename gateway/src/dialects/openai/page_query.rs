@@ -7,21 +7,31 @@ use crate::error::{ErrorKind, GatewayError};
 
 /// Which page of a list.
 #[derive(Debug, PartialEq)]
-pub(super) struct PageQuery {
-    pub(super) limit: usize,
-    pub(super) newest_first: bool,
-    pub(super) after: Option<String>,
-    pub(super) purpose: Option<String>,
+pub(in crate::dialects::openai) struct PageQuery {
+    pub(in crate::dialects::openai) limit: usize,
+    pub(in crate::dialects::openai) newest_first: bool,
+    pub(in crate::dialects::openai) after: Option<String>,
+    pub(in crate::dialects::openai) purpose: Option<String>,
 }
 
 impl PageQuery {
-    /// Reads a query; fields that it does not know are left out.
-    pub(super) fn parse(uri: &Uri, default_limit: usize, max_limit: usize) -> Result<Self, GatewayError> {
-        let unreadable =
-            |_| GatewayError::new(ErrorKind::InvalidRequest, "the query of the URL cannot be read");
-        let Query(query): Query<Vec<(String, String)>> = Query::try_from_uri(uri).map_err(unreadable)?;
+    /// Reads the query of a URL.
+    pub(in crate::dialects::openai) fn parse(
+        uri: &Uri,
+        default_limit: usize,
+        max_limit: usize,
+    ) -> Result<Self, GatewayError> {
+        Self::of(&fields(uri)?, default_limit, max_limit)
+    }
+
+    /// The page that these fields ask for; those that it does not know are left out.
+    pub(in crate::dialects::openai) fn of(
+        fields: &[(String, String)],
+        default_limit: usize,
+        max_limit: usize,
+    ) -> Result<Self, GatewayError> {
         let mut page = Self { limit: default_limit, newest_first: true, after: None, purpose: None };
-        for (name, value) in query {
+        for (name, value) in fields {
             match (name.as_str(), value.as_str()) {
                 ("limit", number) => {
                     let number = number.parse().ok().filter(|number| (1..=max_limit).contains(number));
@@ -36,13 +46,19 @@ impl PageQuery {
                 ("order", "asc") => page.newest_first = false,
                 ("order", "desc") => page.newest_first = true,
                 ("order", _) => return Err(GatewayError::field("order", "`order` must be asc or desc")),
-                ("after", _) => page.after = Some(value),
-                ("purpose", _) => page.purpose = Some(value),
+                ("after", _) => page.after = Some(value.clone()),
+                ("purpose", _) => page.purpose = Some(value.clone()),
                 _ => {}
             }
         }
         Ok(page)
     }
+}
+
+/// The fields of a URL's query.
+pub(in crate::dialects::openai) fn fields(uri: &Uri) -> Result<Vec<(String, String)>, GatewayError> {
+    let unreadable = |_| GatewayError::new(ErrorKind::InvalidRequest, "the query of the URL cannot be read");
+    Query::try_from_uri(uri).map(|Query(fields)| fields).map_err(unreadable)
 }
 
 #[cfg(test)]

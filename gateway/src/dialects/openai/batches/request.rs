@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::dialects::openai::files::check_seconds;
 use crate::dialects::values::shown;
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{self, ErrorKind, GatewayError};
 
 /// The paths that a batch may ask.
 const ENDPOINTS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"];
@@ -62,7 +62,7 @@ impl BatchRequest {
                     output_seconds = Some(check_seconds(seconds, "output_expires_after")?);
                 }
                 (_, _) => {
-                    let shown: String = name.chars().take(100).collect();
+                    let shown = error::shown(&name);
                     let message = format!("`{shown}` is no field of a batch");
                     return Err(GatewayError::field(shown, message));
                 }

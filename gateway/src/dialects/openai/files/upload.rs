@@ -6,7 +6,7 @@ use axum::extract::multipart::{Field, MultipartError};
 use axum::extract::{FromRequest as _, Multipart, Request};
 use tokio::time::timeout;
 
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, shown};
 use crate::response_store::{FileHead, FilePurpose};
 use crate::serving::{FileUpload, OwnFiles};
 
@@ -82,7 +82,7 @@ impl Form {
                     expires_after = Some(check_seconds(seconds.parse().ok(), "expires_after")?);
                 }
                 name => {
-                    let name: String = name.chars().take(100).collect();
+                    let name = shown(name);
                     let message = format!(
                         "a form has `file` once, `purpose` and `expires_after`, and not `{name}` here"
                     );
@@ -140,7 +140,7 @@ fn check_purpose(purpose: String) -> Result<(), GatewayError> {
     if purpose == FilePurpose::Batch.as_str() {
         return Ok(());
     }
-    let purpose: String = purpose.chars().take(100).collect();
+    let purpose = shown(&purpose);
     let message = format!("files of purpose `{purpose}` are not kept here; `purpose` must be batch");
     Err(GatewayError::field("purpose", message))
 }

@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 use crate::background::RunningResponse;
 use crate::body_budget::BodyPermit;
 use crate::dialects::values::{JsonObject, boolean};
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, shown};
 use crate::response_store::{NewRow, StoredTurn};
 use crate::serving::{AcceptedResponse, DetachedResponse, OwnResponses, RequestContext};
 pub(in crate::dialects::openai) use routes::routes;
@@ -265,9 +265,6 @@ fn unreadable(id: &str, error: &serde_json::Error) -> GatewayError {
 
 /// The error for an id that the caller keeps no response with.
 fn not_found(id: &str) -> GatewayError {
-    /// Longest id that is repeated.
-    const MAX_ID_CHARS: usize = 100;
-    let shown: String = id.chars().take(MAX_ID_CHARS).collect();
-    let message = format!("Response with id '{shown}' not found.");
+    let message = format!("Response with id '{}' not found.", shown(id));
     GatewayError::new(ErrorKind::ResponseNotFound, message)
 }

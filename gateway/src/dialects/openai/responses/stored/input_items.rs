@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::unreadable;
+use crate::dialects::openai::page_query::PageQuery;
 use crate::error::GatewayError;
 
 /// Items on a page that does not say how many, and at most; OpenAI's numbers.
@@ -65,36 +66,13 @@ fn stored_item(item: &Value, index: usize, request_id: &str) -> Value {
 }
 
 /// Which items, and in which order.
-#[derive(Debug, PartialEq)]
-pub(super) struct InputPage {
-    limit: usize,
-    newest_first: bool,
-    after: Option<String>,
-}
+#[derive(Debug)]
+pub(super) struct InputPage(PageQuery);
 
 impl InputPage {
-    /// Reads a query; fields that it does not know are left out.
-    pub(super) fn parse(query: &[(String, String)]) -> Result<Self, GatewayError> {
-        let mut page = Self { limit: DEFAULT_LIMIT, newest_first: true, after: None };
-        for (name, value) in query {
-            match (name.as_str(), value.as_str()) {
-                ("limit", number) => {
-                    let number = number.parse().ok().filter(|number| (1..=MAX_LIMIT).contains(number));
-                    page.limit = number.ok_or_else(|| {
-                        let message = format!("`limit` must be a number of items from 1 to {MAX_LIMIT}");
-                        GatewayError::field("limit", message)
-                    })?;
-                }
-                ("order", "asc") => page.newest_first = false,
-                ("order", "desc") => page.newest_first = true,
-                ("order", _) => {
-                    return Err(GatewayError::field("order", "`order` must be asc or desc"));
-                }
-                ("after", id) => page.after = Some(id.to_owned()),
-                _ => {}
-            }
-        }
-        Ok(page)
+    /// Reads the fields of a query.
+    pub(super) fn parse(fields: &[(String, String)]) -> Result<Self, GatewayError> {
+        PageQuery::of(fields, DEFAULT_LIMIT, MAX_LIMIT).map(Self)
     }
 
     /// The page of the stored input of a response.
@@ -103,13 +81,14 @@ impl InputPage {
         struct ItemId {
             id: String,
         }
+        let PageQuery { limit, newest_first, after, .. } = &self.0;
         let mut items: Vec<&RawValue> =
             serde_json::from_slice(input).map_err(|error| unreadable(response_id, &error))?;
-        if self.newest_first {
+        if *newest_first {
             items.reverse();
         }
         let id_of = |item: &RawValue| serde_json::from_str::<ItemId>(item.get()).map(|item| item.id).ok();
-        let begin = match &self.after {
+        let begin = match after {
             None => 0,
             Some(after) => {
                 let found = items.iter().position(|item| id_of(item).as_deref() == Some(after));
@@ -120,7 +99,7 @@ impl InputPage {
             }
         };
         let rest = &items[begin..];
-        let shown = &rest[..rest.len().min(self.limit)];
+        let shown = &rest[..rest.len().min(*limit)];
         let id = |item: Option<&&RawValue>| item.and_then(|item| id_of(item));
         Ok(json!({
             "object": "list",

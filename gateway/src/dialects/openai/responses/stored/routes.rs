@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{MethodFilter, MethodRouter, on};
@@ -15,6 +15,7 @@ use super::input_items::InputPage;
 use super::{not_found, replay};
 use crate::body_budget::BodyPermit;
 use crate::dialects::openai::error::error_response;
+use crate::dialects::openai::page_query::fields;
 use crate::dialects::sse;
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError};
@@ -69,7 +70,7 @@ fn not_kept() -> GatewayError {
 }
 
 async fn read(KeptRequest { api, own, response, uri }: KeptRequest) -> Result<Response, GatewayError> {
-    let Some(from) = first_event(&query(&uri)?)? else {
+    let Some(from) = first_event(&fields(&uri)?)? else {
         let body = current(&own, &response).await?;
         let permit = own.hold(body.len())?;
         return Ok(json_response(body, permit));
@@ -92,7 +93,7 @@ async fn delete(KeptRequest { own, response, .. }: KeptRequest) -> Result<Respon
 }
 
 async fn list_input(KeptRequest { own, response, uri, .. }: KeptRequest) -> Result<Response, GatewayError> {
-    let page = InputPage::parse(&query(&uri)?)?;
+    let page = InputPage::parse(&fields(&uri)?)?;
     let input = own.input(&response).await?.ok_or_else(|| not_found(&response))?;
     let _input = own.hold(input.len())?;
     let page = page.of(&response, &input)?.to_string().into_bytes();
@@ -139,11 +140,6 @@ fn first_event(query: &[(String, String)]) -> Result<Option<u64>, GatewayError> 
     }
 }
 
-fn query(uri: &Uri) -> Result<Vec<(String, String)>, GatewayError> {
-    let invalid = |_| GatewayError::new(ErrorKind::InvalidRequest, "the query of the URL cannot be read");
-    Query::try_from_uri(uri).map(|Query(query)| query).map_err(invalid)
-}
-
 /// A body whose memory counts until it is sent.
 fn json_response(body: Vec<u8>, permit: BodyPermit) -> Response {
     let body = futures::stream::once(async move {
@@ -171,7 +167,7 @@ mod tests {
             ("?stream=maybe", Err("stream")),
         ] {
             let uri: Uri = format!("/v1/responses/resp_1{text}").parse().unwrap();
-            let found = first_event(&query(&uri).unwrap());
+            let found = first_event(&fields(&uri).unwrap());
             assert_eq!(
                 found.map_err(|error| error.param),
                 expected.map_err(|param| Some(param.to_owned())),
