@@ -5,7 +5,8 @@
 //! mean that the whole process stands still (SIGSTOP, a machine that pages). Heartbeats with the same batch
 //! running on and on mean that MLX waits for a peer that does not answer, or is stuck itself. The engine
 //! forecasts a batch's duration before it runs. Five times the forecast, and at least two seconds, is beyond
-//! noise; a prefill of ten seconds is forecast as ten.
+//! noise; a prefill of ten seconds is forecast as ten. Before it serves it is at least a minute: the batches of
+//! the smoke prompt compile kernels.
 //!
 //! Killing a rank that would have recovered costs its group a restart, so every doubt that concerns this side
 //! favours the engine. Neither silence nor a batch is timed by the clock, but by checks and heartbeats that
@@ -32,6 +33,10 @@ const FORECAST_FACTOR: f64 = 5.0;
 
 /// Minimum batch timeout: below it the noise of a machine is larger than the forecast.
 const MIN_BATCH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The same before an engine serves: the batches of its smoke prompt compile kernels, which no earlier batch
+/// forecasts.
+const MIN_SMOKE_BATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why an engine is killed.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -81,13 +86,21 @@ pub struct Watchdog {
     batches_ended: u64,
     /// Forecast of the running batch, and how long it was seen running.
     current_batch: Option<(Duration, Duration)>,
+    min_batch_timeout: Duration,
 }
 
 impl Watchdog {
     /// Starts with an engine that has sent nothing yet.
     pub fn new(now: Instant) -> Self {
         let (silence, batch) = (SilenceDetector::new(now), SilenceDetector::new(now));
-        Self { silence, silence_timeout: Some(SOCKET_TIMEOUT), batch, batches_ended: 0, current_batch: None }
+        Self {
+            silence,
+            silence_timeout: Some(SOCKET_TIMEOUT),
+            batch,
+            batches_ended: 0,
+            current_batch: None,
+            min_batch_timeout: MIN_SMOKE_BATCH_TIMEOUT,
+        }
     }
 
     /// The engine's socket accepts connections (the system accepts them for a frozen process too): heartbeats
@@ -107,6 +120,10 @@ impl Watchdog {
             _ if state.heartbeat_milliseconds == 0 => None,
             pb::Phase::Serving => Some(BUSY_TIMEOUT),
             _ => Some(IDLE_TIMEOUT),
+        };
+        self.min_batch_timeout = match state.phase() {
+            pb::Phase::Serving => MIN_BATCH_TIMEOUT,
+            _ => MIN_SMOKE_BATCH_TIMEOUT,
         };
         let forecast = Duration::try_from_secs_f64(state.batch_estimate_seconds).unwrap_or_default();
         let same = self.current_batch.is_some() && self.batches_ended == state.batches_ended;
@@ -130,7 +147,7 @@ impl Watchdog {
             return Some(HangError::Silent { silent });
         }
         let (forecast, running) = self.current_batch?;
-        (running >= MIN_BATCH_TIMEOUT.max(forecast.mul_f64(FORECAST_FACTOR)))
+        (running >= self.min_batch_timeout.max(forecast.mul_f64(FORECAST_FACTOR)))
             .then_some(HangError::Hung { running, forecast })
     }
 }
@@ -245,6 +262,12 @@ mod tests {
                 None,
             ),
             ("hung in the first step ever", vec![(400.0, BatchHangs(loaded, 60.0))], Some(("hung", 300.25))),
+            (
+                "a kernel is compiled in a short step of the smoke prompt",
+                vec![(5.0, Idle(loaded)), (59.0, BatchHangs(loaded, 0.004)), works],
+                None,
+            ),
+            ("hung in a later step of it", vec![(90.0, BatchHangs(loaded, 0.004))], Some(("hung", 60.25))),
             ("a gigabyte a second for minutes", vec![(300.0, Idle(loading)), works], None),
             (
                 "a pause of seven seconds while loading",

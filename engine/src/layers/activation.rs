@@ -87,8 +87,9 @@ pub fn scalar(value: f32, like: &Array) -> Result<Array, Exception> {
 /// Tests whether MLX can compile kernels here; otherwise blocks run uncompiled. On a CPU, compilation
 /// needs g++ and MLX's headers, and every batch would fail without them.
 pub fn try_to_compile() {
-    let one = Array::from_f32(1.0);
-    let compiled = GatedActivation::new(Activation::Silu).apply(Some(&one), &one);
+    // Two numbers: MLX has another kernel for one, which no batch needs.
+    let ones = Array::from_slice(&[1.0_f32; 2], &[1, 2]);
+    let compiled = GatedActivation::new(Activation::Silu).apply(Some(&ones), &ones);
     if let Err(error) = compiled.and_then(|gated| gated.eval()) {
         disable_compile();
         tracing::info!(

@@ -84,8 +84,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "clients",
         test: "clients",
         programs: oracles::clients::ALL,
-        // Not yet of CI: an engine whose kernels MLX still compiles is ended by its watchdog on a slow machine.
-        slice: None,
+        slice: Some(POLICY),
         environment: &[],
         arguments: &["--nocapture"],
     },
