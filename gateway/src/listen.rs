@@ -70,9 +70,9 @@ impl Default for ListenerLimits {
             head_timeout: Duration::from_secs(60),
             ping_interval: Duration::from_secs(20),
             write_timeout: Duration::from_secs(60),
-            // Far more than engines have slots, and few beside the file limit that `russet` raises.
-            max_connections: 512,
-            reserved_connections: 128,
+            // More than engines have slots, and few beside the file limit that `russet` raises.
+            max_connections: 2048,
+            reserved_connections: 512,
         }
     }
 }

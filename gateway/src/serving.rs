@@ -190,7 +190,7 @@ async fn generate<W: ResponseWriter>(
             let request = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
             let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
             let pending = pending.with_load().with_keep_alive(keep_alive).with_recorder(recorder);
-            api.dispatcher.load(pending).await?;
+            Box::pin(api.dispatcher.load(pending)).await?;
         }
         let mut response = writer.whole(&[], Usage::default());
         list_ignored(&mut response, &ignored);

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use russet_rpc::tls::TlsFiles;
-use tokio::process::Command;
 
 use crate::load::{LoadResult, LoadTarget, run as load};
 use crate::load_request::{Api, LoadRequest};
@@ -33,12 +32,12 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let engine = RoleProcess::start(&["engine", &folder_of(&engine_files)], 1).await;
     let upstream = RoleProcess::start(&["upstream"], 1).await;
     let gateway = RoleProcess::start(&["gateway", &folder_of(&gateway_files), &engine.output[0]], 2).await;
-    let (mut nginx, nginx_address) = nginx(nginx_program, folder.path(), upstream.address()).await;
+    let nginx = nginx(nginx_program, folder.path(), upstream.address()).await;
     let key = gateway.output[1].clone();
     let http = |address| LoadTarget::Http { address, key: key.clone() };
     let through = http(gateway.address());
     let direct = LoadTarget::Grpc { address: engine.address(), files: gateway_files };
-    let peer_through = http(nginx_address);
+    let peer_through = http(nginx.address);
     let peer_direct = http(upstream.address());
     let targets = [&direct, &through, &peer_direct, &peer_through];
 
@@ -51,8 +50,8 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
         .peer(large_ours, large_its, "1/s")
         .at_least(0.5);
     if let Some(program) = litellm_program {
-        let (_litellm, address) = litellm(program, folder.path(), upstream.address()).await;
-        let peer = LoadTarget::Http { address, key: LITELLM_KEY.to_owned() };
+        let litellm = litellm(program, folder.path(), upstream.address()).await;
+        let peer = LoadTarget::Http { address: litellm.address, key: LITELLM_KEY.to_owned() };
         let [ours, its] = saturated([(&through, &small), (&peer, &small)]).await;
         figure("requests a second, small bodies, against LiteLLM's proxy")
             .peer(ours, its, "1/s")
@@ -92,10 +91,6 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let what = format!("resident memory with {} streams, beside none", streams::STREAMS);
     figure(&what).beside(megabytes(gateway.memory()), megabytes(idle), "MB").at_most(100.0);
     drop(held);
-
-    let mut stop = Command::new(nginx_program);
-    stop.arg("-c").arg(folder.path().join("nginx.conf")).args(["-s", "stop"]).status().await.unwrap();
-    nginx.wait().await.unwrap();
 }
 
 /// What a proxy adds to the latency: ours and the peer's.

@@ -50,6 +50,33 @@ impl RoleProcess {
     }
 }
 
+/// A program of others, which ends with all that it started when this is dropped.
+pub struct PeerProcess {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl PeerProcess {
+    /// Starts it, and waits until it listens.
+    async fn start(name: &str, command: &mut Command, address: SocketAddr, log: &Path) -> Self {
+        // Its workers may outlive it, and must not keep this process's output open.
+        let output = || std::fs::File::options().create(true).append(true).open(log).unwrap();
+        command.stdin(Stdio::null()).stdout(output()).stderr(output()).process_group(0);
+        let peer = Self { child: command.spawn().unwrap(), address };
+        listens(name, address, log).await;
+        peer
+    }
+}
+
+impl Drop for PeerProcess {
+    fn drop(&mut self) {
+        let group = self.child.id().and_then(|id| rustix::process::Pid::from_raw(id as i32));
+        if let Some(group) = group {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 /// The identities of an engine and of a gateway, of one CA.
 pub fn identities(folder: &Path) -> (TlsFiles, TlsFiles) {
     let ca_key = KeyPair::generate().unwrap();
@@ -79,7 +106,7 @@ pub fn identities(folder: &Path) -> (TlsFiles, TlsFiles) {
 }
 
 /// nginx before `upstream`, configured as its documentation says for upstream keep-alive and for streams.
-pub async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, SocketAddr) {
+pub async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> PeerProcess {
     let address = free_address();
     let folder_text = folder.display();
     let config = format!(
@@ -94,15 +121,12 @@ pub async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child
     );
     let path = folder.join("nginx.conf");
     std::fs::write(&path, config).unwrap();
-    // Its workers may outlive it, and must not keep this process's output open.
     let mut command = Command::new(program);
-    let child = command.arg("-c").arg(&path).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-    listens("nginx", address, &folder.join("nginx.log")).await;
-    (child, address)
+    PeerProcess::start("nginx", command.arg("-c").arg(&path), address, &folder.join("nginx.log")).await
 }
 
 /// LiteLLM's proxy before `upstream`, with one model and a key, as many workers as cores.
-pub async fn litellm(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, SocketAddr) {
+pub async fn litellm(program: &str, folder: &Path, upstream: SocketAddr) -> PeerProcess {
     let address = free_address();
     let config = folder.join("litellm.yaml");
     std::fs::write(
@@ -113,21 +137,14 @@ pub async fn litellm(program: &str, folder: &Path, upstream: SocketAddr) -> (Chi
         ),
     )
     .unwrap();
-    let log = folder.join("litellm.log");
-    let child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["--host", "127.0.0.1", "--port", &address.port().to_string(), "--telemetry", "False"])
         .args(["--num_workers", &std::thread::available_parallelism().unwrap().to_string()])
         .arg("--config")
         .arg(&config)
-        .envs([("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR"), ("NO_PROXY", "*")])
-        .stdout(std::fs::File::create(&log).unwrap())
-        .stderr(std::fs::File::options().append(true).open(&log).unwrap())
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    listens("LiteLLM", address, &log).await;
-    (child, address)
+        .envs([("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR"), ("NO_PROXY", "*")]);
+    PeerProcess::start("LiteLLM", &mut command, address, &folder.join("litellm.log")).await
 }
 
 /// The key of LiteLLM's proxy.

@@ -32,6 +32,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::chunks;
 use crate::load_request::{ENDLESS, PACED};
+use crate::streams::STREAMS;
 
 /// Tokens of every answer.
 pub const TOKENS: u32 = 16;
@@ -167,7 +168,8 @@ pub async fn engine(folder: &Path) {
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
     let incoming = files.incoming(listener, Protocol::Grpc).unwrap();
-    let served = tonic::transport::Server::builder().add_service(EngineServer::new(InstantEngine));
+    let mut server = tonic::transport::Server::builder().max_concurrent_streams(2 * STREAMS as u32);
+    let served = server.add_service(EngineServer::new(InstantEngine));
     served.serve_with_incoming_shutdown(incoming, input_closed()).await.unwrap();
 }
 

@@ -500,7 +500,7 @@ impl<'a> AttemptLoop<'a> {
             RequestKind::Pooled(pooling) => {
                 let milliseconds = request.deadline_milliseconds;
                 let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);
-                Opened::Pooled(within(isolation, call).await?)
+                Opened::Pooled(within(isolation, Box::pin(call)).await?)
             }
             RequestKind::TokenCount => {
                 deployment.defaults.complete(request, asked);
@@ -513,7 +513,7 @@ impl<'a> AttemptLoop<'a> {
                     prompt_field,
                     *deadline,
                 );
-                Opened::Counted(within(isolation, call).await?)
+                Opened::Counted(within(isolation, Box::pin(call)).await?)
             }
         };
         self.tracker.dispatched();
@@ -554,7 +554,7 @@ impl<'a> AttemptLoop<'a> {
             self.unread_tokens,
         );
         prompt_state.send_modify(|state| state.preparing = true);
-        let opened = within(isolation, opening).await;
+        let opened = within(isolation, Box::pin(opening)).await;
         prompt_state.send_modify(|state| state.preparing = false);
         let mut stream = opened?;
         recorder.prepared();
@@ -563,7 +563,7 @@ impl<'a> AttemptLoop<'a> {
         }
         let mut prompt = 0;
         loop {
-            let event = within(isolation, stream.event()).await;
+            let event = within(isolation, std::pin::pin!(stream.event())).await;
             if stream.accepted {
                 self.tracker.dispatched();
             }
@@ -656,8 +656,7 @@ fn other_answer() -> GatewayError {
 }
 
 /// Awaits `work`, which may take longer than the request is isolated.
-async fn within<T>(isolation: &mut Option<Isolation>, work: impl Future<Output = T>) -> T {
-    let mut work = std::pin::pin!(work);
+async fn within<T>(isolation: &mut Option<Isolation>, mut work: impl Future<Output = T> + Unpin) -> T {
     if let Some(isolation) = isolation {
         tokio::select! {
             biased;

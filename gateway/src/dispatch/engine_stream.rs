@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::{GenerateEvent, GenerateRequest};
 use russet_rpc::tls::CONNECT_TIMEOUT;
@@ -167,9 +168,11 @@ impl EngineStream {
         failure_error(failure, self.prompt_field, self.deadline, self.work())
     }
 
-    /// Closes the stream after the last event of the response.
-    pub(super) fn finish(self) {
-        tokio::spawn(drain(self.events));
+    /// Closes the stream after the last event of the response, with which the trailers mostly come.
+    pub(super) fn finish(mut self) {
+        if !matches!(self.events.message().now_or_never(), Some(Ok(None) | Err(_))) {
+            tokio::spawn(drain(self.events));
+        }
     }
 
     fn lost(&self, message: String) -> AttemptError {

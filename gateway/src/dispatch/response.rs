@@ -55,7 +55,9 @@ impl ResponseStream {
                         GatewayError::new(ErrorKind::Overloaded, message)
                     }
                     Err(AttemptError::Lost { message, .. }) => {
-                        match dispatcher.resume(&mut request, stream, message, &mut tracker).await {
+                        // It is large and seldom there: not a part of every response.
+                        let resumed = dispatcher.resume(&mut request, stream, message, &mut tracker);
+                        match Box::pin(resumed).await {
                             Ok((more, other)) => {
                                 (event, stream) = (Ok(more), other);
                                 continue;

@@ -22,7 +22,7 @@ pub const ABOUT: &str = "An engine that returns 16 tokens at once over gRPC and 
     Engine, proxies and load generator share the cores of the machine.";
 
 /// LiteLLM's proxy.
-const LITELLM: &str = "litellm[proxy]==1.109.1\n";
+const LITELLM: &str = "litellm[proxy]==1.108.3\n";
 
 /// Builds the bench with optimisation and runs it.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
