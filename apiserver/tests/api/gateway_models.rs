@@ -71,9 +71,13 @@ fn route(name: &str) -> Value {
     object("ModelRoute", name, json!({"models": ["m"], "targets": [{"deploymentRef": {"name": "n"}}]}))
 }
 
-/// The object with another value at a pointer, which is added where it is not there.
+/// The object with another value in a field; without it where that is null.
 fn with(mut object: Value, parent: &str, field: &str, value: Value) -> Value {
-    object.pointer_mut(parent).unwrap()[field] = value;
+    let fields = object.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+    match value {
+        Value::Null => drop(fields.remove(field)),
+        value => drop(fields.insert(field.to_owned(), value)),
+    }
     object
 }
 
