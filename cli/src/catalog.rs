@@ -6,11 +6,14 @@ pub mod entry;
 mod hub;
 pub mod text;
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, anyhow, bail};
 use entry::CatalogEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use russet_crds::{GROUP, Model, VERSION};
+use russet_gateway::managed_models::{CatalogModel, FindCatalogModel};
 use russet_telemetry::say;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -91,6 +94,18 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Finds entries that this release runs, for clients of the gateway.
+pub fn pullable_models() -> Result<FindCatalogModel> {
+    let entries = entry::all()?;
+    Ok(Arc::new(move |name| {
+        let entry = entry::require(&entries, name).map_err(|error| error.to_string())?;
+        match entry.runs() {
+            Ok(()) => Ok(CatalogModel { name: entry.name.clone(), repository: entry.repository.clone() }),
+            Err(why) => Err(format!("{} cannot be run: {why}", entry.name)),
+        }
+    }))
 }
 
 /// A Model with a name and a source.

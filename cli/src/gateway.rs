@@ -15,6 +15,7 @@ use russet_rpc::kube_client;
 use russet_rpc::tls::{TlsFiles, identity_dir};
 use russet_telemetry::tasks::TaskSet;
 
+use crate::catalog;
 use crate::client::client_in_pod;
 use crate::data_dir::DataDir;
 use crate::gateway_certificate;
@@ -42,6 +43,10 @@ pub struct Arguments {
     certificate: CertificateArguments,
     #[command(flatten)]
     origins: OriginArguments,
+    /// Let holders of keys with `modelManagement: Allowed` pull, copy and delete models by Ollama's API; the gateway needs
+    /// the rights of manifests/gateway-models.yaml for that.
+    #[arg(long)]
+    model_management: bool,
     /// File to keep responses of OpenAI's Responses API in, with the prompts they answer, files and batches; without it none
     /// is kept.
     #[arg(long, value_name = "FILE")]
@@ -125,6 +130,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             hosts: arguments.origins.allow_host,
         },
         responses: arguments.responses_store.map(|path| arguments.response_store.config(&path)),
+        model_management: arguments.model_management.then(catalog::pullable_models).transpose()?,
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };
     let shutdown = async move {

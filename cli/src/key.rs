@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use russet_crds::{AccessKey, AccessKeySpec, KeyState};
+use russet_crds::{AccessKey, AccessKeySpec, KeyState, ModelManagement};
 use russet_gateway::keys::Secret;
 use russet_telemetry::say;
 use serde_json::json;
@@ -44,6 +44,9 @@ enum KeyAction {
         /// Model names of the namespace, with `*` for any characters; default all of them.
         #[arg(long, value_delimiter = ',')]
         models: Vec<String>,
+        /// Let the key pull, copy and delete models of the namespace by Ollama's API, at a gateway with --model-management.
+        #[arg(long)]
+        model_management: bool,
         /// Lifetime of the key, such as 12h or 30d; default unlimited.
         #[arg(long)]
         expires: Option<String>,
@@ -77,6 +80,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             max_tokens_per_request,
             max_request_seconds,
             models,
+            model_management,
             expires,
             owner,
         } => {
@@ -90,6 +94,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 max_tokens_per_request,
                 max_request_seconds,
                 expires_at,
+                model_management: match model_management {
+                    true => ModelManagement::Allowed,
+                    false => ModelManagement::Denied,
+                },
                 ..Default::default()
             };
             create(client, &namespace, &name, spec).await

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use russet_apiserver::pki;
 use russet_apiserver::server::connection_limit::ConnectionLimits;
+use russet_operator::install::GatewayModels;
 use russet_rpc::kube_client;
 use russet_rpc::tls::{self, identity_dir};
 use russet_telemetry::tasks::TaskSet;
@@ -38,6 +39,9 @@ pub struct Arguments {
     local_node: Option<String>,
     #[command(flatten)]
     etcd: EtcdArguments,
+    /// Let gateways create models for clients, and delete what they created; see that flag of `russet up`.
+    #[arg(long)]
+    model_management: bool,
     /// Address that serves metrics and `/targets` without TLS; a free port is written to
     /// serve/metrics-address.
     #[arg(long, default_value = "127.0.0.1:0")]
@@ -86,7 +90,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let authority = running.authority();
 
     let admin = client_from(running.kubeconfig()).await?;
-    russet_operator::install::apply(&admin).await.context("cannot install Russet's kinds and roles")?;
+    let gateway_models = match arguments.model_management {
+        true => GatewayModels::Allowed,
+        false => GatewayModels::Denied,
+    };
+    russet_operator::install::apply(&admin, gateway_models)
+        .await
+        .context("cannot install Russet's kinds and roles")?;
 
     let operator_dir = layout.serve().join("operator");
     let identities = Identities {

@@ -65,6 +65,10 @@ pub struct Arguments {
     certificate: CertificateArguments,
     #[command(flatten)]
     origins: OriginArguments,
+    /// Let holders of keys with `modelManagement: Allowed` (`russet key create --model-management`) pull, copy and delete
+    /// models by Ollama's API.
+    #[arg(long)]
+    model_management: bool,
     /// Keep no responses of OpenAI's Responses API, no files and no batches; else they are in the folder of the gateway.
     #[arg(long)]
     no_responses_store: bool,
@@ -147,6 +151,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     gateway.arguments.extend(arguments.origins.to_flags());
     if !arguments.no_responses_store {
         gateway.arguments.extend(arguments.response_store.to_flags(&layout.gateway_responses()));
+    }
+    if arguments.model_management {
+        // The API server gives the right, and the gateway uses it.
+        serve.arguments.push("--model-management".into());
+        gateway.arguments.push("--model-management".into());
     }
     let answers = layout.gateway_answers();
     gateway.arguments.extend(["--answers-file".into(), answers.display().to_string()]);

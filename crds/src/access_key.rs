@@ -85,6 +85,10 @@ pub struct AccessKeySpec {
     /// key are rejected on loopback too.
     #[serde(default)]
     pub state: KeyState,
+    /// Whether the key may pull, copy and delete models of this namespace by Ollama's API. The gateway must have that right
+    /// itself (`--model-management`), and it deletes only what it created for clients.
+    #[serde(default)]
+    pub model_management: ModelManagement,
 }
 
 /// Whether the gateway accepts a key.
@@ -96,6 +100,20 @@ pub enum KeyState {
     /// The key is rejected, like an unknown one.
     Disabled,
     /// A value from a newer release; the key is rejected.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// Whether a key may change which models a namespace has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ModelManagement {
+    /// The key only uses models.
+    #[default]
+    Denied,
+    /// The key also pulls, copies and deletes models.
+    Allowed,
+    /// A value from a newer release; treated like `Denied`.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,

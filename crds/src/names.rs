@@ -33,6 +33,16 @@ pub const LABEL_MEMORY: &str = "russet.dev/memory";
 /// Kubernetes' own.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
+/// Label on Models, ModelDeployments and ModelRoutes that a gateway created for a client: [`MANAGED_BY_GATEWAY`]. A gateway
+/// deletes only objects that have it; an admission policy holds it to that.
+pub const LABEL_MANAGED_BY: &str = "russet.dev/managed-by";
+/// The value of [`LABEL_MANAGED_BY`] on what a gateway created.
+pub const MANAGED_BY_GATEWAY: &str = "gateway";
+/// Annotation on what a gateway created: the name that the client sent.
+pub const REQUESTED_NAME: &str = "russet.dev/requested-name";
+/// Annotation on what a gateway created: `namespace/name` of the client's AccessKey.
+pub const REQUESTED_BY: &str = "russet.dev/requested-by";
+
 /// Annotation on an AccessKey: the namespace that its secret moves to. Without it a secret stays with the namespace in
 /// which it was seen first.
 pub const SECRET_MOVES_TO: &str = "russet.dev/secret-moves-to";

@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
+use kube::core::Status;
+
 /// Timeout of one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -12,6 +14,15 @@ pub(crate) struct WriteError {
     pub cause: String,
     /// Whether no response came at all; then further writes would time out too.
     pub timed_out: bool,
+    /// The API server's answer.
+    pub status: Option<Box<Status>>,
+}
+
+impl WriteError {
+    /// The HTTP status of the API server's answer.
+    pub(crate) fn code(&self) -> Option<u16> {
+        self.status.as_ref().map(|status| status.code)
+    }
 }
 
 /// The result of a write, within the timeout.
@@ -21,11 +32,17 @@ pub(crate) async fn with_timeout<T>(
     match tokio::time::timeout(WRITE_TIMEOUT, write).await {
         Ok(Ok(written)) => Ok(written),
         Ok(Err(error)) => {
-            Err(WriteError { cause: russet_telemetry::errors::chain(&error), timed_out: false })
+            let cause = russet_telemetry::errors::chain(&error);
+            let status = match error {
+                kube::Error::Api(status) => Some(status),
+                _ => None,
+            };
+            Err(WriteError { cause, timed_out: false, status })
         }
         Err(_) => Err(WriteError {
             cause: format!("no response within {} s", WRITE_TIMEOUT.as_secs()),
             timed_out: true,
+            status: None,
         }),
     }
 }

@@ -278,7 +278,7 @@ impl BenchmarkRunner {
                 other => other.map(|_| true),
             }
         };
-        with_timeout(written).await.unwrap_or_else(|WriteError { cause, timed_out: _ }| {
+        with_timeout(written).await.unwrap_or_else(|WriteError { cause, .. }| {
             tracing::warn!(benchmark = name, "cannot write the status of the Benchmark: {cause}");
             false
         })

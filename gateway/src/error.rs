@@ -30,7 +30,7 @@ pub enum ErrorKind {
     TooLarge,
     /// The body did not arrive in time.
     BodyTimeout,
-    /// A browser page of another origin, or a name that is not this machine's.
+    /// A browser page of another origin, a name that is not this machine's, or a change of models that is not the caller's.
     Forbidden,
     /// No key where one is required, or an invalid one.
     InvalidApiKey,

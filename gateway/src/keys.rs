@@ -64,6 +64,8 @@ pub struct ApiKey {
     pub scope: ModelScope,
     /// Limits on its requests.
     pub limits: RequestLimits,
+    /// Whether its holder may pull, copy and delete models.
+    pub manages_models: bool,
     per_minute: Option<u32>,
     expires: Option<Timestamp>,
     enabled: bool,
@@ -200,6 +202,14 @@ impl Caller {
         match self {
             Self::Anonymous => None,
             Self::Key(key) => Some(key.full_name()),
+        }
+    }
+
+    /// The caller's key where it may pull, copy and delete models; callers without a key never may.
+    pub(crate) fn model_manager(&self) -> Option<&Arc<ApiKey>> {
+        match self {
+            Self::Anonymous => None,
+            Self::Key(key) => key.manages_models.then_some(key),
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::request_defaults::RequestDefaults;
 pub use follow::follow;
-pub use model_details::{ModelDetails, ModelHeaders};
+pub use model_details::{FetchState, ModelDetails, ModelHeaders};
 pub use scope::ModelScope;
 
 /// The state the gateway routes by.
@@ -351,6 +351,11 @@ fn with_adapter(model: String, adapter: &str) -> String {
 
 /// The tag that every name without one has in Ollama.
 const IMPLIED_TAG: &str = ":latest";
+
+/// The name without the tag that every name has in Ollama.
+pub(crate) fn untagged(model: &str) -> &str {
+    model.strip_suffix(IMPLIED_TAG).unwrap_or(model)
+}
 
 /// The namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";

@@ -25,6 +25,7 @@ use crate::dialects;
 use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::keys::{self, Keyring};
 use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
+use crate::managed_models::{FindCatalogModel, ManagedModels};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
 use crate::model_copies::ModelCopies;
@@ -55,6 +56,8 @@ pub struct GatewayConfig {
     pub origins: OriginPolicy,
     /// Where responses of OpenAI's Responses API, files and batches are kept; `None` keeps none.
     pub responses: Option<ResponseStoreConfig>,
+    /// Finds models that clients with such a key may pull; `None` where this gateway creates and deletes none.
+    pub model_management: Option<FindCatalogModel>,
 }
 
 impl GatewayConfig {
@@ -71,6 +74,7 @@ impl GatewayConfig {
             listener_limits,
             origins: OriginPolicy::default(),
             responses: None,
+            model_management: None,
         }
     }
 }
@@ -124,6 +128,7 @@ pub async fn run(
         listener_limits,
         origins,
         responses,
+        model_management,
     } = config;
     // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -156,6 +161,7 @@ pub async fn run(
     tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
     let copies = Some(ModelCopies::new(client.clone()));
+    let managed = model_management.map(|find| Arc::new(ManagedModels::new(client.clone(), find)));
     tasks.spawn(
         "benchmarks",
         benchmarks::run(client, caches.clone(), table.clone(), backends, limits.engine_timeout),
@@ -196,6 +202,7 @@ pub async fn run(
         caches,
         responses,
         copies,
+        managed,
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -224,6 +231,8 @@ pub struct GatewayServer {
     responses: Option<ResponseStoreConfig>,
     /// Reads how far the files of Models are.
     copies: Option<ModelCopies>,
+    /// Creates and deletes models for clients.
+    managed: Option<Arc<ManagedModels>>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -256,6 +265,7 @@ impl GatewayServer {
             caches: CacheStatus::default(),
             responses: None,
             copies: None,
+            managed: None,
         }
     }
 
@@ -280,6 +290,7 @@ impl GatewayServer {
             caches,
             responses,
             copies,
+            managed,
         } = self;
         let kept = match responses {
             Some(config) => open_store(config).await,
@@ -299,7 +310,8 @@ impl GatewayServer {
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
         let dispatcher =
             Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone());
-        let api = ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies);
+        let api =
+            ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed);
         let api = Arc::new(api);
         // What nobody waits for, which ends with this function at the latest.
         let mut offline = JoinSet::new();

@@ -17,6 +17,7 @@ mod choices;
 mod dialect;
 mod kept_responses;
 mod lookup;
+mod model_change;
 mod model_pull;
 mod model_summary;
 mod own_batches;
@@ -61,6 +62,7 @@ pub(crate) use dialect::{
 };
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
+pub(crate) use model_change::{ModelChange, model_change};
 pub(crate) use model_pull::{ModelPull, ParsedPull, PullProgress, model_pull};
 pub(crate) use model_summary::{ModelSummary, ServedFiles};
 pub(crate) use own_batches::{BatchPage, NewBatch, OwnBatches};

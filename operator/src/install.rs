@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt as _};
 use thiserror::Error;
@@ -15,6 +15,9 @@ pub const RBAC: &str = include_str!("../../manifests/rbac.yaml");
 
 /// The admission policies that restrict components to their own objects, as they are in `manifests/`.
 pub const ADMISSION: &str = include_str!("../../manifests/admission.yaml");
+
+/// What lets gateways manage models for clients, as it is in `manifests/`. Installed only where the owner wants it.
+pub const GATEWAY_MODELS: &str = include_str!("../../manifests/gateway-models.yaml");
 
 /// Field manager of the installation; not the operator's, because a person installs.
 const MANAGER: &str = "russet-install";
@@ -52,11 +55,28 @@ pub enum Error {
     },
 }
 
+/// Whether gateways may manage models for clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatewayModels {
+    /// They only read them.
+    Denied,
+    /// They create them, and delete what they created.
+    Allowed,
+}
+
 /// Installs everything and returns once every kind is served.
-pub async fn apply(client: &Client) -> Result<(), Error> {
+pub async fn apply(client: &Client, gateway_models: GatewayModels) -> Result<(), Error> {
     for object in rules(RBAC)?.into_iter().chain(rules(ADMISSION)?) {
         let (api, kind) = rule_api(client, &object)?;
         patch(&api, &kind, &object).await?;
+    }
+    for object in rules(GATEWAY_MODELS)? {
+        let (api, kind) = rule_api(client, &object)?;
+        match gateway_models {
+            GatewayModels::Allowed => patch(&api, &kind, &object).await?,
+            // An earlier start may have allowed it.
+            GatewayModels::Denied => remove(&api, &kind, &object.name_any()).await?,
+        }
     }
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for definition in russet_crds::all() {
@@ -157,6 +177,15 @@ where
     }
 }
 
+/// Deletes an object that may not be there.
+async fn remove(api: &Api<DynamicObject>, kind: &str, name: &str) -> Result<(), Error> {
+    match api.delete(name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(source) => Err(Error::Refused { kind: kind.to_owned(), name: name.to_owned(), source }),
+    }
+}
+
 async fn established(definitions: &Api<CustomResourceDefinition>, name: &str) -> bool {
     let Ok(definition) = definitions.get(name).await else { return false };
     definition.status.and_then(|status| status.conditions).is_some_and(|conditions| {
@@ -183,7 +212,7 @@ mod tests {
 
     #[test]
     fn rbac_bindings_name_shipped_roles_and_grant_no_wildcard() {
-        let objects = rules(RBAC).unwrap();
+        let objects = [rules(RBAC).unwrap(), rules(GATEWAY_MODELS).unwrap()].concat();
         let names = |kind: &str| -> Vec<String> {
             let of_kind =
                 objects.iter().filter(|it| it.types.as_ref().is_some_and(|types| types.kind == kind));

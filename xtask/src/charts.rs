@@ -14,6 +14,9 @@ const KEEP: &str = "  annotations:\n    helm.sh/resource-policy: keep\n";
 /// ServiceAccounts, and these users would grant access to any holder of a signed certificate.
 const COMPONENTS: [&str; 2] = ["operator", "gateway"];
 
+/// Rules that a chart brings only where a value says so, and that value; the others come with the control plane.
+const OPTIONAL: [(&str, &str); 1] = [("gateway-models.yaml", ".Values.gateway.modelManagement")];
+
 /// A file of the repository and its expected content.
 struct GeneratedFile {
     path: String,
@@ -92,9 +95,19 @@ fn rules(name: &str, text: &str) -> Result<String> {
     }
     Ok(format!(
         "# Generated from manifests/{name} by `cargo xtask codegen`; edit that file instead.\n\
-         {{{{- if .Values.controlPlane.enabled }}}}\n{}\n{{{{- end }}}}\n",
+         {{{{- if {} }}}}\n{}\n{{{{- end }}}}\n",
+        condition(name),
         documents.join("\n---\n")
     ))
+}
+
+/// Where a chart installs the rules of a file.
+fn condition(name: &str) -> String {
+    const CONTROL_PLANE: &str = ".Values.controlPlane.enabled";
+    match OPTIONAL.iter().find(|(file, _)| *file == name) {
+        Some((_, value)) => format!("and {CONTROL_PLANE} {value}"),
+        None => CONTROL_PLANE.to_owned(),
+    }
 }
 
 /// A document without the users of components.
@@ -135,6 +148,12 @@ mod tests {
         assert!(!chart.contains("  name: russet-system\n---"), "{chart}");
         assert!(chart.contains("subjects:\n- kind: ServiceAccount\n  name: russet-operator\n"), "{chart}");
         assert!(chart.contains("keep\n  name: russet-nodes"), "{chart}");
+        assert!(chart.contains("{{- if .Values.controlPlane.enabled }}"), "{chart}");
+        let optional = rules("gateway-models.yaml", text).unwrap();
+        assert!(
+            optional.contains("{{- if and .Values.controlPlane.enabled .Values.gateway.modelManagement }}"),
+            "{optional}"
+        );
         let alone = "kind: RoleBinding\nsubjects:\n- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:gateway\n";
         assert!(rules("rbac.yaml", alone).is_err(), "a binding of nobody must be noticed");
     }

@@ -8,6 +8,7 @@ mod apply;
 mod durability;
 mod fairness;
 mod fields;
+mod gateway_models;
 mod hostile;
 mod protocol;
 pub mod support;

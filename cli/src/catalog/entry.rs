@@ -161,7 +161,29 @@ pub fn require<'a>(entries: &'a [CatalogEntry], name: &str) -> Result<&'a Catalo
 /// The entry of a name or repository, if there is one.
 pub fn find<'a>(entries: &'a [CatalogEntry], name: &str) -> Option<&'a CatalogEntry> {
     let normalized = normalize(name);
-    entries.iter().find(|entry| entry.name == normalized || normalize(&entry.repository) == normalized)
+    let found =
+        entries.iter().find(|entry| entry.name == normalized || normalize(&entry.repository) == normalized);
+    found.or_else(|| {
+        let compact = compact_tagged(name)?;
+        let is_it = |entry: &&CatalogEntry| {
+            let own = compact_name(&entry.name);
+            own == compact || own.strip_suffix(DEFAULT_PACKING) == Some(compact.as_str())
+        };
+        entries.iter().find(is_it)
+    })
+}
+
+/// The packing of an entry that a name of Ollama without one means, as in Ollama.
+const DEFAULT_PACKING: &str = "4bit";
+
+/// A name with a tag, as Ollama's, without what separates its words: `qwen2.5:7b` is `qwen2-5-7b`.
+fn compact_tagged(name: &str) -> Option<String> {
+    let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_".contains(&byte));
+    (is_name && name.contains(':')).then(|| compact_name(name))
+}
+
+fn compact_name(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase()).collect()
 }
 
 /// Suggestions for a name: entries with that prefix, else those with all of its words, else those with its
@@ -309,6 +331,31 @@ mod tests {
             assert!(marked, "{name} says other bits than {}", entry.packing.bits);
             assert!(!entry.licence.is_empty() && !entry.family.is_empty(), "{name}");
         }
+    }
+
+    #[test]
+    fn names_with_tags_are_those_of_ollama() {
+        let entries = all().unwrap();
+        for (name, expected) in [
+            ("qwen3:4b", Some("qwen3-4b-4bit")),
+            ("qwen2.5:0.5b", Some("qwen2-5-0-5b-4bit")),
+            ("llama3.2:1b", Some("llama-3-2-1b-4bit")),
+            ("gemma3:27b", Some("gemma-3-27b-4bit")),
+            ("gpt-oss:20b", Some("gpt-oss-20b")),
+            ("qwen3:8b-8bit", Some("qwen3-8b-8bit")),
+            ("qwen34b", None),
+            ("qwen3:", None),
+            ("qwen3:4b*", None),
+            ("qwen3:4b/", None),
+        ] {
+            assert_eq!(find(&entries, name).map(|entry| entry.name.as_str()), expected, "{name}");
+        }
+        let mut compact: Vec<String> = entries.iter().map(|entry| compact_name(&entry.name)).collect();
+        compact.sort();
+        assert!(
+            compact.is_sorted_by(|one, other| one < other),
+            "two entries are one name without separators"
+        );
     }
 
     #[test]

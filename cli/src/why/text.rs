@@ -27,6 +27,9 @@ pub fn render(record: &RequestRecord) -> String {
     field(&mut text, "Received", &format!("{} ({}; {caller})", time(&record.received_at), record.dialect));
     field(&mut text, "Model", &model(record));
     field(&mut text, "Limits", &limits(&record.limits));
+    if !record.changes.is_empty() {
+        field(&mut text, "Changes", &record.changes.join("; "));
+    }
     field(&mut text, "Tokens", &tokens(record));
     field(&mut text, "Result", &result(record));
     if let Some(spent) = spent(record) {

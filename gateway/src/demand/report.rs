@@ -61,7 +61,7 @@ impl DemandReporter {
                         written.insert(key, entry);
                         failing = false;
                     }
-                    Err(WriteError { cause, timed_out }) => {
+                    Err(WriteError { cause, timed_out, .. }) => {
                         if !std::mem::replace(&mut failing, true) {
                             tracing::warn!(
                                 deployment = format!("{}/{}", key.0, key.1),

@@ -1,5 +1,5 @@
-//! Ollama's native API: chats, texts, embeddings, and what its clients read of models. Models are objects of the cluster,
-//! so this API tells of them and does not change them; see `ollama::library`.
+//! Ollama's native API: chats, texts, embeddings, and what its clients read and change of models. Models are objects of the
+//! cluster, so most changes are not for this API; see `ollama::library`.
 
 mod clock;
 mod embed;
@@ -14,12 +14,12 @@ mod response;
 
 use std::sync::Arc;
 
-use axum::routing::{any, get};
+use axum::routing::{MethodFilter, any, get};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use super::quota_headers::set_quota_headers;
-use crate::serving::{ApiState, Dialect, generation, lookup, model_pull, pooling};
+use crate::serving::{ApiState, Dialect, generation, lookup, model_change, model_pull, pooling};
 
 /// This dialect.
 pub(super) static DIALECT: Dialect = Dialect {
@@ -53,8 +53,11 @@ fn routes() -> Router<Arc<ApiState>> {
         ("pull", model_pull(&DIALECT, library::parse_pull, library::pull)),
         ("push", any(library::refuse)),
         ("create", any(library::refuse)),
-        ("copy", any(library::refuse)),
-        ("delete", any(library::refuse)),
+        ("copy", model_change(&DIALECT, MethodFilter::POST, library::parse_copy, library::copy_unsupported)),
+        (
+            "delete",
+            model_change(&DIALECT, MethodFilter::DELETE, library::parse_delete, library::delete_unsupported),
+        ),
         ("blobs/{digest}", any(library::refuse)),
     ];
     let mut router = Router::new().route("/", get(root)).route("/ollama", get(root));

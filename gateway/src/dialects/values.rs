@@ -22,18 +22,25 @@ const MAX_MODEL_BYTES: usize = 1024;
 
 /// The name of the model.
 pub(super) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
-    match fields.get("model") {
+    model_of(fields, "model")
+}
+
+/// The name of a model in this field.
+pub(super) fn model_of(fields: &JsonObject, field: &str) -> Result<String, GatewayError> {
+    match fields.get(field) {
         // Errors repeat it.
         Some(Value::String(model)) if model.len() > MAX_MODEL_BYTES => {
             let message = format!(
-                "`model` has {} bytes, and names of models have at most {MAX_MODEL_BYTES}; GET /v1/models lists them",
+                "`{field}` has {} bytes, and names of models have at most {MAX_MODEL_BYTES}; GET /v1/models lists them",
                 model.len()
             );
-            Err(GatewayError::field("model", message))
+            Err(GatewayError::field(field, message))
         }
         Some(Value::String(model)) if !model.is_empty() => Ok(model.clone()),
-        Some(_) => Err(GatewayError::field("model", "`model` must be the name of a model")),
-        None => Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names")),
+        Some(_) => Err(GatewayError::field(field, format!("`{field}` must be the name of a model"))),
+        None => {
+            Err(GatewayError::field(field, format!("`{field}` is missing; GET /v1/models lists the names")))
+        }
     }
 }
 

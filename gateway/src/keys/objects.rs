@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{AccessKey, KeyState, names};
+use russet_crds::{AccessKey, KeyState, ModelManagement, names};
 
 use super::{ApiKey, Digest, KeyUsage, Keyring, SecretRejection};
 use crate::request_limits::{MAX_PRIORITY, RequestLimits};
@@ -105,6 +105,7 @@ fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
             max_tokens: spec.max_tokens_per_request,
             max_duration: spec.max_request_seconds.map(|seconds| Duration::from_secs(seconds.into())),
         },
+        manages_models: spec.model_management == ModelManagement::Allowed,
         per_minute: spec.requests_per_minute,
         expires: spec.expires_at.as_ref().map(|time| time.0),
         enabled: spec.state == KeyState::Enabled && object.metadata.deletion_timestamp.is_none(),
@@ -143,6 +144,21 @@ pub(super) mod tests {
     fn caller(keyring: &Keyring, secret: &str) -> Option<Caller> {
         let headers = [(axum::http::header::AUTHORIZATION, format!("Bearer {secret}").parse().unwrap())];
         keyring.caller(&headers.into_iter().collect(), true, at(5).0).ok()
+    }
+
+    #[test]
+    fn only_a_key_that_says_allowed_manages_models() {
+        for (value, expected) in [
+            (ModelManagement::Denied, false),
+            (ModelManagement::Allowed, true),
+            (ModelManagement::Unknown, false),
+        ] {
+            let key = access_key("k", "s", |spec| spec.model_management = value);
+            let caller = caller(&Keyring::default().updated([&key], 1), "s").unwrap();
+            assert_eq!(caller.model_manager().is_some(), expected, "{value:?}");
+        }
+        assert!(Caller::Anonymous.model_manager().is_none());
+        assert_eq!(russet_crds::AccessKeySpec::default().model_management, ModelManagement::Denied);
     }
 
     #[test]

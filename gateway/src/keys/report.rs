@@ -35,7 +35,7 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
             match with_timeout(write(&client, key, &status)).await {
                 Ok(()) => failing = false,
                 // A rejected write must not block the others; a server that does not respond would.
-                Err(WriteError { cause, timed_out }) => {
+                Err(WriteError { cause, timed_out, .. }) => {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(
                             key = key.full_name(),

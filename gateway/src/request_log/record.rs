@@ -35,6 +35,9 @@ pub struct RequestRecord {
     pub limits: LimitsRecord,
     /// The ModelRoute that has its model's name.
     pub route: Option<RouteRecord>,
+    /// Objects of the cluster that were created or deleted for it, such as `created Model default/m`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
     /// What it waited for in the gateway.
     pub holds: Vec<HoldRecord>,
     /// Holds that are left out of the middle.

@@ -128,6 +128,13 @@ impl Recorder {
         });
     }
 
+    /// What was created and deleted for it.
+    pub(crate) fn changed(&self, changes: &[String]) {
+        self.write(|record, _| {
+            record.changes.extend(changes.iter().take(MAX_PARTS).map(|change| shortened(change)));
+        });
+    }
+
     /// The request waits for this deployment, for this reason.
     pub(crate) fn held(&self, deployment: &Deployment, reason: &str) {
         let (response, name, reason) = (self.response, deployment.full_name(), shortened(reason));

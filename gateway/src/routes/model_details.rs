@@ -1,7 +1,9 @@
 //! What is known of a model's files: sizes, architecture and quantization, as an agent read them from the headers. Lists
 //! of models show it; no request is routed by it.
 
-use russet_crds::{Model, Task};
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Type};
+use russet_crds::{Model, PreloadPolicy, Task, names};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
@@ -26,6 +28,44 @@ pub struct ModelDetails {
     pub quantization: String,
     /// What its headers say; `None` until an agent has read them.
     pub headers: Option<ModelHeaders>,
+    /// How far it is where its files are fetched without a replica that needs them; `None` where they are not.
+    pub fetch: Option<FetchState>,
+    /// Whether a gateway created it for a client.
+    pub managed: bool,
+}
+
+/// How far a Model is whose files are fetched in advance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FetchState {
+    /// It waits for this, or its files are on their way.
+    Waiting(String),
+    /// They do not come until a person acts, for this reason.
+    Stalled(String),
+}
+
+impl FetchState {
+    fn of(model: &Model) -> Option<Self> {
+        let policy = model.spec.preload.as_ref()?.policy;
+        if !matches!(policy, PreloadPolicy::Always | PreloadPolicy::Pinned) {
+            return None;
+        }
+        let conditions = model.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let message = |kind| {
+            let condition = conditions::get(conditions, kind).map(|condition| condition.message.trim());
+            condition.filter(|message| !message.is_empty()).map(str::to_owned)
+        };
+        if conditions::is_true(conditions, Type::Stalled) {
+            let reason = message(Type::Ready).or_else(|| message(Type::Stalled));
+            return Some(Self::Stalled(
+                reason.unwrap_or_else(|| "its controller is stalled and gives no reason".into()),
+            ));
+        }
+        let waits_for = match conditions::is_true(conditions, Type::Ready) {
+            true => message(Type::Preloaded),
+            false => message(Type::Ready),
+        };
+        Some(Self::Waiting(waits_for.unwrap_or_else(|| "its headers are not read yet".into())))
+    }
 }
 
 /// What the headers of a model say.
@@ -87,7 +127,15 @@ impl ModelDetails {
             (None, Some(_)) => "safetensors",
             (None, None) => "",
         };
-        Self { digest, format, quantization: gguf.map_or(stored, str::to_owned), headers }
+        let managed = model.labels().get(names::LABEL_MANAGED_BY).map(String::as_str);
+        Self {
+            digest,
+            format,
+            quantization: gguf.map_or(stored, str::to_owned),
+            headers,
+            fetch: FetchState::of(model),
+            managed: managed == Some(names::MANAGED_BY_GATEWAY),
+        }
     }
 }
 
@@ -158,6 +206,40 @@ mod tests {
             "headBytes": 0, "tied": true, "layerBytes": [layer], "kvBytesPerTokenPerLayer": 4,
             "quantizationGroupSize": group,
         })
+    }
+
+    #[test]
+    fn a_preloaded_model_says_what_its_files_wait_for() {
+        let condition = |kind: &str, status: &str, message: &str| {
+            json!({
+                "type": kind, "status": status, "reason": "InProgress", "message": message,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            })
+        };
+        let waiting = |message: &str| Some(FetchState::Waiting(message.into()));
+        for (policy, conditions, expected) in [
+            ("OnDemand", json!([]), None),
+            ("Always", json!([]), waiting("its headers are not read yet")),
+            ("Pinned", json!([condition("Ready", "False", "node a reads")]), waiting("node a reads")),
+            (
+                "Always",
+                json!([
+                    condition("Ready", "True", "2 layers"),
+                    condition("Preloaded", "False", "0 of 1 node")
+                ]),
+                waiting("0 of 1 node"),
+            ),
+            (
+                "Always",
+                json!([condition("Ready", "False", "no such repository"), condition("Stalled", "True", "")]),
+                Some(FetchState::Stalled("no such repository".into())),
+            ),
+        ] {
+            let mut model = model("hf://a/b", json!({"conditions": conditions}));
+            model.spec.preload = Some(serde_json::from_value(json!({"policy": policy})).unwrap());
+            assert_eq!(ModelDetails::of(&model).fetch, expected, "{policy}");
+        }
+        assert_eq!(ModelDetails::of(&model("hf://a/b", json!({}))).fetch, None);
     }
 
     #[test]

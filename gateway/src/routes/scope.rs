@@ -26,7 +26,7 @@ impl ModelScope {
     }
 
     /// Whether the caller may use this name, whatever it resolves to.
-    pub(super) fn allows(&self, model: &str) -> bool {
+    pub(crate) fn allows(&self, model: &str) -> bool {
         self.models.is_empty() || self.models.iter().any(|pattern| matches_pattern(pattern, model))
     }
 

@@ -18,6 +18,7 @@ use crate::body_budget::BodyBudget;
 use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::{Caller, Quota};
+use crate::managed_models::ManagedModels;
 use crate::metrics::Metrics;
 use crate::model_copies::ModelCopies;
 use crate::request_log::RequestLog;
@@ -38,6 +39,8 @@ pub(crate) struct ApiState {
     pub(super) kept: Option<Arc<KeptResponses>>,
     /// How far files are, for pulls; `None` without an API server.
     pub(super) copies: Option<ModelCopies>,
+    /// Creates and deletes models for clients; `None` where this gateway does not.
+    pub(super) managed: Option<Arc<ManagedModels>>,
     /// Timeouts of streamed responses.
     pub(super) stream_timeouts: StreamTimeouts,
     /// The time that quotas count from.
@@ -65,6 +68,7 @@ impl ApiState {
         limits: &DispatchLimits,
         kept: Option<Arc<KeptResponses>>,
         copies: Option<ModelCopies>,
+        managed: Option<Arc<ManagedModels>>,
     ) -> Self {
         Self {
             dispatcher,
@@ -73,6 +77,7 @@ impl ApiState {
             log: RequestLog::default(),
             kept,
             copies,
+            managed,
             stream_timeouts: StreamTimeouts {
                 headers: limits.headers_timeout,
                 prompt: limits.prompt_timeout,

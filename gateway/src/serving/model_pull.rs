@@ -1,5 +1,6 @@
-//! Waits until the files of a model are where they are needed, and says how far they are. A model that sleeps is woken:
-//! files come to a node with the replica that needs them. Nothing is created: that is the work of the cluster's owner.
+//! Waits until the files of a model are where they are needed, and says how far they are. A model that sleeps is woken where
+//! its files come to a node with the replica that needs them alone. A name that nothing has is created for a caller whose key
+//! and gateway may, see `managed_models`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +15,24 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::api_state::ApiState;
 use super::dialect::{Dialect, RequestContext};
+use super::model_change::own_name;
 use super::{ReceivedRequest, RecordedRequest, within_quota};
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::JsonBody;
 use crate::keys::Caller;
+use crate::managed_models::denied;
 use crate::model_copies::CopyProgress;
 use crate::request_id::RequestId;
 use crate::request_log::Recorder;
-use crate::routes::{Deployment, DeploymentState, Resolved, RoutingTable};
+use crate::routes::{
+    Deployment, DeploymentState, FetchState, ModelDetails, Resolved, RoutingTable, untagged,
+};
 
 /// Time between two looks at the copies: agents report them every two seconds.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a pull waits until this gateway sees what it created.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A parsed request.
 pub(crate) struct ParsedPull {
@@ -67,6 +74,7 @@ where
                     let read = move |body: JsonBody<'_>, _: &RequestContext<'_>, _: &Caller| parse(body);
                     let ParsedPull { model, streamed } = unread.read(read).await?;
                     recorder.parsed(&model, 1, streamed);
+                    create_missing(&api, &model, &caller, &recorder).await?;
                     let pull = ModelPull::new(api.clone(), model, caller, recorder)?;
                     respond(api, pull, streamed).await
                 }
@@ -102,37 +110,91 @@ enum PullStep {
 }
 
 /// What a name means for a pull.
-enum PullTarget<'a> {
+struct PullTarget<'a> {
+    model: PulledModel<'a>,
+    /// What is known of its Model.
+    details: Option<&'a ModelDetails>,
+}
+
+/// The model that a name leads to.
+enum PulledModel<'a> {
     /// It is served, by the first of these that is ready.
     Deployed { deployments: Vec<&'a Deployment>, adapter: &'a str },
     /// A Model of this namespace and name that no deployment serves under the name.
     Undeployed { namespace: &'a str, model: &'a str },
 }
 
+/// Creates what the name of a pull lacks, where nothing has the name, or a pull that did not come to its end left a Model of
+/// it. Returns once this gateway sees it.
+async fn create_missing(
+    api: &Arc<ApiState>,
+    model: &str,
+    caller: &Caller,
+    recorder: &Recorder,
+) -> Result<(), GatewayError> {
+    let Some(managed) = &api.managed else { return Ok(()) };
+    let table = api.dispatcher.table();
+    let is_missing = match PullTarget::find(&table, model, caller) {
+        Some(PullTarget { model: PulledModel::Deployed { .. }, .. }) => false,
+        Some(PullTarget { model: PulledModel::Undeployed { .. }, details }) => {
+            details.is_some_and(|details| details.managed) && caller.model_manager().is_some()
+        }
+        None => matches!(table.resolve(model, caller.scope()), Resolved::Unknown | Resolved::Forbidden),
+    };
+    if !table.synced || !is_missing {
+        return Ok(());
+    }
+    if !caller.scope().allows(untagged(model)) {
+        return Err(api.dispatcher.unknown(untagged(model), caller));
+    }
+    let Some(key) = caller.model_manager() else {
+        return Err(denied("pull", model, caller.key_name().is_some()));
+    };
+    let changes = managed.pull(key, own_name(key, model)).await?;
+    api.record_changes(caller, recorder, &changes);
+    // Until its Model is known its deployment would be woken for files that come without that.
+    let is_known = |table: &RoutingTable| {
+        let target = PullTarget::find(table, model, caller);
+        target.is_some_and(|target| {
+            target.details.is_some() && matches!(target.model, PulledModel::Deployed { .. })
+        })
+    };
+    if !api.wait_for_table(SYNC_TIMEOUT, is_known).await {
+        let message = format!(
+            "model `{model}` was created, and this gateway does not see it after {} s; pull it again",
+            SYNC_TIMEOUT.as_secs()
+        );
+        return Err(GatewayError::new(ErrorKind::ModelNotReady, message));
+    }
+    Ok(())
+}
+
 impl<'a> PullTarget<'a> {
     fn find(table: &'a RoutingTable, name: &str, caller: &Caller) -> Option<Self> {
-        if let (Resolved::Deployments(deployments), adapter) = table.resolve_adapter(name, caller.scope()) {
-            return Some(Self::Deployed { deployments, adapter });
-        }
-        let (namespace, model) = table.undeployed_model(name, caller.scope())?;
-        Some(Self::Undeployed { namespace, model })
-    }
-
-    /// Namespace and name of the Model whose files are pulled.
-    fn model(&self) -> (&'a str, &'a str) {
-        match self {
-            Self::Deployed { deployments, .. } => {
-                deployments.first().map_or(("", ""), |first| (&first.namespace, &first.model))
+        let model = match table.resolve_adapter(name, caller.scope()) {
+            (Resolved::Deployments(deployments), adapter) => PulledModel::Deployed { deployments, adapter },
+            _ => {
+                let (namespace, model) = table.undeployed_model(name, caller.scope())?;
+                PulledModel::Undeployed { namespace, model }
             }
-            Self::Undeployed { namespace, model } => (namespace, model),
-        }
+        };
+        let (namespace, name) = model.name();
+        let details = table.models.get(&(namespace.to_owned(), name.to_owned()));
+        Some(Self { model, details })
     }
 
-    /// The deployment that has to become ready.
+    /// How its files are fetched without a replica that needs them, if they are.
+    fn fetch(&self) -> Option<&'a FetchState> {
+        self.details.and_then(|details| details.fetch.as_ref())
+    }
+
+    /// The deployment that has to become ready, where the files come with its replicas alone.
     fn waits_for(&self) -> Option<&'a Deployment> {
-        match self {
-            Self::Deployed { deployments, .. } => deployments.first().copied(),
-            Self::Undeployed { .. } => None,
+        match &self.model {
+            PulledModel::Deployed { deployments, .. } if self.fetch().is_none() => {
+                deployments.first().copied()
+            }
+            PulledModel::Deployed { .. } | PulledModel::Undeployed { .. } => None,
         }
     }
 
@@ -146,14 +208,27 @@ impl<'a> PullTarget<'a> {
             }
             _ => None,
         };
-        match self {
-            Self::Deployed { deployments, adapter } => {
-                if deployments.iter().any(|one| one.endpoints_with(adapter).next().is_some()) {
-                    return PullStep::Done;
-                }
+        if let PulledModel::Deployed { deployments, adapter } = &self.model
+            && deployments.iter().any(|one| one.endpoints_with(adapter).next().is_some())
+        {
+            return PullStep::Done;
+        }
+        match self.fetch() {
+            Some(FetchState::Waiting(message)) => {
+                let waiting = || PullProgress::Waiting(message.clone());
+                return PullStep::Wait(downloading.unwrap_or_else(waiting));
+            }
+            Some(FetchState::Stalled(message)) => {
+                let message = format!("model {}: {message}", self.model.name().1);
+                return PullStep::Fail(GatewayError::new(ErrorKind::ModelNotReady, message));
+            }
+            None => {}
+        }
+        match &self.model {
+            PulledModel::Deployed { deployments, .. } => {
                 match deployments.first().map(|first| &first.state) {
                     Some(DeploymentState::Halted(message)) => {
-                        let message = format!("model {}: {message}", self.model().1);
+                        let message = format!("model {}: {message}", self.model.name().1);
                         PullStep::Fail(GatewayError::new(ErrorKind::ModelNotReady, message))
                     }
                     Some(DeploymentState::Working(message)) => {
@@ -165,7 +240,7 @@ impl<'a> PullTarget<'a> {
                     })),
                 }
             }
-            Self::Undeployed { namespace, model } => match (progress, downloading) {
+            PulledModel::Undeployed { namespace, model } => match (progress, downloading) {
                 (_, Some(downloading)) => PullStep::Wait(downloading),
                 (Some(CopyProgress { wanted: 0, .. }), None) => {
                     let message = format!(
@@ -180,6 +255,18 @@ impl<'a> PullTarget<'a> {
     }
 }
 
+impl<'a> PulledModel<'a> {
+    /// Namespace and name of the Model whose files are pulled.
+    fn name(&self) -> (&'a str, &'a str) {
+        match self {
+            Self::Deployed { deployments, .. } => {
+                deployments.first().map_or(("", ""), |first| (&first.namespace, &first.model))
+            }
+            Self::Undeployed { namespace, model } => (namespace, model),
+        }
+    }
+}
+
 impl ModelPull {
     /// An error for a name that is nothing to pull.
     fn new(
@@ -190,10 +277,11 @@ impl ModelPull {
     ) -> Result<Self, GatewayError> {
         let table = api.dispatcher.table();
         let digest = match PullTarget::find(&table, &model, &caller) {
-            Some(PullTarget::Deployed { .. }) => api.model(&model, &caller)?.files.digest,
-            Some(PullTarget::Undeployed { namespace, model }) => {
-                let key = (namespace.to_owned(), model.to_owned());
-                table.models.get(&key).map(|details| details.digest.clone()).unwrap_or_default()
+            Some(PullTarget { model: PulledModel::Deployed { .. }, .. }) => {
+                api.model(&model, &caller)?.files.digest
+            }
+            Some(PullTarget { details, .. }) => {
+                details.map(|details| details.digest.clone()).unwrap_or_default()
             }
             None => {
                 let error = api.dispatcher.unknown(&model, &caller);
@@ -228,7 +316,7 @@ impl ModelPull {
                     break api.dispatcher.unknown(&model, &caller);
                 };
                 if let (Some(copies), true) = (&api.copies, is_tick) {
-                    let (namespace, model) = target.model();
+                    let (namespace, model) = target.model.name();
                     progress = copies.progress(namespace, model).await;
                 }
                 match target.step(progress) {
@@ -278,9 +366,8 @@ mod tests {
         Some(CopyProgress { wanted, complete, bytes_done, bytes_total })
     }
 
-    #[test]
-    fn a_pull_of_a_deployment_ends_with_its_files() {
-        let mut deployment = Deployment {
+    fn deployment() -> Deployment {
+        Deployment {
             namespace: "default".into(),
             name: "m".into(),
             created: 0,
@@ -293,11 +380,17 @@ mod tests {
             idle_limits: None,
             state: DeploymentState::Working("copying".into()),
             endpoints: vec![],
-        };
+        }
+    }
+
+    #[test]
+    fn a_pull_of_a_deployment_ends_with_its_files() {
+        let mut deployment = deployment();
         let waits = |message: &str| PullStep::Wait(PullProgress::Waiting(message.into()));
         let loads = |completed, total| PullStep::Wait(PullProgress::Downloading { completed, total });
         let step = |deployment: &Deployment, progress| {
-            PullTarget::Deployed { deployments: vec![deployment], adapter: "" }.step(progress)
+            let model = PulledModel::Deployed { deployments: vec![deployment], adapter: "" };
+            PullTarget { model, details: None }.step(progress)
         };
         for (progress, expected) in [
             (None, waits("copying")),
@@ -317,7 +410,9 @@ mod tests {
 
     #[test]
     fn a_model_that_nothing_serves_is_pulled_where_it_is_preloaded() {
-        let step = |progress| PullTarget::Undeployed { namespace: "lab", model: "m" }.step(progress);
+        let target =
+            |details| PullTarget { model: PulledModel::Undeployed { namespace: "lab", model: "m" }, details };
+        let step = |progress| target(None).step(progress);
         let PullStep::Fail(error) = step(progress(0, 0, 0, 0)) else { panic!("it waits") };
         assert!(error.message.contains("lab/m") && error.message.contains("spec.preload"), "{error}");
         assert!(matches!(step(None), PullStep::Wait(PullProgress::Waiting(_))));
@@ -327,5 +422,25 @@ mod tests {
             PullStep::Wait(PullProgress::Downloading { completed: 5, total: 9 })
         );
         assert_eq!(step(progress(1, 1, 9, 9)), PullStep::Done);
+        // While its headers are read no node has to hold its files yet.
+        let of = |fetch| ModelDetails { fetch: Some(fetch), ..ModelDetails::default() };
+        let waiting = of(FetchState::Waiting("node a reads".into()));
+        let expected = PullStep::Wait(PullProgress::Waiting("node a reads".into()));
+        assert_eq!(target(Some(&waiting)).step(progress(0, 0, 0, 0)), expected);
+        assert_eq!(target(Some(&waiting)).step(progress(1, 1, 9, 9)), PullStep::Done);
+        let stalled = of(FetchState::Stalled("no such repository".into()));
+        let PullStep::Fail(error) = target(Some(&stalled)).step(None) else { panic!("it waits") };
+        assert_eq!(error.message, "model m: no such repository");
+    }
+
+    #[test]
+    fn files_that_come_without_a_replica_wake_no_model() {
+        let deployment = deployment();
+        let details = |fetch| ModelDetails { fetch, ..ModelDetails::default() };
+        let model = || PulledModel::Deployed { deployments: vec![&deployment], adapter: "" };
+        let of = |details| PullTarget { model: model(), details: Some(details) };
+        let preloaded = details(Some(FetchState::Waiting("0 of 1 node".into())));
+        assert!(of(&preloaded).waits_for().is_none());
+        assert!(of(&details(None)).waits_for().is_some());
     }
 }

@@ -1,139 +1,15 @@
-//! The whole gateway as `russet gateway` runs it, against an API server that is a list of objects in memory:
-//! it serves lists and watches, goes away and comes back.
+//! The whole gateway as `russet gateway` runs it, against an API server that goes away and comes back.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{Path, Query, State};
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, patch};
-use axum::{Json, Router};
 use russet_gateway::GatewayConfig;
 use serde_json::{Value, json};
-use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
-
-/// Objects by plural and name, and the changes to them.
-#[derive(Clone)]
-struct StoredObjects {
-    stored: Arc<Mutex<BTreeMap<(String, String), Value>>>,
-    events: broadcast::Sender<(String, String)>,
-    /// Applied statuses, each with its field manager, and patches of lists.
-    applied: Arc<Mutex<Vec<(String, Value)>>>,
-}
-
-impl Default for StoredObjects {
-    fn default() -> Self {
-        Self { stored: Arc::default(), events: broadcast::channel(64).0, applied: Arc::default() }
-    }
-}
-
-impl StoredObjects {
-    fn apply(&self, plural: &str, object: Value) {
-        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
-        self.stored.lock().unwrap().insert((plural.into(), name), object.clone());
-        let _ = self.events.send((plural.into(), watch_event(&object)));
-    }
-}
-
-/// A line of a watch. Every API server sends the type first.
-fn watch_event(object: &Value) -> String {
-    format!("{{\"type\":\"MODIFIED\",\"object\":{object}}}\n")
-}
-
-/// An API server on `address` until the guard is dropped: then every connection breaks.
-fn api_server(address: SocketAddr, objects: StoredObjects) -> tokio::runtime::Runtime {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let router = Router::new()
-        .route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch))
-        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
-        .with_state(objects);
-    let socket = runtime.block_on_thread(async move {
-        // The previous server closes its socket a moment after its shutdown.
-        let bind = async {
-            loop {
-                let socket = tokio::net::TcpSocket::new_v4().unwrap();
-                socket.set_reuseaddr(true).unwrap();
-                if socket.bind(address).is_ok() {
-                    return socket;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        let socket = tokio::time::timeout(TEST_TIMEOUT, bind).await.expect("the port is free again");
-        socket.listen(64).unwrap()
-    });
-    runtime.spawn(async move { axum::serve(socket, router).await });
-    runtime
-}
-
-/// Runs a future on a runtime from within another one.
-trait BlockOnThread {
-    fn block_on_thread<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T;
-}
-
-impl BlockOnThread for tokio::runtime::Runtime {
-    fn block_on_thread<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
-        let handle = self.handle().clone();
-        std::thread::spawn(move || handle.block_on(future)).join().unwrap()
-    }
-}
-
-async fn list_or_watch(
-    State(objects): State<StoredObjects>,
-    Path(plural): Path<String>,
-    Query(query): Query<BTreeMap<String, String>>,
-) -> Response {
-    if query.get("watch").is_none_or(|watch| watch == "false") {
-        let stored = objects.stored.lock().unwrap();
-        let items: Vec<Value> =
-            stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
-        return Json(json!({
-            "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
-        }))
-        .into_response();
-    }
-    let mut events = objects.events.subscribe();
-    // The watch does not track resource versions: it sends every object again.
-    let existing: Vec<Value> = {
-        let stored = objects.stored.lock().unwrap();
-        stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
-    };
-    Body::from_stream(async_stream::stream! {
-        for object in existing {
-            yield Ok(watch_event(&object));
-        }
-        while let Ok((of, event)) = events.recv().await {
-            if of == plural {
-                yield Ok::<_, std::convert::Infallible>(event);
-            }
-        }
-    })
-    .into_response()
-}
-
-/// Records an apply or a patch, and returns the object unchanged.
-async fn apply_status(
-    State(objects): State<StoredObjects>,
-    Path((_, plural, name)): Path<(String, String, String)>,
-    Query(query): Query<BTreeMap<String, String>>,
-    body: axum::body::Bytes,
-) -> Response {
-    let Some(object) = objects.stored.lock().unwrap().get(&(plural, name)).cloned() else {
-        return axum::http::StatusCode::NOT_FOUND.into_response();
-    };
-    let patch: Value = serde_json::from_slice(&body).unwrap();
-    let manager = query.get("fieldManager").cloned().unwrap_or_default();
-    let status = if patch.is_array() { patch } else { patch["status"].clone() };
-    objects.applied.lock().unwrap().push((manager, status));
-    Json(object).into_response()
-}
+use crate::object_server::{StoredObjects, api_server};
 
 fn deployment() -> Value {
     json!({

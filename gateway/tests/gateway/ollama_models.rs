@@ -23,6 +23,7 @@ fn details() -> ModelDetails {
         format: "safetensors",
         quantization: "4bit".into(),
         headers: Some(headers),
+        ..ModelDetails::default()
     }
 }
 

@@ -7,13 +7,20 @@ use russet_wire::event::{
     Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Logprobs, TokenLogprob,
 };
 
-use crate::harness::{GatewayLab, ScriptStep, access_key, finished, hello, limits, started, token};
+use crate::harness::{
+    Certificates, GatewayLab, ScriptStep, access_key, finished, hello, limits, started, token,
+};
 use crate::ollama_models::publish_details;
 use crate::ollama_pull::scales_to_zero;
 use crate::openai_responses::agent;
 
 /// Runs a script beside this folder with this URL of the gateway; passes where there is no Python for it.
 async fn check(lab: &GatewayLab, script: &str, url: String) {
+    run_script(script, url, &lab.certificates).await;
+}
+
+/// The same of any gateway with these certificates.
+pub async fn run_script(script: &str, url: String, certificates: &Certificates) {
     let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
         assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
         println!("RUSSET_PYTHON is not set: the SDK was not run; `cargo xtask test` sets it");
@@ -21,7 +28,7 @@ async fn check(lab: &GatewayLab, script: &str, url: String) {
     };
     let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
     let mut command = tokio::process::Command::new(python);
-    command.arg(script).arg(url).env("SSL_CERT_FILE", lab.certificates.ca_path());
+    command.arg(script).arg(url).env("SSL_CERT_FILE", certificates.ca_path());
     let output = command.kill_on_drop(true).output().await.unwrap();
     assert!(
         output.status.success() && output.stdout.ends_with(b"passed\n"),

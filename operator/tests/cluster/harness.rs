@@ -84,7 +84,9 @@ impl ClusterHarness {
         let options = KubeConfigOptions::default();
         let admin =
             Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap()).unwrap();
-        russet_operator::install::apply(&admin).await.unwrap();
+        russet_operator::install::apply(&admin, russet_operator::install::GatewayModels::Denied)
+            .await
+            .unwrap();
 
         let operator = TestOperator::start(&server, credential).await;
         let mut cluster = Self { admin, server, agents: Vec::new(), operator, _dir: dir };

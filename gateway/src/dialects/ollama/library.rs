@@ -1,6 +1,6 @@
-//! What changes models in Ollama: pull, push, create, copy, delete and blobs. Here models are objects of the cluster, which
-//! clients of the gateway do not change. A pull waits for the files of a model that is there, and says how far they are;
-//! everything else is refused with what to do instead.
+//! What changes models in Ollama: pull, push, create, copy, delete and blobs. Here models are objects of the cluster. A pull
+//! waits for the files of a model, and says how far they are. Where gateway and key may, it creates a model that is not there,
+//! and a model is copied and deleted. Everything else is refused with what to do instead.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use futures::{Stream, StreamExt as _};
 use serde_json::{Value, json};
 
 use super::error::{error_body, error_response};
-use super::models::name_in;
+use super::models::{name, name_in};
 use super::response::{STREAM_TYPE, line};
 use crate::dialects::values::{self, boolean};
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::JsonBody;
 use crate::request_id::RequestId;
-use crate::serving::{ApiState, ModelPull, ParsedPull, PullProgress};
+use crate::serving::{ApiState, ModelChange, ModelPull, ParsedPull, PullProgress};
 
 /// Characters of a digest in a status.
 const SHORT_DIGEST: usize = 12;
@@ -94,14 +94,44 @@ fn layer(digest: &str, completed: u64, total: u64) -> Value {
     })
 }
 
+/// Parses a request to delete a model.
+pub(super) fn parse_delete(mut body: JsonBody<'_>) -> Result<ModelChange, GatewayError> {
+    Ok(ModelChange::Delete { model: name(&mut body)? })
+}
+
+/// Parses a request to give a model a further name.
+pub(super) fn parse_copy(mut body: JsonBody<'_>) -> Result<ModelChange, GatewayError> {
+    let fields = values::fields(&mut body)?;
+    let source = values::model_of(&fields, "source")?;
+    Ok(ModelChange::Copy { source, destination: values::model_of(&fields, "destination")? })
+}
+
+/// The error of a gateway that deletes no models.
+pub(super) fn delete_unsupported() -> GatewayError {
+    unsupported("delete")
+}
+
+/// The error of a gateway that copies no models.
+pub(super) fn copy_unsupported() -> GatewayError {
+    unsupported("copy")
+}
+
+fn unsupported(operation: &str) -> GatewayError {
+    let (name, instead) = OPERATIONS
+        .iter()
+        .find(|(name, _)| *name == operation)
+        .copied()
+        .unwrap_or(("…", "change the Model with kubectl"));
+    let message = format!("/api/{name} is not supported: models are objects of the cluster; {instead}");
+    GatewayError::new(ErrorKind::InvalidRequest, message)
+}
+
 /// Refuses a change.
 pub(super) async fn refuse(Extension(id): Extension<RequestId>, request: Request) -> Response {
     let path = request.uri().path();
     // Of the last two parts the second may be a digest.
     let operation = OPERATIONS.iter().find(|(name, _)| path.contains(&format!("/api/{name}")));
-    let (name, instead) = operation.copied().unwrap_or(("…", "change the Model with kubectl"));
-    let message = format!("/api/{name} is not supported: models are objects of the cluster; {instead}");
-    let response = error_response(&GatewayError::new(ErrorKind::InvalidRequest, message), &id);
+    let response = error_response(&unsupported(operation.map_or("", |(name, _)| name)), &id);
     discard(request.into_body()).await;
     response
 }
@@ -109,8 +139,17 @@ pub(super) async fn refuse(Extension(id): Extension<RequestId>, request: Request
 /// What to do in place of each.
 const OPERATIONS: [(&str, &str); 5] = [
     ("push", "nothing is published from here"),
-    ("create", "apply a Model and a ModelDeployment with kubectl"),
-    ("copy", "apply a ModelRoute with kubectl to give a model another name"),
-    ("delete", "delete the ModelDeployment with kubectl or `russet delete`"),
+    (
+        "create",
+        "there are no Modelfiles: apply a Model and a ModelDeployment with kubectl, with an adapter or parameters",
+    ),
+    (
+        "copy",
+        "apply a ModelRoute with kubectl to give a model another name, or start the gateway with `--model-management`",
+    ),
+    (
+        "delete",
+        "delete the ModelDeployment with kubectl or `russet delete`, or start the gateway with `--model-management`",
+    ),
     ("blobs", "a Model names the source of its files"),
 ];

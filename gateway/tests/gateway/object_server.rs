@@ -1,0 +1,214 @@
+//! An API server that is a list of objects in memory: it serves lists and watches, and creates and deletes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{delete, get, patch};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+
+use crate::harness::TEST_TIMEOUT;
+
+/// Objects by plural and name, and the changes to them.
+#[derive(Clone)]
+pub struct StoredObjects {
+    pub stored: Arc<Mutex<BTreeMap<(String, String), Value>>>,
+    events: broadcast::Sender<(String, String)>,
+    /// Applied statuses, each with its field manager, and patches of lists.
+    pub applied: Arc<Mutex<Vec<(String, Value)>>>,
+    /// Writes so far: method, plural and name.
+    pub writes: Arc<Mutex<Vec<String>>>,
+    /// The plural of which nothing may be created, and why.
+    pub refused: Arc<Mutex<Option<(String, String)>>>,
+}
+
+impl Default for StoredObjects {
+    fn default() -> Self {
+        Self {
+            stored: Arc::default(),
+            events: broadcast::channel(64).0,
+            applied: Arc::default(),
+            writes: Arc::default(),
+            refused: Arc::default(),
+        }
+    }
+}
+
+impl StoredObjects {
+    pub fn apply(&self, plural: &str, object: Value) {
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        self.stored.lock().unwrap().insert((plural.into(), name), object.clone());
+        let _ = self.events.send((plural.into(), watch_event("MODIFIED", &object)));
+    }
+
+    /// Names of the objects of a plural.
+    pub fn names(&self, plural: &str) -> Vec<String> {
+        let stored = self.stored.lock().unwrap();
+        stored.keys().filter(|(of, _)| of == plural).map(|(_, name)| name.clone()).collect()
+    }
+
+    pub fn get(&self, plural: &str, name: &str) -> Option<Value> {
+        self.stored.lock().unwrap().get(&(plural.to_owned(), name.to_owned())).cloned()
+    }
+}
+
+/// A line of a watch. Every API server sends the type first.
+fn watch_event(kind: &str, object: &Value) -> String {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
+}
+
+/// An API server on `address` until the guard is dropped: then every connection breaks.
+pub fn api_server(address: SocketAddr, objects: StoredObjects) -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let router = Router::new()
+        .route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch))
+        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
+        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}", get(list_namespace).post(create))
+        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}", delete(remove))
+        .with_state(objects);
+    let socket = runtime.block_on_thread(async move {
+        // The previous server closes its socket a moment after its shutdown.
+        let bind = async {
+            loop {
+                let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                socket.set_reuseaddr(true).unwrap();
+                if socket.bind(address).is_ok() {
+                    return socket;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let socket = tokio::time::timeout(TEST_TIMEOUT, bind).await.expect("the port is free again");
+        socket.listen(64).unwrap()
+    });
+    runtime.spawn(async move { axum::serve(socket, router).await });
+    runtime
+}
+
+/// Runs a future on a runtime from within another one.
+trait BlockOnThread {
+    fn block_on_thread<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T;
+}
+
+impl BlockOnThread for tokio::runtime::Runtime {
+    fn block_on_thread<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
+        let handle = self.handle().clone();
+        std::thread::spawn(move || handle.block_on(future)).join().unwrap()
+    }
+}
+
+async fn list_or_watch(
+    State(objects): State<StoredObjects>,
+    Path(plural): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    if query.get("watch").is_none_or(|watch| watch == "false") {
+        let stored = objects.stored.lock().unwrap();
+        let items: Vec<Value> =
+            stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
+        return Json(json!({
+            "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
+        }))
+        .into_response();
+    }
+    let mut events = objects.events.subscribe();
+    // The watch does not track resource versions: it sends every object again.
+    let existing: Vec<Value> = {
+        let stored = objects.stored.lock().unwrap();
+        stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
+    };
+    Body::from_stream(async_stream::stream! {
+        for object in existing {
+            yield Ok(watch_event("MODIFIED", &object));
+        }
+        while let Ok((of, event)) = events.recv().await {
+            if of == plural {
+                yield Ok::<_, std::convert::Infallible>(event);
+            }
+        }
+    })
+    .into_response()
+}
+
+/// An API server's error.
+fn failure(code: u16, message: &str) -> Response {
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message});
+    (axum::http::StatusCode::from_u16(code).unwrap(), Json(status)).into_response()
+}
+
+async fn list_namespace(
+    State(objects): State<StoredObjects>,
+    Path((namespace, plural)): Path<(String, String)>,
+) -> Response {
+    let stored = objects.stored.lock().unwrap();
+    let of_namespace = |((of, _), object): &(&(String, String), &Value)| {
+        *of == plural && object["metadata"]["namespace"] == namespace.as_str()
+    };
+    let items: Vec<Value> = stored.iter().filter(of_namespace).map(|(_, object)| object.clone()).collect();
+    Json(json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
+    }))
+    .into_response()
+}
+
+async fn create(
+    State(objects): State<StoredObjects>,
+    Path((namespace, plural)): Path<(String, String)>,
+    Json(mut object): Json<Value>,
+) -> Response {
+    if let Some((refused, why)) = &*objects.refused.lock().unwrap()
+        && *refused == plural
+    {
+        return failure(403, why);
+    }
+    let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+    if objects.get(&plural, &name).is_some() {
+        return failure(409, "it exists already");
+    }
+    objects.writes.lock().unwrap().push(format!("create {plural} {name}"));
+    let metadata = &mut object["metadata"];
+    assert_eq!(metadata["namespace"], namespace.as_str());
+    metadata["uid"] = json!(format!("uid-of-{name}"));
+    metadata["resourceVersion"] = json!("2");
+    metadata["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    objects.apply(&plural, object.clone());
+    (axum::http::StatusCode::CREATED, Json(object)).into_response()
+}
+
+async fn remove(
+    State(objects): State<StoredObjects>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+    body: axum::body::Bytes,
+) -> Response {
+    let Some(object) = objects.get(&plural, &name) else { return failure(404, "not found") };
+    let options: Value = serde_json::from_slice(&body).unwrap_or_default();
+    assert_eq!(options["preconditions"]["uid"], object["metadata"]["uid"], "{options}");
+    objects.writes.lock().unwrap().push(format!("delete {plural} {name}"));
+    objects.stored.lock().unwrap().remove(&(plural.clone(), name));
+    let _ = objects.events.send((plural, watch_event("DELETED", &object)));
+    Json(json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})).into_response()
+}
+
+/// Records an apply or a patch, and returns the object unchanged.
+async fn apply_status(
+    State(objects): State<StoredObjects>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+    body: axum::body::Bytes,
+) -> Response {
+    let Some(object) = objects.stored.lock().unwrap().get(&(plural, name)).cloned() else {
+        return axum::http::StatusCode::NOT_FOUND.into_response();
+    };
+    let patch: Value = serde_json::from_slice(&body).unwrap();
+    let manager = query.get("fieldManager").cloned().unwrap_or_default();
+    let status = if patch.is_array() { patch } else { patch["status"].clone() };
+    objects.applied.lock().unwrap().push((manager, status));
+    Json(object).into_response()
+}
