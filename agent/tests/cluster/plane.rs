@@ -52,7 +52,8 @@ impl TestControlPlane {
         rustls::crypto::ring::default_provider().install_default().ok();
         let listen = ([127, 0, 0, 1], 0).into();
         let (running, client) = Self::serve(folder, listen).await;
-        russet_operator::install::apply(&client).await.unwrap();
+        let denied = russet_operator::install::GatewayModels::Denied;
+        russet_operator::install::apply(&client, denied).await.unwrap();
         let address = running.addr();
         let mut plane =
             Self { folder: folder.to_owned(), running: Some(running), operator: None, client, address };
