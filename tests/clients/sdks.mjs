@@ -17,6 +17,13 @@ async function all(stream) {
   return parts;
 }
 
+async function until(isSo) {
+  for (let tries = 0; !(await isSo()); tries++) {
+    assert(tries < 1200, "it does not end");
+    await new Promise((go) => setTimeout(go, 50));
+  }
+}
+
 const openai = async () => {
   const { default: OpenAI } = await import("openai");
   return new OpenAI({ baseURL: `${URL}/v1`, apiKey: "any", maxRetries: 0 });
@@ -71,6 +78,16 @@ const CLIENTS = {
       const second = await client.responses.create({ model: MODEL, input: [...QUESTION, ...first.output, result], tools });
       assert.equal(second.output_text, ANSWER);
     },
+    async batch_of_a_file() {
+      const client = await openai(), url = "/v1/chat/completions";
+      const line = { custom_id: "a", method: "POST", url, body: { model: MODEL, messages: QUESTION } };
+      const file = await client.files.create({ file: new File([JSON.stringify(line)], "lines.jsonl"), purpose: "batch" });
+      const made = await client.batches.create({ input_file_id: file.id, endpoint: url, completion_window: "24h" });
+      await until(async () => (await client.batches.retrieve(made.id)).status === "completed");
+      const { output_file_id } = await client.batches.retrieve(made.id);
+      const answer = JSON.parse(await (await client.files.content(output_file_id)).text());
+      assert.equal(answer.response.body.choices[0].message.content, HELLO);
+    },
   }],
   "anthropic-node": ["@anthropic-ai/sdk", {
     async messages_stream() {
@@ -90,6 +107,14 @@ const CLIENTS = {
     async count_tokens() {
       const client = await anthropic();
       assert((await client.messages.countTokens({ model: MODEL, messages: QUESTION })).input_tokens > 5);
+    },
+    async batches() {
+      const { batches } = (await anthropic()).messages;
+      const params = { model: MODEL, max_tokens: 100, messages: QUESTION };
+      const made = await batches.create({ requests: ["a", "b"].map((custom_id) => ({ custom_id, params })) });
+      await until(async () => (await batches.retrieve(made.id)).processing_status === "ended");
+      const results = await all(await batches.results(made.id));
+      assert.deepEqual(results.map((one) => one.result.message.content[0].text), [HELLO, HELLO]);
     },
   }],
   "ollama-js": ["ollama", {

@@ -9,6 +9,7 @@ import concurrent.futures
 import importlib.metadata
 import json
 import sys
+import time
 import traceback
 
 HELLO, ANSWER, RESULT = "Hello, client: 日本 🙂.", "The sum is 42.", "42"
@@ -31,6 +32,14 @@ def case(client, package=None):
 
 def same(found, expected):
     assert found == expected, f"{found!r}, not {expected!r}"
+
+
+def until(is_so):
+    """Waits for what the gateway does by itself, a minute at most."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, "it does not end"
+        time.sleep(0.05)
 
 
 # The OpenAI SDK
@@ -181,6 +190,18 @@ def multi_turn():
     same(text_of(respond(input=turns)), HELLO)
 
 
+@case("openai-python")
+def batch_of_a_file():
+    client = openai_client()
+    body = {"model": MODEL, "messages": QUESTION}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    until(lambda: client.batches.retrieve(made.id).status == "completed")
+    answer = json.loads(client.files.content(client.batches.retrieve(made.id).output_file_id).text)
+    same(answer["response"]["body"]["choices"][0]["message"]["content"], HELLO)
+
+
 # Anthropic's SDK
 
 ANTHROPIC_TOOLS = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
@@ -233,6 +254,17 @@ def count_tokens():
     usage = anthropic_client().messages.create(
         model=MODEL, max_tokens=100, messages=QUESTION, tools=ANTHROPIC_TOOLS).usage
     same(counted, usage.input_tokens + (usage.cache_read_input_tokens or 0))
+
+
+@case("anthropic-python")
+def batches():
+    client = anthropic_client().messages.batches
+    asked = {"model": MODEL, "max_tokens": 100, "messages": QUESTION}
+    made = client.create(requests=[{"custom_id": name, "params": asked} for name in ("a", "b")])
+    until(lambda: client.retrieve(made.id).processing_status == "ended")
+    results = {one.custom_id: one.result.message.content[0].text for one in client.results(made.id)}
+    same(results, {"a": HELLO, "b": HELLO})
+    same(client.delete(made.id).type, "message_batch_deleted")
 
 
 # Ollama's client
