@@ -46,7 +46,11 @@ pub const ALL: &[Sdk] = &[
     ),
     sdk("anthropic-python", PYTHON, &[]),
     sdk("anthropic-node", NODE, &[]),
-    sdk("ollama-python", PYTHON, &["pull, copy and delete, which the tests of the gateway run", "push and create"]),
+    sdk(
+        "ollama-python",
+        PYTHON,
+        &["pull, copy and delete, which the tests of the gateway run", "push and create"],
+    ),
     sdk("ollama-js", NODE, &["pull, copy and delete, which the tests of the gateway run", "push and create"]),
     sdk("ollama-integration", PYTHON, &["cases of its own library of models, of embeddings and of images"]),
     sdk("langchain-openai", PYTHON, &[]),
