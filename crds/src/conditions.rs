@@ -378,6 +378,11 @@ pub fn get(conditions: &[Condition], kind: Type) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
+/// What a condition says; `None` where it is not set or says nothing.
+pub fn message(conditions: &[Condition], kind: Type) -> Option<&str> {
+    get(conditions, kind).map(|condition| condition.message.trim()).filter(|message| !message.is_empty())
+}
+
 /// The reason of a condition; `None` for a reason from a newer release.
 pub fn reason(condition: &Condition) -> Option<Reason> {
     parse_reason(&condition.reason)

@@ -1,5 +1,7 @@
 //! Names of derived objects, labels and finalizers: every name that one process writes and another looks up.
 
+use kube::core::ObjectMeta;
+
 /// Namespace of Russet's own objects: Leases, the CA.
 pub const SYSTEM_NAMESPACE: &str = "russet-system";
 /// Secret in [`SYSTEM_NAMESPACE`] that holds the data-plane CA (`tls.crt`, `tls.key`).
@@ -61,6 +63,12 @@ pub const AGENT_MANAGER: &str = "russet-agent";
 pub const GATEWAY_MANAGER: &str = "russet-gateway";
 /// Field manager of the operator for scaling; separate, as a HorizontalPodAutoscaler's would be.
 pub const AUTOSCALER_MANAGER: &str = "russet-autoscaler";
+
+/// Whether a gateway created the object with these metadata for a client.
+pub fn is_managed_by_gateway(metadata: &ObjectMeta) -> bool {
+    let label = metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_MANAGED_BY));
+    label.is_some_and(|label| label == MANAGED_BY_GATEWAY)
+}
 
 /// Name of the Lease in [`SYSTEM_NAMESPACE`] that is an agent's heartbeat.
 pub fn node_lease(node: &str) -> String {

@@ -8,8 +8,8 @@ mod score;
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use russet_rpc::engine::engine_client::EngineClient;
@@ -49,8 +49,6 @@ pub struct Backends {
     identity: TlsFiles,
     choice: ReplicaChoice,
     channels: Mutex<HashMap<Endpoint, EngineChannel>>,
-    /// The table by which channels were removed last.
-    pruned: Mutex<Weak<RoutingTable>>,
     /// Requests sent so far.
     sent: AtomicU64,
 }
@@ -135,7 +133,7 @@ impl Backends {
     /// No channels yet; `identity` holds the client certificate shown to engines.
     pub fn new(identity: TlsFiles) -> Self {
         let (choice, sent) = (ReplicaChoice::default(), AtomicU64::default());
-        Self { identity, choice, channels: Mutex::default(), pruned: Mutex::default(), sent }
+        Self { identity, choice, channels: Mutex::default(), sent }
     }
 
     /// The same, which chooses so.
@@ -210,11 +208,7 @@ impl Backends {
     }
 
     /// Removes the channels of engines that are not in `table`; running requests keep theirs.
-    pub fn prune(&self, table: &Arc<RoutingTable>) {
-        let table_of_last = std::mem::replace(&mut *self.pruned.lock(), Arc::downgrade(table));
-        if std::ptr::eq(table_of_last.as_ptr(), Arc::as_ptr(table)) {
-            return;
-        }
+    fn prune(&self, table: &RoutingTable) {
         let mut channels = self.channels.lock();
         channels.retain(|endpoint, _| {
             table.deployments.iter().any(|deployment| deployment.endpoints.contains(endpoint))
@@ -291,7 +285,7 @@ mod tests {
         assert_eq!(best(&backends), two, "by turns");
         assert!(backends.ranked(&[], &RankedPrompt::default()).is_empty());
 
-        backends.prune(&Arc::new(RoutingTable {
+        backends.prune(&RoutingTable {
             synced: true,
             deployments: vec![Deployment {
                 adapters: Default::default(),
@@ -309,7 +303,7 @@ mod tests {
             }],
             aliases: vec![],
             models: Default::default(),
-        }));
+        });
         let remaining: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
         assert_eq!(remaining, [two]);
     }

@@ -36,7 +36,7 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
-use axum::routing::{MethodRouter, post};
+use axum::routing::{MethodFilter, MethodRouter, on};
 use bytes::Bytes;
 use russet_wire::event::Usage;
 use russet_wire::request::GenerationRequest;
@@ -80,67 +80,71 @@ pub(crate) fn generation<W: ResponseWriter>(
     dialect: &'static Dialect,
     parse: ParseRequest<W>,
 ) -> MethodRouter<Arc<ApiState>> {
-    post(
-        move |State(api): State<Arc<ApiState>>,
-              Extension(id): Extension<RequestId>,
-              Extension(caller): Extension<Caller>,
-              request: Request| async move {
-            let work = |received| generate(&api, dialect, id.clone(), caller.clone(), received, parse);
-            within_quota(&api, dialect, &id, &caller, request, work).await
-        },
-    )
+    within_quota(MethodFilter::POST, dialect, move |request| generate(dialect, request, parse))
 }
 
 /// A request within its caller's quota, and its record in the request log.
 struct RecordedRequest {
+    api: Arc<ApiState>,
+    id: RequestId,
+    caller: Caller,
     request: Request,
     recorder: Recorder,
 }
 
-/// The response to a request, or an error where its caller's quota is used up; both say what is left of it.
-async fn within_quota<F: Future<Output = Result<Response, GatewayError>>>(
-    api: &ApiState,
-    dialect: &Dialect,
-    id: &RequestId,
-    caller: &Caller,
-    request: Request,
-    work: impl FnOnce(RecordedRequest) -> F,
-) -> Response {
-    // The request runs until the last of its recorders is gone.
-    let recorder = api.log.begin(id, caller, dialect.name);
-    let quota = api.take_quota(caller);
-    if let Some(quota) = &quota {
-        recorder.quota(quota);
-    }
-    let result = match quota.as_ref().and_then(Quota::error) {
-        None => work(RecordedRequest { request, recorder: recorder.for_response(0, 1) }).await,
-        Some(error) => {
-            api.metrics.rejected(&error);
-            discard(request.into_body()).await;
-            Err(error)
-        }
-    };
-    let mut response = result.unwrap_or_else(|error| {
-        recorder.failed(&error);
-        (dialect.error_response)(&error, id)
-    });
-    if let Some(quota) = quota {
-        (dialect.set_quota_headers)(&quota, response.headers_mut());
-    }
-    response
+/// The handler of a path whose requests count towards the quotas of their callers: `work` responds, or there is an error
+/// where a quota is used up; both say what is left of it.
+fn within_quota<F>(
+    method: MethodFilter,
+    dialect: &'static Dialect,
+    work: impl Fn(RecordedRequest) -> F + Clone + Send + Sync + 'static,
+) -> MethodRouter<Arc<ApiState>>
+where
+    F: Future<Output = Result<Response, GatewayError>> + Send + 'static,
+{
+    on(
+        method,
+        move |State(api): State<Arc<ApiState>>,
+              Extension(id): Extension<RequestId>,
+              Extension(caller): Extension<Caller>,
+              request: Request| async move {
+            // The request runs until the last of its recorders is gone.
+            let recorder = api.log.begin(&id, &caller, dialect.name);
+            let quota = api.take_quota(&caller);
+            if let Some(quota) = &quota {
+                recorder.quota(quota);
+            }
+            let result = match quota.as_ref().and_then(Quota::error) {
+                None => {
+                    let (api, id, recorder) = (api.clone(), id.clone(), recorder.for_response(0, 1));
+                    work(RecordedRequest { api, id, caller, request, recorder }).await
+                }
+                Some(error) => {
+                    api.metrics.rejected(&error);
+                    discard(request.into_body()).await;
+                    Err(error)
+                }
+            };
+            let mut response = result.unwrap_or_else(|error| {
+                recorder.failed(&error);
+                (dialect.error_response)(&error, &id)
+            });
+            if let Some(quota) = quota {
+                (dialect.set_quota_headers)(&quota, response.headers_mut());
+            }
+            response
+        },
+    )
 }
 
 /// The response to a request that is within its caller's quota.
 async fn generate<W: ResponseWriter>(
-    api: &Arc<ApiState>,
     dialect: &Dialect,
-    id: RequestId,
-    caller: Caller,
-    RecordedRequest { request, recorder }: RecordedRequest,
+    RecordedRequest { api, id, caller, request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
     let ReceivedRequest { unread, deadline, permit, session, lowest_priority } =
-        ReceivedRequest::read(api, &id, &caller, request).await?;
+        ReceivedRequest::read(&api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
     let state = api.clone();
     let (parsed, prompts, session) = unread
@@ -182,7 +186,7 @@ async fn generate<W: ResponseWriter>(
         "generate"
     );
     recorder.parsed(&model, choices * requests.len(), streamed);
-    list_keep_alive(api, &model, &caller, keep_alive, &mut ignored);
+    list_keep_alive(&api, &model, &caller, keep_alive, &mut ignored);
     if requests.is_empty() {
         if keep_alive == Some(Duration::ZERO) {
             api.dispatcher.unload(&model, &caller)?;
@@ -274,9 +278,20 @@ pub(crate) async fn read_json(
     caller: &Caller,
     request: Request,
 ) -> Result<(Value, BodyPermit), GatewayError> {
+    read_parsed(api, id, caller, request, |body| Ok(body.value)).await
+}
+
+/// The same, parsed.
+async fn read_parsed<T: Send + 'static>(
+    api: &Arc<ApiState>,
+    id: &RequestId,
+    caller: &Caller,
+    request: Request,
+    parse: fn(JsonBody<'_>) -> Result<T, GatewayError>,
+) -> Result<(T, BodyPermit), GatewayError> {
     let ReceivedRequest { unread, permit, .. } = ReceivedRequest::read(api, id, caller, request).await?;
-    let value = unread.read(|body, _, _| Ok(body.value)).await?;
-    Ok((value, permit))
+    let parsed = unread.read(move |body, _, _| parse(body)).await?;
+    Ok((parsed, permit))
 }
 
 /// The body of a request as it came, and the memory that it takes.

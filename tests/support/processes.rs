@@ -8,11 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use tokio::process::{Child, Command};
 
 /// Delay before a process is restarted.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
+
+/// Raises the limit of open files as far as it goes without privileges; the files that this process may open then.
+pub fn raise_file_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
 
 /// A process that is restarted whenever it exits, until it is stopped.
 pub struct SupervisedProcess {

@@ -84,23 +84,24 @@ pub struct Watchdog {
     /// Time since the last batch ended.
     batch: SilenceDetector,
     batches_ended: u64,
-    /// Forecast of the running batch, and how long it was seen running.
-    current_batch: Option<(Duration, Duration)>,
-    min_batch_timeout: Duration,
+    current_batch: Option<RunningBatch>,
+}
+
+/// A batch that runs.
+#[derive(Clone, Copy, Debug)]
+struct RunningBatch {
+    forecast: Duration,
+    /// How long it may run.
+    timeout: Duration,
+    /// How long it was seen running.
+    running: Duration,
 }
 
 impl Watchdog {
     /// Starts with an engine that has sent nothing yet.
     pub fn new(now: Instant) -> Self {
         let (silence, batch) = (SilenceDetector::new(now), SilenceDetector::new(now));
-        Self {
-            silence,
-            silence_timeout: Some(SOCKET_TIMEOUT),
-            batch,
-            batches_ended: 0,
-            current_batch: None,
-            min_batch_timeout: MIN_SMOKE_BATCH_TIMEOUT,
-        }
+        Self { silence, silence_timeout: Some(SOCKET_TIMEOUT), batch, batches_ended: 0, current_batch: None }
     }
 
     /// The engine's socket accepts connections (the system accepts them for a frozen process too): heartbeats
@@ -121,10 +122,6 @@ impl Watchdog {
             pb::Phase::Serving => Some(BUSY_TIMEOUT),
             _ => Some(IDLE_TIMEOUT),
         };
-        self.min_batch_timeout = match state.phase() {
-            pb::Phase::Serving => MIN_BATCH_TIMEOUT,
-            _ => MIN_SMOKE_BATCH_TIMEOUT,
-        };
         let forecast = Duration::try_from_secs_f64(state.batch_estimate_seconds).unwrap_or_default();
         let same = self.current_batch.is_some() && self.batches_ended == state.batches_ended;
         self.batches_ended = state.batches_ended;
@@ -133,7 +130,13 @@ impl Watchdog {
         }
         // A failed engine ends its batches itself, or is ended.
         let judged = !forecast.is_zero() && state.phase() != pb::Phase::Failed;
-        self.current_batch = judged.then(|| (forecast, self.batch.tick(now)));
+        let min_timeout = match state.phase() {
+            pb::Phase::Serving => MIN_BATCH_TIMEOUT,
+            _ => MIN_SMOKE_BATCH_TIMEOUT,
+        };
+        let timeout = min_timeout.max(forecast.mul_f64(FORECAST_FACTOR));
+        self.current_batch =
+            judged.then(|| RunningBatch { forecast, timeout, running: self.batch.tick(now) });
     }
 
     /// Returns why the engine is hung, if it is. `stopped` asks the system whether the process is stopped; it
@@ -146,9 +149,8 @@ impl Watchdog {
         {
             return Some(HangError::Silent { silent });
         }
-        let (forecast, running) = self.current_batch?;
-        (running >= self.min_batch_timeout.max(forecast.mul_f64(FORECAST_FACTOR)))
-            .then_some(HangError::Hung { running, forecast })
+        let RunningBatch { forecast, timeout, running } = self.current_batch?;
+        (running >= timeout).then_some(HangError::Hung { running, forecast })
     }
 }
 

@@ -18,19 +18,14 @@ mod roles;
 mod streams;
 
 use figure::figure;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use russet_tests::processes::raise_file_limit;
 
 /// As in `russet`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A thousand streams want more open files than most shells allow.
-fn raise_file_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
-}
-
 fn main() {
+    // A thousand streams want more than most shells allow.
     raise_file_limit();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();

@@ -1,5 +1,5 @@
-//! Follows what the engines of deployments with several replicas say of themselves, each for as long as it is in the routing
-//! table.
+//! Follows the routing table: closes the channels of engines that it no longer has, and follows what the engines of
+//! deployments with several replicas say of themselves, each for as long as it is there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ pub(crate) async fn follow(backends: Arc<Backends>, mut table: watch::Receiver<A
     let mut followed: HashMap<Endpoint, AbortHandle> = HashMap::new();
     loop {
         let latest = table.borrow_and_update().clone();
+        backends.prune(&latest);
         let several = latest.deployments.iter().filter(|deployment| deployment.endpoints.len() > 1);
         let wanted: Vec<&Endpoint> = several.flat_map(|deployment| &deployment.endpoints).collect();
         followed.retain(|endpoint, task| {

@@ -382,11 +382,9 @@ impl<'a> AttemptLoop<'a> {
         Ok(())
     }
 
-    /// The latest routing table. Channels of engines that it no longer lists are closed, and backoffs that
-    /// have ended are removed.
+    /// The latest routing table. Backoffs that have ended are removed.
     fn latest_table(&mut self, now: Instant) -> Arc<RoutingTable> {
         let table = self.table.borrow_and_update().clone();
-        self.dispatcher.backends.prune(&table);
         self.backoffs.retain(|_, until| *until > now);
         table
     }

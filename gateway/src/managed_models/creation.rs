@@ -30,7 +30,8 @@ pub(super) fn pull(
         Some(model) => model.name_any(),
         None => {
             check_models(objects, &requester.namespace)?;
-            let name = free_name(objects, &source.name, &source.uri)?;
+            let is_taken = |name: &str| objects.has_model(name) || objects.has_deployment(name);
+            let name = free_name(&source.name, &source.uri, is_taken)?;
             steps.push(create(ManagedObject::Model(Box::new(requester.model(name.clone(), source)))));
             name
         }
@@ -52,9 +53,7 @@ pub(super) fn pull(
                 WeightQuantization::Int8 => format!("{model}-as-8bit"),
                 WeightQuantization::AsStored | WeightQuantization::Unknown => model.clone(),
             };
-            let is_free = |name: &&String| objects.deployments.iter().all(|one| one.name_any() != **name);
-            let names = [packed.clone(), format!("{packed}-{}", hash(&source.uri))];
-            let name = names.iter().find(is_free).ok_or_else(|| taken(&names))?.clone();
+            let name = free_name(&packed, &source.uri, |name| objects.has_deployment(name))?;
             let object = requester.deployment(name.clone(), &model, source);
             steps.push(create(ManagedObject::Deployment(Box::new(object))));
             name
@@ -147,22 +146,18 @@ fn create(object: ManagedObject) -> ModelStep {
     ModelStep::Create(object)
 }
 
-/// A name that no Model and no deployment has.
-fn free_name(objects: &NamespaceObjects, name: &str, uri: &str) -> Result<String, GatewayError> {
-    let is_free = |name: &&String| {
-        objects.models.iter().all(|one| one.name_any() != **name)
-            && objects.deployments.iter().all(|one| one.name_any() != **name)
-    };
+/// The name, or where it is taken another one for the same source.
+fn free_name(name: &str, uri: &str, is_taken: impl Fn(&str) -> bool) -> Result<String, GatewayError> {
     let names = [name.to_owned(), format!("{name}-{}", hash(uri))];
-    names.iter().find(is_free).cloned().ok_or_else(|| taken(&names))
-}
-
-fn taken(names: &[String; 2]) -> GatewayError {
-    let [first, second] = names;
-    let message = format!(
-        "other objects have the names {first} and {second}; apply a Model and a ModelDeployment of another name with kubectl"
-    );
-    GatewayError::field("model", message)
+    let free = names.iter().find(|name| !is_taken(name)).cloned();
+    free.ok_or_else(|| {
+        let [first, second] = names;
+        let message = format!(
+            "other objects have the names {first} and {second}; apply a Model and a ModelDeployment of another name with \
+             kubectl"
+        );
+        GatewayError::field("model", message)
+    })
 }
 
 fn check_models(objects: &NamespaceObjects, namespace: &str) -> Result<(), GatewayError> {
@@ -188,27 +183,10 @@ mod tests {
     use super::super::source::tests::catalog;
     use super::*;
 
-    /// Titles of what is created, after which it is there.
-    fn created(objects: &mut NamespaceObjects, steps: Result<Vec<ModelStep>, GatewayError>) -> Vec<String> {
-        let steps = steps.unwrap();
-        let add = |step: &ModelStep| match step {
-            ModelStep::Create(object) => {
-                match object.clone() {
-                    ManagedObject::Model(object) => objects.models.push(*object),
-                    ManagedObject::Deployment(object) => objects.deployments.push(*object),
-                    ManagedObject::Route(object) => objects.routes.push(*object),
-                }
-                object.title()
-            }
-            ModelStep::Delete(object) => panic!("{} is deleted", object.title()),
-        };
-        steps.iter().map(add).collect()
-    }
-
     fn pulled(objects: &mut NamespaceObjects, name: &str) -> Vec<String> {
         let source = PullSource::parse(name, &catalog()).unwrap();
-        let steps = pull(objects, &requester(name), &source);
-        created(objects, steps)
+        let steps = pull(objects, &requester(name), &source).unwrap();
+        objects.add(steps)
     }
 
     #[test]
@@ -270,8 +248,8 @@ mod tests {
         assert!(error.message.contains("64 models into namespace lab"), "{error}");
         assert!(pulled(&mut objects, "hf.co/o/m7").is_empty(), "what is there stays");
         for number in 0..MAX_ALIASES - MAX_MODELS {
-            let steps = copy(&objects, &requester(&format!("a{number}")), &["m0".into()]);
-            created(&mut objects, steps);
+            let steps = copy(&objects, &requester(&format!("a{number}")), &["m0".into()]).unwrap();
+            objects.add(steps);
         }
         let error = copy(&objects, &requester("last"), &["m0".into()]).unwrap_err();
         assert!(error.message.contains("256 further names"), "{error}");

@@ -76,7 +76,7 @@ impl ManagedObject {
 
     /// Whether a gateway created it.
     pub(super) fn is_managed(&self) -> bool {
-        is_managed(self.metadata())
+        names::is_managed_by_gateway(self.metadata())
     }
 }
 
@@ -85,12 +85,6 @@ pub(super) fn title(kind: &str, metadata: &ObjectMeta) -> String {
     let [namespace, name] =
         [&metadata.namespace, &metadata.name].map(|text| text.as_deref().unwrap_or_default());
     format!("{kind} {namespace}/{name}")
-}
-
-/// Whether a gateway created the object with these metadata.
-pub(super) fn is_managed(metadata: &ObjectMeta) -> bool {
-    let label = metadata.labels.as_ref().and_then(|labels| labels.get(names::LABEL_MANAGED_BY));
-    label.is_some_and(|label| label == names::MANAGED_BY_GATEWAY)
 }
 
 /// Whether nobody deletes the object with these metadata.
@@ -108,14 +102,25 @@ pub(super) fn hash(text: &str) -> String {
 impl NamespaceObjects {
     /// Models and deployments that a gateway created, whichever are more.
     pub(super) fn managed_models(&self) -> usize {
-        let models = self.models.iter().filter(|one| is_managed(&one.metadata)).count();
-        let deployments = self.deployments.iter().filter(|one| is_managed(&one.metadata)).count();
+        let models = self.models.iter().filter(|one| names::is_managed_by_gateway(&one.metadata)).count();
+        let deployments =
+            self.deployments.iter().filter(|one| names::is_managed_by_gateway(&one.metadata)).count();
         models.max(deployments)
     }
 
     /// ModelRoutes that a gateway created.
     pub(super) fn managed_routes(&self) -> usize {
-        self.routes.iter().filter(|one| is_managed(&one.metadata)).count()
+        self.routes.iter().filter(|one| names::is_managed_by_gateway(&one.metadata)).count()
+    }
+
+    /// Whether a Model has this name, one that is being deleted too.
+    pub(super) fn has_model(&self, name: &str) -> bool {
+        self.models.iter().any(|one| one.name_any() == name)
+    }
+
+    /// Whether a ModelDeployment has it, one that is being deleted too.
+    pub(super) fn has_deployment(&self, name: &str) -> bool {
+        self.deployments.iter().any(|one| one.name_any() == name)
     }
 
     /// The ModelRoute that has exactly this name.
@@ -192,11 +197,29 @@ fn autoscaling() -> Autoscaling {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::ModelStep;
     use super::*;
 
     /// A requester of the namespace `lab`.
     pub(in crate::managed_models) fn requester(name: &str) -> Requester {
         Requester { namespace: "lab".into(), key: "lab/laptop".into(), name: name.into() }
+    }
+
+    impl NamespaceObjects {
+        /// Titles of what these steps create, which is there then.
+        pub(in crate::managed_models) fn add(&mut self, steps: Vec<ModelStep>) -> Vec<String> {
+            let mut add = |step| {
+                let ModelStep::Create(object) = step else { panic!("{} is no creation", step.title()) };
+                let title = object.title();
+                match object {
+                    ManagedObject::Model(object) => self.models.push(*object),
+                    ManagedObject::Deployment(object) => self.deployments.push(*object),
+                    ManagedObject::Route(object) => self.routes.push(*object),
+                }
+                title
+            };
+            steps.into_iter().map(&mut add).collect()
+        }
     }
 
     fn json(object: impl serde::Serialize) -> serde_json::Value {

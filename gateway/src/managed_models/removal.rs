@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 use russet_crds::{Model, ModelDeployment, ModelRoute, names};
 
 use super::ModelStep;
-use super::objects::{ManagedObject, NamespaceObjects, is_alive, is_managed, title};
+use super::objects::{ManagedObject, NamespaceObjects, is_alive, title};
 use crate::error::{ErrorKind, GatewayError};
 
 /// What is deleted with a name.
@@ -55,7 +55,7 @@ impl NamespaceObjects {
             let mut removed = vec![object];
             if let [target] = route.spec.targets.as_slice()
                 && let Some(deployment) = self.deployment(&target.deployment_ref.name)
-                && is_managed(&deployment.metadata)
+                && names::is_managed_by_gateway(&deployment.metadata)
                 // Whoever asked for the deployment by its own name still has that.
                 && requested_name(deployment) != Some(deployment.name_any().as_str())
                 && self.routes_to(deployment).all(|other| other.name_any() == route.name_any())
@@ -65,12 +65,12 @@ impl NamespaceObjects {
             return Ok(removed);
         }
         if let Some(deployment) = self.deployment(name) {
-            if !is_managed(&deployment.metadata) {
+            if !names::is_managed_by_gateway(&deployment.metadata) {
                 return Ok(vec![ManagedObject::Deployment(Box::new(deployment.clone()))]);
             }
             let (own, others): (Vec<&ModelRoute>, Vec<&ModelRoute>) =
                 self.routes_to(deployment).partition(|route| {
-                    is_managed(&route.metadata)
+                    names::is_managed_by_gateway(&route.metadata)
                         && route.spec.targets.len() == 1
                         && route.spec.models.iter().map(String::as_str).eq(requested_name(deployment))
                 });
@@ -125,7 +125,8 @@ impl NamespaceObjects {
         let name = deployment.spec.model_ref.name.as_str();
         let others = self.deployments.iter().filter(|other| other.name_any() != deployment.name_any());
         let is_needed = others.flat_map(|other| other.spec.models()).any(|used| used == name);
-        let mut models = self.models.iter().filter(|model| is_managed(&model.metadata) && !is_needed);
+        let mut models =
+            self.models.iter().filter(|model| names::is_managed_by_gateway(&model.metadata) && !is_needed);
         models.find(|model| model.name_any() == name && is_alive(&model.metadata))
     }
 }
@@ -160,17 +161,6 @@ mod tests {
     use super::*;
 
     impl NamespaceObjects {
-        fn add(&mut self, steps: Vec<ModelStep>) {
-            for step in steps {
-                match step {
-                    ModelStep::Create(ManagedObject::Model(object)) => self.models.push(*object),
-                    ModelStep::Create(ManagedObject::Deployment(object)) => self.deployments.push(*object),
-                    ModelStep::Create(ManagedObject::Route(object)) => self.routes.push(*object),
-                    ModelStep::Delete(object) => panic!("{} is deleted", object.title()),
-                }
-            }
-        }
-
         fn pull(&mut self, name: &str) {
             let source = PullSource::parse(name, &catalog()).unwrap();
             self.add(pull(self, &requester(name), &source).unwrap());

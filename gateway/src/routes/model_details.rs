@@ -1,12 +1,12 @@
 //! What is known of a model's files: sizes, architecture and quantization, as an agent read them from the headers. Lists
 //! of models show it; no request is routed by it.
 
-use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type};
 use russet_crds::{Model, PreloadPolicy, Task, names};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use super::objects::stalled_message;
 use super::{DEFAULT_NAMESPACE, IMPLIED_TAG, ModelScope, RoutingTable};
 
 /// Bits that a quantised value has besides its own, times the size of its group: a scale and a bias of 16 bits each.
@@ -50,21 +50,15 @@ impl FetchState {
             return None;
         }
         let conditions = model.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-        let message = |kind| {
-            let condition = conditions::get(conditions, kind).map(|condition| condition.message.trim());
-            condition.filter(|message| !message.is_empty()).map(str::to_owned)
-        };
         if conditions::is_true(conditions, Type::Stalled) {
-            let reason = message(Type::Ready).or_else(|| message(Type::Stalled));
-            return Some(Self::Stalled(
-                reason.unwrap_or_else(|| "its controller is stalled and gives no reason".into()),
-            ));
+            return Some(Self::Stalled(stalled_message(conditions)));
         }
-        let waits_for = match conditions::is_true(conditions, Type::Ready) {
-            true => message(Type::Preloaded),
-            false => message(Type::Ready),
+        let kind = match conditions::is_true(conditions, Type::Ready) {
+            true => Type::Preloaded,
+            false => Type::Ready,
         };
-        Some(Self::Waiting(waits_for.unwrap_or_else(|| "its headers are not read yet".into())))
+        let waits_for = conditions::message(conditions, kind);
+        Some(Self::Waiting(waits_for.unwrap_or("its headers are not read yet").to_owned()))
     }
 }
 
@@ -127,14 +121,13 @@ impl ModelDetails {
             (None, Some(_)) => "safetensors",
             (None, None) => "",
         };
-        let managed = model.labels().get(names::LABEL_MANAGED_BY).map(String::as_str);
         Self {
             digest,
             format,
             quantization: gguf.map_or(stored, str::to_owned),
             headers,
             fetch: FetchState::of(model),
-            managed: managed == Some(names::MANAGED_BY_GATEWAY),
+            managed: names::is_managed_by_gateway(&model.metadata),
         }
     }
 }

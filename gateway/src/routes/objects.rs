@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
@@ -174,12 +175,7 @@ fn state(deployment: &ModelDeployment) -> DeploymentState {
     }
     let conditions =
         deployment.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let message_of = |kind| {
-        conditions::get(conditions, kind)
-            .map(|condition| condition.message.trim())
-            .filter(|message| !message.is_empty())
-            .map(str::to_owned)
-    };
+    let message_of = |kind| conditions::message(conditions, kind).map(str::to_owned);
     // A deployment that is idle on purpose is Ready, with the reason.
     let is_idle = |reason: Reason| {
         conditions::get(conditions, Type::Ready).is_some_and(|ready| ready.reason == format!("{reason:?}"))
@@ -196,19 +192,21 @@ fn state(deployment: &ModelDeployment) -> DeploymentState {
     } else if conditions::is_true(conditions, Type::Ready) {
         DeploymentState::Ready
     } else if conditions::is_true(conditions, Type::Stalled) {
-        DeploymentState::Halted(
-            message_of(Type::Ready)
-                .or_else(|| message_of(Type::Stalled))
-                .unwrap_or_else(|| "its controller is stalled and gives no reason".into()),
-        )
+        DeploymentState::Halted(stalled_message(conditions))
     } else {
         DeploymentState::Working(message_of(Type::Ready).unwrap_or_else(|| "it is being set up".into()))
     }
 }
 
+/// Why an object is stalled.
+pub(super) fn stalled_message(conditions: &[Condition]) -> String {
+    let message = conditions::message(conditions, Type::Ready)
+        .or_else(|| conditions::message(conditions, Type::Stalled));
+    message.unwrap_or("its controller is stalled and gives no reason").to_owned()
+}
+
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
     use russet_crds::{
         Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus, ModelRouteSpec,
         RouteTarget, ShardGroupSpec, ShardGroupStatus,

@@ -4,22 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
-use axum::routing::{MethodFilter, MethodRouter, on};
+use axum::routing::{MethodFilter, MethodRouter};
 use russet_wire::event::Usage;
 
 use super::api_state::ApiState;
-use super::dialect::{Dialect, RequestContext};
-use super::{ReceivedRequest, RecordedRequest, within_quota};
+use super::dialect::Dialect;
+use super::{RecordedRequest, read_parsed, within_quota};
 use crate::discard::discard;
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::keys::{ApiKey, Caller};
 use crate::managed_models::{ManagedModels, denied};
-use crate::request_id::RequestId;
 use crate::request_log::Recorder;
 use crate::routes::{Resolved, RoutingTable, untagged};
 
@@ -51,33 +48,19 @@ pub(crate) fn model_change(
     parse: fn(JsonBody<'_>) -> Result<ModelChange, GatewayError>,
     unsupported: fn() -> GatewayError,
 ) -> MethodRouter<Arc<ApiState>> {
-    on(
-        method,
-        move |State(api): State<Arc<ApiState>>,
-              Extension(id): Extension<RequestId>,
-              Extension(caller): Extension<Caller>,
-              request: Request| async move {
-            let work = |RecordedRequest { request, recorder }| {
-                let (api, id, caller) = (api.clone(), id.clone(), caller.clone());
-                async move {
-                    let Some(managed) = api.managed.clone() else {
-                        discard(request.into_body()).await;
-                        return Err(unsupported());
-                    };
-                    let ReceivedRequest { unread, permit: _permit, .. } =
-                        ReceivedRequest::read(&api, &id, &caller, request).await?;
-                    let read = move |body: JsonBody<'_>, _: &RequestContext<'_>, _: &Caller| parse(body);
-                    let change = unread.read(read).await?;
-                    let (ModelChange::Delete { model } | ModelChange::Copy { source: model, .. }) = &change;
-                    recorder.parsed(model, 1, false);
-                    change.run(&api, &managed, &caller, &recorder).await?;
-                    recorder.finished(None, Usage::default());
-                    Ok(StatusCode::OK.into_response())
-                }
-            };
-            within_quota(&api, dialect, &id, &caller, request, work).await
-        },
-    )
+    let work = move |RecordedRequest { api, id, caller, request, recorder }| async move {
+        let Some(managed) = api.managed.clone() else {
+            discard(request.into_body()).await;
+            return Err(unsupported());
+        };
+        let (change, _permit) = read_parsed(&api, &id, &caller, request, parse).await?;
+        let (ModelChange::Delete { model } | ModelChange::Copy { source: model, .. }) = &change;
+        recorder.parsed(model, 1, false);
+        change.run(&api, &managed, &caller, &recorder).await?;
+        recorder.finished(None, Usage::default());
+        Ok(StatusCode::OK.into_response())
+    };
+    within_quota(method, dialect, work)
 }
 
 impl ModelChange {

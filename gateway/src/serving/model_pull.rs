@@ -5,25 +5,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::{MethodRouter, post};
+use axum::routing::{MethodFilter, MethodRouter};
 use futures::Stream;
 use russet_wire::event::Usage;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::api_state::ApiState;
-use super::dialect::{Dialect, RequestContext};
+use super::dialect::Dialect;
 use super::model_change::own_name;
-use super::{ReceivedRequest, RecordedRequest, within_quota};
+use super::{RecordedRequest, read_parsed, within_quota};
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::JsonBody;
 use crate::keys::Caller;
 use crate::managed_models::denied;
 use crate::model_copies::CopyProgress;
-use crate::request_id::RequestId;
 use crate::request_log::Recorder;
 use crate::routes::{
     Deployment, DeploymentState, FetchState, ModelDetails, Resolved, RoutingTable, untagged,
@@ -61,27 +58,15 @@ pub(crate) fn model_pull<F>(
 where
     F: Future<Output = Result<Response, GatewayError>> + Send + 'static,
 {
-    post(
-        move |State(api): State<Arc<ApiState>>,
-              Extension(id): Extension<RequestId>,
-              Extension(caller): Extension<Caller>,
-              request: Request| async move {
-            let work = |RecordedRequest { request, recorder }| {
-                let (api, id, caller) = (api.clone(), id.clone(), caller.clone());
-                async move {
-                    let ReceivedRequest { unread, permit: _permit, .. } =
-                        ReceivedRequest::read(&api, &id, &caller, request).await?;
-                    let read = move |body: JsonBody<'_>, _: &RequestContext<'_>, _: &Caller| parse(body);
-                    let ParsedPull { model, streamed } = unread.read(read).await?;
-                    recorder.parsed(&model, 1, streamed);
-                    create_missing(&api, &model, &caller, &recorder).await?;
-                    let pull = ModelPull::new(api.clone(), model, caller, recorder)?;
-                    respond(api, pull, streamed).await
-                }
-            };
-            within_quota(&api, dialect, &id, &caller, request, work).await
-        },
-    )
+    let work = move |RecordedRequest { api, id, caller, request, recorder }| async move {
+        let (parsed, _permit) = read_parsed(&api, &id, &caller, request, parse).await?;
+        let ParsedPull { model, streamed } = parsed;
+        recorder.parsed(&model, 1, streamed);
+        create_missing(&api, &model, &caller, &recorder).await?;
+        let pull = ModelPull::new(api.clone(), model, caller, recorder)?;
+        respond(api, pull, streamed).await
+    };
+    within_quota(MethodFilter::POST, dialect, work)
 }
 
 /// How far a model is.
@@ -208,40 +193,32 @@ impl<'a> PullTarget<'a> {
             }
             _ => None,
         };
+        let wait = |message: &str| {
+            PullStep::Wait(downloading.clone().unwrap_or_else(|| PullProgress::Waiting(message.to_owned())))
+        };
+        let fail = |message: &str| {
+            let message = format!("model {}: {message}", self.model.name().1);
+            PullStep::Fail(GatewayError::new(ErrorKind::ModelNotReady, message))
+        };
         if let PulledModel::Deployed { deployments, adapter } = &self.model
             && deployments.iter().any(|one| one.endpoints_with(adapter).next().is_some())
         {
             return PullStep::Done;
         }
         match self.fetch() {
-            Some(FetchState::Waiting(message)) => {
-                let waiting = || PullProgress::Waiting(message.clone());
-                return PullStep::Wait(downloading.unwrap_or_else(waiting));
-            }
-            Some(FetchState::Stalled(message)) => {
-                let message = format!("model {}: {message}", self.model.name().1);
-                return PullStep::Fail(GatewayError::new(ErrorKind::ModelNotReady, message));
-            }
+            Some(FetchState::Waiting(message)) => return wait(message),
+            Some(FetchState::Stalled(message)) => return fail(message),
             None => {}
         }
         match &self.model {
             PulledModel::Deployed { deployments, .. } => {
                 match deployments.first().map(|first| &first.state) {
-                    Some(DeploymentState::Halted(message)) => {
-                        let message = format!("model {}: {message}", self.model.name().1);
-                        PullStep::Fail(GatewayError::new(ErrorKind::ModelNotReady, message))
-                    }
-                    Some(DeploymentState::Working(message)) => {
-                        let waiting = || PullProgress::Waiting(message.clone());
-                        PullStep::Wait(downloading.unwrap_or_else(waiting))
-                    }
-                    _ => PullStep::Wait(downloading.unwrap_or_else(|| {
-                        PullProgress::Waiting("its replicas are not known yet".to_owned())
-                    })),
+                    Some(DeploymentState::Halted(message)) => fail(message),
+                    Some(DeploymentState::Working(message)) => wait(message),
+                    _ => wait("its replicas are not known yet"),
                 }
             }
-            PulledModel::Undeployed { namespace, model } => match (progress, downloading) {
-                (_, Some(downloading)) => PullStep::Wait(downloading),
+            PulledModel::Undeployed { namespace, model } => match (progress, &downloading) {
                 (Some(CopyProgress { wanted: 0, .. }), None) => {
                     let message = format!(
                         "no deployment serves Model {namespace}/{model}, and no node has to hold its files: apply a \
@@ -249,7 +226,7 @@ impl<'a> PullTarget<'a> {
                     );
                     PullStep::Fail(GatewayError::field("model", message))
                 }
-                _ => PullStep::Wait(PullProgress::Waiting("its files are asked for".to_owned())),
+                _ => wait("its files are asked for"),
             },
         }
     }

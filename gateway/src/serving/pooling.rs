@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::{MethodRouter, post};
+use axum::routing::{MethodFilter, MethodRouter};
 use russet_wire::request::GenerationRequest;
 
 use super::api_state::ApiState;
@@ -17,7 +15,6 @@ use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::keys::Caller;
 use crate::request_defaults::LeftOut;
-use crate::request_id::RequestId;
 use crate::request_limits::MAX_PRIORITY;
 
 /// A parsed request.
@@ -40,27 +37,16 @@ pub(crate) type ParsePooling =
 
 /// The handler of a path that answers with vectors or scores.
 pub(crate) fn pooling(dialect: &'static Dialect, parse: ParsePooling) -> MethodRouter<Arc<ApiState>> {
-    post(
-        move |State(api): State<Arc<ApiState>>,
-              Extension(id): Extension<RequestId>,
-              Extension(caller): Extension<Caller>,
-              request: Request| async move {
-            let work = |received| pool(&api, dialect, id.clone(), caller.clone(), received, parse);
-            within_quota(&api, dialect, &id, &caller, request, work).await
-        },
-    )
+    within_quota(MethodFilter::POST, dialect, move |request| pool(dialect, request, parse))
 }
 
 async fn pool(
-    api: &Arc<ApiState>,
     dialect: &Dialect,
-    id: RequestId,
-    caller: Caller,
-    RecordedRequest { request, recorder }: RecordedRequest,
+    RecordedRequest { api, id, caller, request, recorder }: RecordedRequest,
     parse: ParsePooling,
 ) -> Result<Response, GatewayError> {
     let ReceivedRequest { unread, deadline, permit, lowest_priority, .. } =
-        ReceivedRequest::read(api, &id, &caller, request).await?;
+        ReceivedRequest::read(&api, &id, &caller, request).await?;
     let read = move |body: JsonBody<'_>, context: &RequestContext<'_>, caller: &Caller| {
         let parsed = parse(body, context)?;
         let prompt = PromptDigest::of_texts(caller, &parsed.model, parsed.request.texts());
@@ -72,7 +58,7 @@ async fn pool(
     recorder.parsed(&model, 1, false);
     let priority = if lowest_priority.is_some() { -MAX_PRIORITY } else { caller.limits().priority };
     recorder.limits(priority, None, deadline.map(|deadline| deadline.duration()));
-    list_keep_alive(api, &model, &caller, keep_alive, &mut ignored);
+    list_keep_alive(&api, &model, &caller, keep_alive, &mut ignored);
     let generation = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
     let pending =
         PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller)

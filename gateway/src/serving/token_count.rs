@@ -3,18 +3,14 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::{MethodRouter, post};
+use axum::routing::{MethodFilter, MethodRouter};
 
 use super::api_state::ApiState;
 use super::dialect::{Dialect, ParseRequest, ParsedRequest};
 use super::{ReceivedRequest, RecordedRequest, list_ignored, within_quota};
 use crate::dispatch::{PendingRequest, PromptDigest};
 use crate::error::GatewayError;
-use crate::keys::Caller;
-use crate::request_id::RequestId;
 
 /// The handler of a path that counts tokens: `parse` reads its request, of which the first prompt counts, and `respond`
 /// formats the number.
@@ -23,27 +19,16 @@ pub(crate) fn token_count<W: Send + 'static>(
     parse: ParseRequest<W>,
     respond: fn(u32) -> Response,
 ) -> MethodRouter<Arc<ApiState>> {
-    post(
-        move |State(api): State<Arc<ApiState>>,
-              Extension(id): Extension<RequestId>,
-              Extension(caller): Extension<Caller>,
-              request: Request| async move {
-            let work = |received| count(&api, id.clone(), caller.clone(), received, parse, respond);
-            within_quota(&api, dialect, &id, &caller, request, work).await
-        },
-    )
+    within_quota(MethodFilter::POST, dialect, move |request| count(request, parse, respond))
 }
 
 async fn count<W: Send + 'static>(
-    api: &Arc<ApiState>,
-    id: RequestId,
-    caller: Caller,
-    RecordedRequest { request, recorder }: RecordedRequest,
+    RecordedRequest { api, id, caller, request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
     respond: fn(u32) -> Response,
 ) -> Result<Response, GatewayError> {
     let ReceivedRequest { unread, deadline, permit, .. } =
-        ReceivedRequest::read(api, &id, &caller, request).await?;
+        ReceivedRequest::read(&api, &id, &caller, request).await?;
     let state = api.clone();
     let parsed = unread.read(move |body, context, caller| {
         let mut parsed = parse(body, context)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::listen::ListenerLimits;
 use russet_tests::peak_memory;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use russet_tests::processes::raise_file_limit;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -295,9 +295,7 @@ const MAX_IDLE_BYTES: u64 = 64 << 10;
 
 /// As many idle connections as this process may open both ends of, 10,000 at most.
 fn idle_connections() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let files = raise_file_limit();
     usize::try_from(files.saturating_sub(300) / 2).unwrap_or(usize::MAX).min(10_000)
 }
 

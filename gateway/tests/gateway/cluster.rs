@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
-use crate::object_server::{StoredObjects, api_server};
+use crate::object_server::{StoredObjects, api_server, model_copy, until_ready};
 
 fn deployment() -> Value {
     json!({
@@ -68,12 +68,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let mut first = script_engine(&certificates, "a", |_| hello());
     objects.apply("modeldeployments", deployment());
     let server = api_server(api, objects.clone());
-    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
-        while !ready.load(Ordering::Acquire) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-    waited.await.expect("the gateway becomes ready once the API server is there");
+    until_ready(&ready).await;
     let waiting = tokio::spawn(chat());
     // A request is held, and its demand is reported.
     let reported = tokio::time::timeout(TEST_TIMEOUT, async {
@@ -200,26 +195,6 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     server.shutdown_background();
 }
 
-/// A copy of the Model `m` of which so many bytes have arrived.
-fn copy(bytes_done: u64, version: u64) -> Value {
-    let ready = if bytes_done == 100 { "True" } else { "False" };
-    json!({
-        "apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy",
-        "metadata": {"name": "default.m.a", "resourceVersion": version.to_string()},
-        "spec": {
-            "modelRef": {"namespace": "default", "name": "m"}, "source": {"uri": "hf://owner/m"}, "nodeName": "a",
-            "want": "Files",
-        },
-        "status": {
-            "bytesDone": bytes_done, "bytesTotal": 100,
-            "conditions": [{
-                "type": "Ready", "status": ready, "reason": "InProgress", "message": "",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-            }],
-        },
-    })
-}
-
 #[tokio::test]
 async fn a_pull_tells_the_bytes_that_the_agents_report() {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -236,7 +211,7 @@ async fn a_pull_tells_the_bytes_that_the_agents_report() {
         "metadata": {"namespace": "default", "name": "m", "resourceVersion": "1"}, "spec": {"source": source},
     }));
     objects.apply("modeldeployments", deployment());
-    objects.apply("modelcopies", copy(30, 1));
+    objects.apply("modelcopies", model_copy("m", 30));
     let server = api_server(api, objects.clone());
     let (ready, stop) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
     let config = GatewayConfig {
@@ -269,7 +244,7 @@ async fn a_pull_tells_the_bytes_that_the_agents_report() {
     while !text.contains("\"completed\":30") {
         text.push_str(std::str::from_utf8(&pull.chunk().await.unwrap().unwrap()).unwrap());
     }
-    objects.apply("modelcopies", copy(100, 2));
+    objects.apply("modelcopies", model_copy("m", 100));
     text.push_str(&pull.text().await.unwrap());
     let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     lines.dedup();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -53,9 +54,45 @@ impl StoredObjects {
         stored.keys().filter(|(of, _)| of == plural).map(|(_, name)| name.clone()).collect()
     }
 
+    /// The objects of a plural.
+    fn of(&self, plural: &str) -> Vec<Value> {
+        let stored = self.stored.lock().unwrap();
+        stored.iter().filter(|((of, _), _)| of == plural).map(|(_, object)| object.clone()).collect()
+    }
+
     pub fn get(&self, plural: &str, name: &str) -> Option<Value> {
         self.stored.lock().unwrap().get(&(plural.to_owned(), name.to_owned())).cloned()
     }
+}
+
+/// The copy of a Model on node `a`, of which so many of 100 bytes have arrived.
+pub fn model_copy(model: &str, bytes_done: u64) -> Value {
+    let ready = if bytes_done == 100 { "True" } else { "False" };
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy",
+        "metadata": {"name": format!("default.{model}.a"), "resourceVersion": bytes_done.to_string()},
+        "spec": {
+            "modelRef": {"namespace": "default", "name": model}, "source": {"uri": format!("hf://owner/{model}")},
+            "nodeName": "a", "want": "Files",
+        },
+        "status": {
+            "bytesDone": bytes_done, "bytesTotal": 100,
+            "conditions": [{
+                "type": "Ready", "status": ready, "reason": "InProgress", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    })
+}
+
+/// Waits until a gateway has seen the cluster.
+pub async fn until_ready(ready: &AtomicBool) {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
+        while !ready.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.expect("the gateway becomes ready once the API server is there");
 }
 
 /// A line of a watch. Every API server sends the type first.
@@ -109,20 +146,11 @@ async fn list_or_watch(
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     if query.get("watch").is_none_or(|watch| watch == "false") {
-        let stored = objects.stored.lock().unwrap();
-        let items: Vec<Value> =
-            stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
-        return Json(json!({
-            "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
-        }))
-        .into_response();
+        return list(&objects.of(&plural));
     }
     let mut events = objects.events.subscribe();
     // The watch does not track resource versions: it sends every object again.
-    let existing: Vec<Value> = {
-        let stored = objects.stored.lock().unwrap();
-        stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
-    };
+    let existing = objects.of(&plural);
     Body::from_stream(async_stream::stream! {
         for object in existing {
             yield Ok(watch_event("MODIFIED", &object));
@@ -147,11 +175,12 @@ async fn list_namespace(
     State(objects): State<StoredObjects>,
     Path((namespace, plural)): Path<(String, String)>,
 ) -> Response {
-    let stored = objects.stored.lock().unwrap();
-    let of_namespace = |((of, _), object): &(&(String, String), &Value)| {
-        *of == plural && object["metadata"]["namespace"] == namespace.as_str()
-    };
-    let items: Vec<Value> = stored.iter().filter(of_namespace).map(|(_, object)| object.clone()).collect();
+    let mut items = objects.of(&plural);
+    items.retain(|object| object["metadata"]["namespace"] == namespace.as_str());
+    list(&items)
+}
+
+fn list(items: &[Value]) -> Response {
     Json(json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
     }))

@@ -1,7 +1,7 @@
 //! Models that clients of Ollama's API pull, copy and delete, as objects of the cluster, where key and gateway may.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use russet_gateway::GatewayConfig;
@@ -11,7 +11,7 @@ use sha2::Digest as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
-use crate::object_server::{StoredObjects, api_server};
+use crate::object_server::{StoredObjects, api_server, model_copy, until_ready};
 use crate::sdk::run_script;
 
 /// A gateway that manages models, its API server and an engine.
@@ -87,12 +87,7 @@ impl LibraryLab {
             ready.clone(),
             stop.clone().cancelled_owned(),
         ));
-        let waited = tokio::time::timeout(TEST_TIMEOUT, async {
-            while !ready.load(Ordering::Acquire) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        });
-        waited.await.expect("the gateway becomes ready");
+        until_ready(&ready).await;
         let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
         let engine = script_engine(&certificates, "a", |_| hello());
         Self { objects, certificates, url: format!("http://{listen}"), client, engine, stop, gateway, server }
@@ -126,22 +121,7 @@ impl LibraryLab {
 
     /// An agent has so many of 100 bytes of a Model.
     fn fetched(&self, model: &str, bytes: u64) {
-        let ready = if bytes == 100 { "True" } else { "False" };
-        self.objects.apply("modelcopies", json!({
-            "apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy",
-            "metadata": {"name": format!("default.{model}.a"), "resourceVersion": bytes.to_string()},
-            "spec": {
-                "modelRef": {"namespace": "default", "name": model}, "source": {"uri": "hf://o/n"}, "nodeName": "a",
-                "want": "Files",
-            },
-            "status": {
-                "bytesDone": bytes, "bytesTotal": 100,
-                "conditions": [{
-                    "type": "Ready", "status": ready, "reason": "InProgress", "message": "",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z",
-                }],
-            },
-        }));
+        self.objects.apply("modelcopies", model_copy(model, bytes));
     }
 
     /// A replica of the deployment answers.
