@@ -121,6 +121,8 @@ fn refused() -> Result<()> {
         ("podMonitor.interval=often", &["interval", "pattern"]),
         ("prometheusRule.enabled=perhaps", &["enabled", "boolean"]),
         ("dashboard.folder=llm", &["folder", "additional"]),
+        ("gateway.responsesStore.maxSize=much", &["maxsize", "pattern"]),
+        ("gateway.responsesStore.enabled=true", &["gateway.replicas to 1"]),
     ] {
         let (ok, text) = helm(&["template", "x", &chart("russet"), "-n", "russet-system", "--set", values])?;
         ensure!(!ok, "{values} was taken");
@@ -168,8 +170,15 @@ async fn install(plane: &KubernetesControlPlane) -> Result<()> {
     let labels = ["warn", "enforce"].map(|mode| format!("pod-security.kubernetes.io/{mode}=restricted"));
     plane.kubectl(&["label", "namespace", "russet-system", &labels[0], &labels[1]]).await?;
     plane.install(&repository().join("charts"), 18080).await?;
-    let more = "operator.replicas=2,networkPolicy.enabled=true,gateway.tls.secretName=from-cert-manager";
+    // A gateway with a store is one, and its volume claim is there; without, there may be more.
+    let claim = plane.kubectl(&["-n", "russet-system", "get", "pvc", "-o", "name"]).await?;
+    has(&claim, &["persistentvolumeclaim/russet-responses"])?;
+    let more = "operator.replicas=2,networkPolicy.enabled=true,gateway.tls.secretName=from-cert-manager,\
+                gateway.replicas=2,gateway.responsesStore.enabled=false";
     plane.helm(&["upgrade", "russet", &chart("russet"), "--reuse-values", "--set", more]).await?;
+    let claim = plane.kubectl(&["-n", "russet-system", "get", "pvc", "-o", "name"]).await?;
+    has(&claim, &["persistentvolumeclaim/russet-responses"])
+        .context("what was kept must outlive its switch")?;
     let budgets = plane.kubectl(&["-n", "russet-system", "get", "pdb,netpol,sa,svc", "-o", "name"]).await?;
     has(
         &budgets,
