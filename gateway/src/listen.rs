@@ -160,12 +160,13 @@ async fn serve_connection(
         .max_header_list_size(MAX_READ_HEAD_BYTES as u32);
     match tls {
         None => serve_http(builder, stream, router, limits, watcher).await,
-        Some(tls) => match timeout(limits.handshake_timeout, tls.accept(stream)).await {
+        // In boxes: a connection without TLS needs their room at no time.
+        Some(tls) => match Box::pin(timeout(limits.handshake_timeout, tls.accept(stream))).await {
             // ALPN has settled the HTTP version: no bytes are read to detect it, which a client could delay.
             Ok(Ok(stream)) => {
                 let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
-                serve_http(builder, stream, router, limits, watcher).await;
+                Box::pin(serve_http(builder, stream, router, limits, watcher)).await;
             }
             Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
             Err(_) => tracing::debug!("a client exceeded the timeout of the TLS handshake"),

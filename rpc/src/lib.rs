@@ -4,6 +4,7 @@
 
 #[cfg(feature = "api")]
 pub mod cache_status;
+mod codec;
 mod convert;
 pub mod failure_detector;
 #[cfg(feature = "api")]

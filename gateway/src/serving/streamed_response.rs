@@ -114,6 +114,8 @@ pub(super) fn events<W: ResponseWriter>(
                 }
             },
         };
+        // Its future has all that opening takes, and nothing that is used again.
+        drop(opening);
         loop {
             let bytes = tokio::select! {
                 biased;

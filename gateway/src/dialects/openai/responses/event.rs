@@ -3,17 +3,22 @@
 use serde::Serialize;
 
 use super::output::{Change, Item, ItemContent};
-use super::response::{ItemBody, PartBody, ResponseBody, logprobs_body};
+use super::response::{ItemBody, PartBody, logprobs_body};
 use crate::dialects::sse::named_event;
 use crate::dialects::token_logprobs::TokenBody;
 
-/// What an event has, besides its type and number.
+/// An event about the response itself.
+#[derive(Serialize)]
+struct ResponseEvent<'a, R> {
+    r#type: &'static str,
+    sequence_number: u64,
+    response: &'a R,
+}
+
+/// What an event about an item has, besides its type and number.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum EventBody<'a> {
-    Response {
-        response: &'a ResponseBody<'a>,
-    },
     Item {
         output_index: usize,
         item: ItemBody<'a>,
@@ -118,9 +123,10 @@ pub(super) struct EventSequence {
 }
 
 impl EventSequence {
-    /// An event about the response itself.
-    pub(super) fn response(&mut self, out: &mut Vec<u8>, name: &'static str, response: &ResponseBody<'_>) {
-        self.write(out, name, EventBody::Response { response }, None);
+    /// An event about the response itself, which has the body of a response.
+    pub(super) fn response(&mut self, out: &mut Vec<u8>, name: &'static str, response: &impl Serialize) {
+        let sequence_number = self.number();
+        named_event(out, name, &ResponseEvent { r#type: name, sequence_number, response });
     }
 
     /// The events of a change of an item.
@@ -167,8 +173,14 @@ impl EventSequence {
         body: EventBody<'_>,
         logprobs: Option<Vec<TokenBody>>,
     ) {
-        let event = Event { r#type, sequence_number: self.next, body, logprobs };
-        self.next += 1;
+        let event = Event { r#type, sequence_number: self.number(), body, logprobs };
         named_event(out, r#type, &event);
+    }
+
+    /// The number of the next event.
+    fn number(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        number
     }
 }

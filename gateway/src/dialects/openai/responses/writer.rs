@@ -4,6 +4,7 @@ use axum::Json;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use russet_wire::event::{Delta, FinishReason, Usage};
+use serde_json::value::to_raw_value;
 
 use super::event::EventSequence;
 use super::output::{Observer, Output, unobserved};
@@ -14,6 +15,9 @@ use crate::body_budget::BodyPermit;
 use crate::dialects::sse::{self, KEEP_ALIVE};
 use crate::error::GatewayError;
 use crate::serving::{DetachedResponse, ResponseEnd, ResponseWriter};
+
+/// Bytes of an event of one token.
+const EVENT_BYTES: usize = 512;
 
 /// Writes one response.
 #[derive(Debug)]
@@ -48,12 +52,10 @@ impl ResponsesWriter {
         ResponseBody::new(&self.id, self.created_at, &self.settings, &self.output, state)
     }
 
-    /// The events of what this does to the items.
-    fn change(&mut self, change: impl FnOnce(&mut Output, &mut Observer<'_>)) -> Vec<u8> {
+    /// Writes the events of what this does to the items.
+    fn change(&mut self, out: &mut Vec<u8>, change: impl FnOnce(&mut Output, &mut Observer<'_>)) {
         let Self { output, events, .. } = self;
-        let mut out = Vec::with_capacity(512);
-        change(output, &mut |index, item, change| events.item(&mut out, index, item, change));
-        out
+        change(output, &mut |index, item, change| events.item(out, index, item, change));
     }
 
     /// In the background, the event that says that an engine generates it, if that was not said.
@@ -67,7 +69,7 @@ impl ResponsesWriter {
     fn end(&mut self, reason: FinishReason) -> LastEvents {
         let mut events = Vec::new();
         self.begin(&mut events);
-        events.extend(self.change(|output, observe| output.finish(reason, observe)));
+        self.change(&mut events, |output, observe| output.finish(reason, observe));
         LastEvents { events, at: (self.clock)() }
     }
 
@@ -136,16 +138,19 @@ impl ResponseWriter for ResponsesWriter {
             Some(record) if record.is_background() => (ResponseState::Queued, "response.queued"),
             _ => (ResponseState::InProgress, "response.in_progress"),
         };
-        let mut out = Vec::new();
-        self.response_event(&mut out, Some("response.created"), state);
-        self.response_event(&mut out, Some(name), state);
+        // It is written once: tools make it long.
+        let body = to_raw_value(&self.body(state)).unwrap_or_default();
+        let mut out = Vec::with_capacity(2 * (body.get().len() + EVENT_BYTES));
+        for name in ["response.created", name] {
+            self.events.response(&mut out, name, &body);
+        }
         out.into()
     }
 
     fn delta(&mut self, _: usize, delta: &Delta) -> Bytes {
-        let mut out = Vec::new();
+        let mut out = Vec::with_capacity(EVENT_BYTES);
         self.begin(&mut out);
-        out.extend(self.change(|output, observe| output.add(delta, observe)));
+        self.change(&mut out, |output, observe| output.add(delta, observe));
         out.into()
     }
 
@@ -184,7 +189,6 @@ mod tests {
 
     use russet_wire::conversation::ToolCall;
     use russet_wire::event::{Logprobs, TokenLogprob};
-    use serde_json::value::to_raw_value;
     use serde_json::{Value, json};
 
     use super::super::client_tools::{ClientTool, ClientTools};
