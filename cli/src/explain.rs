@@ -1,5 +1,8 @@
 //! `russet explain`: what a deployment needs, where it runs and why, and what keeps it from running. The
-//! planner computes it from the cluster's current state; nothing is written.
+//! planner computes it from the cluster's current state; nothing is written. `russet explain route` says where a request
+//! would go.
+
+mod route;
 
 use std::sync::Arc;
 
@@ -16,16 +19,29 @@ use crate::stdout::out;
 
 /// Arguments of `russet explain`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Arguments {
+    #[command(subcommand)]
+    subject: Option<Subject>,
     /// Name of the ModelDeployment; without it, all of the namespace.
     name: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
 
+/// What else can be explained.
+#[derive(clap::Subcommand)]
+enum Subject {
+    /// Says which targets of its ModelRoute a request to a model would try, by which rule, and why not others.
+    Route(route::Arguments),
+}
+
 /// Prints the explanation.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { name, connection } = arguments;
+    let Arguments { subject, name, connection } = arguments;
+    if let Some(Subject::Route(arguments)) = subject {
+        return route::run(arguments).await;
+    }
     let cluster = read_server(&connection).await?.cluster();
     let all =
         list_decodable(&connection.client().await?).await.context("the deployments could not be listed")?;

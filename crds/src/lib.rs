@@ -5,6 +5,7 @@
 #![allow(clippy::duplicated_attributes)]
 
 mod access_key;
+pub mod active_hours;
 mod approval;
 mod autoscaling;
 mod benchmark;
@@ -21,6 +22,8 @@ mod node_pool;
 pub mod reference;
 mod references;
 mod rollout;
+mod route_rule;
+mod schedule;
 mod shard;
 mod shard_group;
 mod sharding_strategy;
@@ -48,10 +51,12 @@ pub use model_route::*;
 pub use node_pool::*;
 pub use references::*;
 pub use rollout::*;
+pub use route_rule::*;
 pub use russet_model::description::Task;
 pub use russet_model::generation_config::GenerationConfig;
 pub use russet_wire::engine_config::{Backend, Transport};
 pub use russet_wire::engine_options::*;
+pub use schedule::*;
 pub use shard::*;
 pub use shard_group::*;
 pub use sharding_strategy::*;

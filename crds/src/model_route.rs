@@ -1,12 +1,12 @@
-//! ModelRoute: model names for clients, the deployments behind them, and the handling of requests while none
-//! is ready. There are no rules or weights yet: the first ready target gets the request.
+//! ModelRoute: model names for clients, the deployments behind them, by rules and shares, and the handling of requests
+//! while none is ready.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::LocalReference;
+use crate::{RouteRule, RouteTarget, TargetPick};
 
 /// Model names for deployments.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -34,13 +34,28 @@ use crate::LocalReference;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "!has(self.rules) || self.rules.all(rule, self.rules.exists_one(other, other.name == rule.name))",
+     "message": "two rules have one name"},
+]))]
 pub struct ModelRouteSpec {
     /// Model names that clients may send; `*` matches any run of characters.
     #[schemars(length(min = 1, max = 64))]
     pub models: Vec<String>,
-    /// Target deployments, tried in order.
+    /// Targets for some of the requests: the first rule that matches decides, and a request whose rule has no target that
+    /// can answer goes to no other rule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub rules: Vec<RouteRule>,
+    /// Target deployments of requests that no rule matches.
     #[schemars(length(min = 1, max = 16))]
     pub targets: Vec<RouteTarget>,
+    /// Which of these targets gets a request.
+    #[serde(default)]
+    pub pick: TargetPick,
+    /// Keeps answers to requests that have one answer, and gives them to the same caller again. Absent: none is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<RouteCache>,
     /// What the gateway does with a request while no target is ready but one will be.
     #[serde(default)]
     pub on_unavailable: OnUnavailable,
@@ -48,6 +63,13 @@ pub struct ModelRouteSpec {
     #[serde(default = "deadline_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub deadline_seconds: u32,
+}
+
+impl ModelRouteSpec {
+    /// All targets, those of rules first.
+    pub fn all_targets(&self) -> impl Iterator<Item = &RouteTarget> {
+        self.rules.iter().flat_map(|rule| &rule.targets).chain(&self.targets)
+    }
 }
 
 /// Longer than it takes to read a model of hundreds of gigabytes from disk. Half the default timeout of
@@ -60,11 +82,23 @@ impl Default for ModelRouteSpec {
     fn default() -> Self {
         Self {
             models: Vec::new(),
+            rules: Vec::new(),
             targets: Vec::new(),
+            pick: TargetPick::default(),
+            cache: None,
             on_unavailable: OnUnavailable::default(),
             deadline_seconds: deadline_seconds(),
         }
     }
+}
+
+/// Answers that a route keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteCache {
+    /// Seconds after which an answer is forgotten.
+    #[schemars(range(min = 1, max = 604_800))]
+    pub ttl_seconds: u32,
 }
 
 /// What the gateway does with a request while no target is ready.
@@ -79,14 +113,6 @@ pub enum OnUnavailable {
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
-}
-
-/// A target of a route.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct RouteTarget {
-    /// A ModelDeployment of the same namespace.
-    pub deployment_ref: LocalReference,
 }
 
 /// Whether the route works.

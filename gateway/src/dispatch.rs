@@ -19,6 +19,7 @@ mod dispatcher;
 mod engine_stream;
 mod pooling_call;
 mod response;
+mod response_cache;
 mod route_decision;
 mod suspects;
 mod token_count;
@@ -34,6 +35,7 @@ use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
 use crate::routes::{Deployment, Resolved};
+use attempt_loop::OpenedStream;
 pub(crate) use attempt_loop::{PendingRequest, PromptState};
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
@@ -41,7 +43,17 @@ pub(crate) use dispatcher::Dispatcher;
 use engine_stream::shutdown_error;
 pub(crate) use pooling_call::{PoolingReply, PoolingRequest};
 use response::ResponseStream;
+pub(crate) use response_cache::CacheUse;
+use response_cache::{CacheOutcome, CachedResponse, ResponseRecording};
 pub(crate) use suspects::PromptDigest;
+
+/// Where an answer comes from.
+enum Answer {
+    /// It is kept.
+    Cached(Arc<CachedResponse>),
+    /// An engine generates it, and it may have to be kept.
+    Opened(Box<OpenedStream>, Option<ResponseRecording>),
+}
 
 impl Dispatcher {
     /// The response to `pending` from a deployment that serves its model, from its first text on.
@@ -50,14 +62,33 @@ impl Dispatcher {
         mut pending: PendingRequest,
     ) -> Result<ResponseStream, GatewayError> {
         let mut tracker = self.begin(&mut pending).await?;
-        match self.run_attempts(&mut pending, &mut tracker).await {
-            Ok(opened) => Ok(ResponseStream::new(self.clone(), pending, opened, tracker)),
+        match self.answer(&mut pending, &mut tracker).await {
+            Ok(Answer::Cached(response)) => Ok(ResponseStream::cached(&response, &pending, &mut tracker)),
+            Ok(Answer::Opened(opened, recording)) => {
+                Ok(ResponseStream::new(self.clone(), pending, *opened, tracker).recorded(recording))
+            }
             Err(error) => {
                 tracker.failed(&error);
                 pending.recorder().failed(&error);
                 Err(error)
             }
         }
+    }
+
+    /// An answer that is kept, or the first of what an engine says.
+    async fn answer(
+        &self,
+        pending: &mut PendingRequest,
+        tracker: &mut RequestTracker,
+    ) -> Result<Answer, GatewayError> {
+        let recording = match self.cached(pending).await? {
+            CacheOutcome::Hit(response) => return Ok(Answer::Cached(response)),
+            CacheOutcome::Miss(recording) => Some(recording),
+            CacheOutcome::Off => None,
+        };
+        let opened = self.run_attempts(pending, tracker).await?;
+        let recording = recording.filter(|recording| recording.is_of(pending.answered_by()));
+        Ok(Answer::Opened(Box::new(opened), recording))
     }
 
     /// The vectors or scores that `pending` asks for, of a deployment that serves its model.
@@ -147,7 +178,9 @@ impl Dispatcher {
     /// Counts a request whose model is known and that ends no engines.
     async fn admit(&self, pending: &mut PendingRequest) -> Result<RequestTracker, GatewayError> {
         self.wait_synced(pending).await?;
-        if let Some(error) = route_decision::unknown(&self.table(), pending.model(), pending.scope()) {
+        if let Some(error) =
+            route_decision::all_unknown(&self.table(), pending.models(), (pending.scope(), pending.facts()))
+        {
             self.metrics.rejected(&error);
             return Err(error);
         }

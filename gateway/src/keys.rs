@@ -8,7 +8,7 @@ mod rate_limit;
 mod report;
 mod secret;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,7 +22,7 @@ use sha2::Digest as _;
 use subtle::ConstantTimeEq as _;
 
 use crate::request_limits::RequestLimits;
-use crate::routes::ModelScope;
+use crate::routes::{FactsCaller, ModelScope};
 pub use follow::follow;
 pub use rate_limit::Quota;
 pub use report::report;
@@ -60,6 +60,8 @@ pub struct ApiKey {
     pub generation: Option<i64>,
     /// The object's status.
     pub status: AccessKeyStatus,
+    /// Its labels, which are those of its requests.
+    pub labels: BTreeMap<String, String>,
     /// The model names it allows.
     pub scope: ModelScope,
     /// Limits on its requests.
@@ -231,6 +233,14 @@ impl Caller {
             // No namespace has a slash.
             Self::Anonymous => format!("/{own}"),
             Self::Key(key) => format!("{}/{own}", key.namespace),
+        }
+    }
+
+    /// What rules of ModelRoutes know of the caller.
+    pub(crate) fn facts(&self) -> FactsCaller<'_> {
+        match self {
+            Self::Anonymous => FactsCaller::default(),
+            Self::Key(key) => FactsCaller { key: Some(&key.name), labels: Some(&key.labels) },
         }
     }
 

@@ -39,6 +39,7 @@ pub struct Metrics {
     cancelled: IntCounterVec,
     retries: IntCounterVec,
     continued: IntCounterVec,
+    response_cache: IntCounterVec,
     running: IntGaugeVec,
     queue: IntGaugeVec,
     outcomes: IntCounterVec,
@@ -94,6 +95,14 @@ impl Metrics {
                     "request_continued_total",
                     "Answers whose engine was lost, and whether another one went on with them.",
                     &["model_name", "outcome"],
+                )?,
+            )?,
+            response_cache: add(
+                registry,
+                counter(
+                    "response_cache_total",
+                    "Requests of routes that keep answers, and whether they got one that is kept (hit, miss).",
+                    &["outcome"],
                 )?,
             )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
@@ -161,6 +170,11 @@ impl Metrics {
                 )?,
             )?,
         })
+    }
+
+    /// A request of a route that keeps answers got one that is kept, or did not.
+    pub fn response_cache(&self, outcome: &str) {
+        self.response_cache.with_label_values(&[outcome]).inc();
     }
 
     /// Counts a request of a key, and whether it exceeded the quota.

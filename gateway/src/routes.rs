@@ -2,18 +2,27 @@
 //! name. A [`RoutingTable`] is immutable; every change publishes a new one. No sockets and no Kubernetes
 //! client here; `objects` reads the kinds and `follow` watches them.
 
+mod complexity;
+mod facts;
 mod follow;
 mod model_details;
 mod objects;
+mod rules;
 mod scope;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+use russet_crds::{RouteTask, TargetPick};
+
 use crate::request_defaults::RequestDefaults;
+pub use complexity::Complexity;
+pub use facts::{FactsCaller, RequestFacts, RouteHeaders, task_name};
 pub use follow::follow;
 pub use model_details::{FetchState, ModelDetails, ModelHeaders};
+pub use rules::{RoutePolicy, Selection, Targets, Verdict};
 pub use scope::ModelScope;
 
 /// The state the gateway routes by.
@@ -104,10 +113,12 @@ pub struct ModelAlias {
     pub route: String,
     /// Namespace of the route and its targets.
     pub namespace: String,
-    /// Names of target deployments, tried in order.
-    pub targets: Vec<String>,
+    /// Where its requests go: shared by all names of the route.
+    pub policy: Arc<RoutePolicy>,
     /// How long a request is held while no target is ready; `None`: it is rejected at once.
     pub hold_timeout: Option<Duration>,
+    /// How long answers are kept; `None`: none is.
+    pub cache_ttl: Option<Duration>,
 }
 
 /// The result of resolving a model name.
@@ -115,14 +126,25 @@ pub struct ModelAlias {
 pub enum Resolved<'a> {
     /// These deployments serve it, tried in order; never empty.
     Deployments(Vec<&'a Deployment>),
-    /// A ModelRoute has the name, but none of its targets exists.
-    Dangling(&'a ModelAlias),
+    /// A ModelRoute has the name, but none of the targets that it selects exists.
+    Dangling(&'a ModelAlias, Selection<'a>),
     /// Several namespaces have the name; these are its full names.
     Ambiguous(Vec<String>),
     /// The caller's key does not allow the name, whether it exists or not.
     Forbidden,
     /// Nothing has the name.
     Unknown,
+}
+
+/// What a name leads to for one request.
+#[derive(Debug, PartialEq)]
+pub struct Resolution<'a> {
+    /// The deployments, in the order in which they are tried, or why there are none.
+    pub resolved: Resolved<'a>,
+    /// The adapter that answers; it is empty where the model itself does.
+    pub adapter: &'a str,
+    /// Which of the deployments gets the request.
+    pub pick: TargetPick,
 }
 
 /// What a name belongs to.
@@ -176,7 +198,7 @@ impl RoutingTable {
     /// has the name; else to the only namespace whose ModelRoutes have it. In one namespace a name of a ModelRoute wins
     /// over a deployment's own name, and both win over a pattern; of patterns the most specific wins.
     pub fn resolve(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
-        self.resolve_adapter(model, scope).0
+        self.resolve_request(model, scope, None).resolved
     }
 
     /// The same with the adapter that answers; it is empty where the model itself does.
@@ -186,14 +208,61 @@ impl RoutingTable {
     ///
     /// `name:latest` is `name`, unless something has all of it as a name: Ollama's clients add that tag.
     pub fn resolve_adapter(&self, model: &str, scope: &ModelScope) -> (Resolved<'_>, &str) {
-        let model = self.untagged(model, scope);
+        let Resolution { resolved, adapter, .. } = self.resolve_request(model, scope, None);
+        (resolved, adapter)
+    }
+
+    /// The same for a request of which this is known; without it, no rule of a ModelRoute matches.
+    ///
+    /// `name:task` is `name` where that is a name of a ModelRoute with rules.
+    pub fn resolve_request(
+        &self,
+        model: &str,
+        scope: &ModelScope,
+        facts: Option<&RequestFacts>,
+    ) -> Resolution<'_> {
+        let (model, _) = self.plain_name(model, scope);
         if !scope.allows(model) {
-            return (Resolved::Forbidden, "");
+            return Resolution { resolved: Resolved::Forbidden, adapter: "", pick: TargetPick::InOrder };
         }
-        match self.adapted(model, scope) {
-            Some((found, adapter, _)) => (Resolved::Deployments(found), adapter),
-            None => (self.owned(self.owner(model, scope)), ""),
+        let pick = self
+            .policy_of(model, scope)
+            .map_or(TargetPick::InOrder, |policy| policy.select(facts).targets.pick);
+        match self.adapted(model, scope, facts) {
+            Some((found, adapter, _)) => Resolution { resolved: Resolved::Deployments(found), adapter, pick },
+            None => Resolution { resolved: self.owned(self.owner(model, scope), facts), adapter: "", pick },
         }
+    }
+
+    /// The task that the name of a model ends in, if it does.
+    pub fn named_task(&self, model: &str, scope: &ModelScope) -> Option<RouteTask> {
+        self.plain_name(model, scope).1
+    }
+
+    /// Where the ModelRoute that has this name sends its requests.
+    pub fn policy(&self, model: &str, scope: &ModelScope) -> Option<&RoutePolicy> {
+        self.policy_of(self.plain_name(model, scope).0, scope)
+    }
+
+    fn policy_of(&self, model: &str, scope: &ModelScope) -> Option<&RoutePolicy> {
+        if self.aliases.is_empty() {
+            return None;
+        }
+        self.alias_of(model, scope).map(|alias| &*alias.policy)
+    }
+
+    /// The name without what only says which of a route's targets is meant, and the task that it named.
+    fn plain_name<'m>(&self, model: &'m str, scope: &ModelScope) -> (&'m str, Option<RouteTask>) {
+        let model = self.untagged(model, scope);
+        let named = || {
+            let (name, suffix) = model.rsplit_once(':')?;
+            let task = facts::task_of(suffix)?;
+            let is_other = matches!(self.owner(model, scope), NameOwner::Route(alias) if alias.is_exact())
+                || self.adapted(model, scope, None).is_some();
+            let NameOwner::Route(alias) = self.owner(name, scope) else { return None };
+            (alias.policy.has_rules() && !is_other).then_some((name, Some(task)))
+        };
+        named().unwrap_or((model, None))
     }
 
     /// The name without the tag that a name without one implies in Ollama, where that leads to something and nothing has
@@ -201,9 +270,9 @@ impl RoutingTable {
     fn untagged<'m>(&self, model: &'m str, scope: &ModelScope) -> &'m str {
         let Some(name) = model.strip_suffix(IMPLIED_TAG) else { return model };
         let is_route = matches!(self.owner(model, scope), NameOwner::Route(alias) if alias.is_exact());
-        let leads_somewhere = self.adapted(name, scope).is_some()
+        let leads_somewhere = self.adapted(name, scope, None).is_some()
             || !matches!(self.owner(name, scope), NameOwner::Other(Resolved::Unknown));
-        if is_route || self.adapted(model, scope).is_some() || !leads_somewhere { model } else { name }
+        if is_route || self.adapted(model, scope, None).is_some() || !leads_somewhere { model } else { name }
     }
 
     /// The deployments with the adapter that `name:adapter` asks for, and the name before it.
@@ -211,6 +280,7 @@ impl RoutingTable {
         &'a self,
         model: &'m str,
         scope: &ModelScope,
+        facts: Option<&RequestFacts>,
     ) -> Option<(Vec<&'a Deployment>, &'a str, &'m str)> {
         let (name, adapter) = model.rsplit_once(':')?;
         if let NameOwner::Route(alias) = self.owner(model, scope)
@@ -218,23 +288,28 @@ impl RoutingTable {
         {
             return None;
         }
-        let Resolved::Deployments(mut found) = self.owned(self.owner(name, scope)) else { return None };
+        let Resolved::Deployments(mut found) = self.owned(self.owner(name, scope), facts) else {
+            return None;
+        };
         found.retain(|deployment| deployment.adapters.contains_key(adapter));
         let (adapter, _) = found.first()?.adapters.get_key_value(adapter)?;
         Some((found, adapter, name))
     }
 
-    fn owned<'a>(&'a self, owner: NameOwner<'a>) -> Resolved<'a> {
+    fn owned<'a>(&'a self, owner: NameOwner<'a>, facts: Option<&RequestFacts>) -> Resolved<'a> {
         match owner {
-            NameOwner::Route(alias) => self.targets(alias),
+            NameOwner::Route(alias) => self.targets(alias, facts),
             NameOwner::Other(resolved) => resolved,
         }
     }
 
     /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        let model = self.untagged(model, scope);
-        let name = self.adapted(model, scope).map_or(model, |(_, _, name)| name);
+        self.alias_of(self.plain_name(model, scope).0, scope)
+    }
+
+    fn alias_of(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
+        let name = self.adapted(model, scope, None).map_or(model, |(_, _, name)| name);
         match self.owner(name, scope) {
             NameOwner::Route(alias) => Some(alias),
             NameOwner::Other(_) => None,
@@ -291,17 +366,24 @@ impl RoutingTable {
         }
     }
 
-    fn targets<'a>(&'a self, alias: &'a ModelAlias) -> Resolved<'a> {
-        let found: Vec<&Deployment> = alias
-            .targets
-            .iter()
-            .filter_map(|target| {
-                self.deployments
-                    .iter()
-                    .find(|deployment| deployment.namespace == alias.namespace && deployment.name == *target)
-            })
-            .collect();
-        if found.is_empty() { Resolved::Dangling(alias) } else { Resolved::Deployments(found) }
+    fn targets<'a>(&'a self, alias: &'a ModelAlias, facts: Option<&RequestFacts>) -> Resolved<'a> {
+        let selection = alias.policy.select(facts);
+        let find = |target: &str| {
+            let mut deployments = self.deployments.iter();
+            deployments.find(|one| one.namespace == alias.namespace && one.name == target)
+        };
+        let mut found: Vec<&Deployment> = selection.in_order().filter_map(find).collect();
+        if selection.targets.pick == TargetPick::Largest {
+            // Of equal ones the first.
+            found.sort_by_key(|deployment| std::cmp::Reverse(self.parameters(deployment)));
+        }
+        if found.is_empty() { Resolved::Dangling(alias, selection) } else { Resolved::Deployments(found) }
+    }
+
+    /// Parameters of a deployment's model; 0 until its headers are read.
+    fn parameters(&self, deployment: &Deployment) -> u64 {
+        let model = self.models.get(&(deployment.namespace.clone(), deployment.model.clone()));
+        model.and_then(|model| Some(model.headers.as_ref()?.parameters)).unwrap_or(0)
     }
 
     /// All model names that a caller may request, each with its deployments: for each deployment the shortest
@@ -327,7 +409,7 @@ impl RoutingTable {
                 |id: &String| self.matching_alias(id, scope).is_some_and(|found| std::ptr::eq(found, alias));
             let ids = [alias.pattern.clone(), format!("{}/{}", alias.namespace, alias.pattern)];
             let Some(id) = ids.into_iter().find(leads_here) else { continue };
-            let Resolved::Deployments(targets) = self.targets(alias) else { continue };
+            let Resolved::Deployments(targets) = self.targets(alias, None) else { continue };
             let adapters: BTreeSet<&str> =
                 targets.iter().flat_map(|target| target.adapters.keys().map(String::as_str)).collect();
             for adapter in std::iter::once("").chain(adapters) {
@@ -409,8 +491,9 @@ mod tests {
             pattern: pattern.into(),
             route: format!("default/{route}"),
             namespace: "default".into(),
-            targets: targets.iter().map(|&target| target.to_owned()).collect(),
+            policy: Arc::new(RoutePolicy::to(targets.iter().copied())),
             hold_timeout: None,
+            cache_ttl: None,
         }
     }
 
@@ -441,7 +524,7 @@ mod tests {
         let table = table();
         let found = |model: &str| match table.resolve(model, &ModelScope::ALL) {
             Resolved::Deployments(found) => found.iter().map(|one| one.full_name()).collect(),
-            Resolved::Dangling(alias) => vec![format!("dangling {}", alias.route)],
+            Resolved::Dangling(alias, _) => vec![format!("dangling {}", alias.route)],
             Resolved::Ambiguous(names) => vec![format!("one of {}", names.join(" "))],
             Resolved::Forbidden => vec!["forbidden".to_owned()],
             Resolved::Unknown => vec!["unknown".to_owned()],

@@ -45,7 +45,7 @@ use tokio::time::Instant;
 
 use crate::body_budget::BodyPermit;
 use crate::discard::discard;
-use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
+use crate::dispatch::{CacheUse, Deadline, PendingRequest, PromptDigest};
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::{JsonBody, JsonBounds, check_headers};
 use crate::keys::{Caller, Quota};
@@ -53,6 +53,7 @@ use crate::prompt_marks::prompt_marks;
 use crate::request_id::RequestId;
 use crate::request_limits::{LowestPriority, MAX_PRIORITY};
 use crate::request_log::Recorder;
+use crate::routes::RouteHeaders;
 pub(crate) use affinity::Session;
 pub(crate) use api_state::ApiState;
 use choices::TotalUsage;
@@ -74,6 +75,9 @@ pub(crate) use why::{is_why, why};
 
 /// Header with the names of fields that were recognised and ignored.
 const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");
+
+/// Header with the complexity of a request, from 0 to 1, where its ModelRoute looks at what requests are.
+const COMPLEXITY: HeaderName = HeaderName::from_static("x-russet-complexity");
 
 /// The handler of a path that generates a response: `parse` reads its request.
 pub(crate) fn generation<W: ResponseWriter>(
@@ -143,11 +147,11 @@ async fn generate<W: ResponseWriter>(
     RecordedRequest { api, id, caller, request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit, session, lowest_priority } =
+    let ReceivedRequest { unread, deadline, permit, session, lowest_priority, route_headers, cache_use } =
         ReceivedRequest::read(&api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
     let state = api.clone();
-    let (parsed, prompts, session) = unread
+    let (parsed, prompts, session, facts) = unread
         .may_block(W::MAY_BE_KEPT && api.kept.is_some())
         .read(move |body, context, caller| {
             let session = session.or_else(|| Session::of_body(&body.value));
@@ -163,11 +167,17 @@ async fn generate<W: ResponseWriter>(
             }
             let prompt = |request| PromptDigest::new(caller, &parsed.model, request);
             let prompts: Vec<PromptDigest> = parsed.requests.iter().map(prompt).collect();
-            Ok((parsed, prompts, session))
+            // The prompts of one request go one way.
+            let mut names = std::iter::once(&parsed.model).chain(&parsed.fallback_models);
+            let facts = parsed.requests.first().and_then(|request| {
+                names.find_map(|name| state.facts(name, caller, &route_headers, request, session))
+            });
+            Ok((parsed, prompts, session, facts))
         })
         .await?;
     let ParsedRequest {
         model,
+        fallback_models,
         requests,
         keep_alive,
         prompt_field,
@@ -216,7 +226,10 @@ async fn generate<W: ResponseWriter>(
     let requests = requests.enumerate().map(|(response, ((request, prompt), permit))| {
         PendingRequest::new(model.clone(), request, left_out, prompt, deadline, permit, caller.clone())
             .with_prompt_field(prompt_field)
+            .with_fallback_models(fallback_models.clone())
             .with_session(session)
+            .with_facts(facts.clone())
+            .with_cache_use(cache_use)
             .with_keep_alive(keep_alive)
             .with_recorder(recorder.for_response(response, choices))
     });
@@ -240,6 +253,11 @@ async fn generate<W: ResponseWriter>(
         whole_response::respond(&api.dispatcher, requests, usage, writer).await?
     };
     list_ignored(&mut response, &ignored);
+    if let Some(facts) = facts
+        && let Ok(score) = HeaderValue::from_str(&format!("{:.2}", facts.complexity.score()))
+    {
+        response.headers_mut().insert(COMPLEXITY, score);
+    }
     Ok(response)
 }
 
@@ -317,6 +335,10 @@ struct ReceivedRequest {
     session: Option<Session>,
     /// Whether it is of a batch.
     lowest_priority: Option<LowestPriority>,
+    /// What its headers say of its way.
+    route_headers: RouteHeaders,
+    /// What they say of answers that are kept.
+    cache_use: CacheUse,
 }
 
 impl ReceivedRequest {
@@ -331,8 +353,12 @@ impl ReceivedRequest {
         let arrived = Instant::now();
         let (parts, body) = request.into_parts();
         let limits = caller.limits();
-        let timeout = match check_headers(&parts.headers).and_then(|()| limits.timeout(&parts.headers)) {
-            Ok(timeout) => timeout,
+        let read_headers = || {
+            check_headers(&parts.headers)?;
+            Ok((limits.timeout(&parts.headers)?, RouteHeaders::read(&parts.headers)?))
+        };
+        let (timeout, route_headers) = match read_headers() {
+            Ok(read) => read,
             Err(error) => {
                 discard(body).await;
                 return Err(error);
@@ -351,7 +377,9 @@ impl ReceivedRequest {
             may_block: false,
         };
         let lowest_priority = parts.extensions.get().copied();
-        Ok(Self { unread, deadline, permit, session: Session::of_headers(&parts.headers), lowest_priority })
+        let session = Session::of_headers(&parts.headers);
+        let cache_use = CacheUse::of_headers(&parts.headers);
+        Ok(Self { unread, deadline, permit, session, lowest_priority, route_headers, cache_use })
     }
 }
 

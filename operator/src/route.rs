@@ -1,5 +1,5 @@
-//! ModelRoutes: whether every deployment they name exists and one of them is ready. Not here: routing of
-//! requests (`gateway`).
+//! ModelRoutes: whether every deployment they name exists, one of them is ready, and their rules can be read. Not here:
+//! routing of requests (`gateway`).
 
 mod decide;
 
@@ -39,8 +39,7 @@ pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<
     };
     let targets: Vec<_> = route
         .spec
-        .targets
-        .iter()
+        .all_targets()
         .map(|target| (target.deployment_ref.name.as_str(), find(&target.deployment_ref.name)))
         .collect();
     let status = decide::status(&route, &targets, Timestamp::now());

@@ -5,7 +5,6 @@
 //! Snapshot + spec ──validate──▶ ValidDeployment ──place──▶ Placement + notes      (check verifies every one)
 //! ```
 
-pub mod active_hours;
 pub mod auto_revert;
 pub mod autoscaling;
 pub mod check;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use russet_crds::active_hours::{ActiveHours, InvalidSchedule, active_hours};
 use russet_crds::{ApprovalAction, LocalReference, Preemption, Residency, TierMode, TierSpec};
 
-use crate::active_hours::{self, ActiveHours};
 use crate::note::Note;
 
 /// A tier in the planner's view.
@@ -58,7 +58,10 @@ impl TierInfo {
             approvals,
         } = &tier.spec;
         let name = tier.metadata.name.as_deref().unwrap_or_default();
-        let hours = active_hours::active_hours(schedules, &format!("Tier {name} spec.schedules"), now);
+        let hours = active_hours(schedules, now).map_err(|InvalidSchedule { index, why }| Note::Invalid {
+            field: format!("Tier {name} spec.schedules[{index}]"),
+            why,
+        });
         let granted = tier.status.iter().flat_map(|status| &status.workload_groups);
         Self {
             mode: *mode,

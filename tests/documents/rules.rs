@@ -31,11 +31,12 @@ pub const READERS: [(&str, Given, &[Page]); 3] = [
         &[Page { name: "docs/quickstart.md", before: &[] }],
     ),
     (
-        "commands_of_catalog_gateway_and_plan_end_as_they_say",
+        "commands_of_catalog_routes_gateway_and_plan_end_so",
         Given::Cluster,
         &[
             // Leaves the deployment `smoke`, which the next pages ask.
             Page { name: "docs/catalog.md", before: &[] },
+            Page { name: "docs/routes.md", before: &[] },
             Page { name: "docs/gateway.md", before: &[] },
             Page {
                 name: "docs/plan.md",

@@ -2,9 +2,11 @@
 //! was decided and why.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use russet_gateway::request_log::{
-    AttemptOutcome, AttemptRecord, EndpointScore, LimitsRecord, RequestEnd, RequestRecord,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, LimitsRecord, RequestEnd, RequestRecord,
+    RuleMismatch,
 };
 
 use crate::get::format_table;
@@ -26,6 +28,9 @@ pub fn render(record: &RequestRecord) -> String {
     field(&mut text, "Request", &record.id);
     field(&mut text, "Received", &format!("{} ({}; {caller})", time(&record.received_at), record.dialect));
     field(&mut text, "Model", &model(record));
+    if let Some(facts) = record.route.as_ref().and_then(|route| route.request.as_ref()) {
+        field(&mut text, "Routed by", &routed_by(facts));
+    }
     field(&mut text, "Limits", &limits(&record.limits));
     if !record.changes.is_empty() {
         field(&mut text, "Changes", &record.changes.join("; "));
@@ -89,13 +94,30 @@ fn model(record: &RequestRecord) -> String {
     };
     match &record.route {
         None => name.to_owned(),
-        Some(route) => format!(
-            "{name}, a name (`{}`) of ModelRoute {} with the targets {}",
-            route.pattern,
-            route.model_route,
-            route.targets.join(", ")
-        ),
+        Some(route) => {
+            let rule = match (&route.rule, &route.request) {
+                (Some(rule), _) => format!(" by the rule {rule}"),
+                (None, Some(_)) => ", none of whose rules matches,".to_owned(),
+                (None, None) => String::new(),
+            };
+            format!(
+                "{name}, a name (`{}`) of ModelRoute {}{rule} with the targets {}",
+                route.pattern,
+                route.model_route,
+                route.targets.join(", ")
+            )
+        }
     }
+}
+
+/// What the rules of a route knew of the request.
+fn routed_by(facts: &FactsRecord) -> String {
+    let FactsRecord { task, complexity, complexity_parts, prompt_tokens, tools } = facts;
+    // Smaller ones are 0.00.
+    let parts = complexity_parts.iter().filter(|part| part.value >= 0.005);
+    let parts: Vec<String> = parts.map(|part| format!("{} {:.2}", part.name, part.value)).collect();
+    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    format!("task {task}; complexity {complexity:.2}{parts}; about {prompt_tokens} tokens; {tools} tools")
 }
 
 fn limits(limits: &LimitsRecord) -> String {
@@ -287,6 +309,9 @@ fn candidates(text: &mut String, attempt: &AttemptRecord) {
 /// What was decided, and why, in sentences.
 fn decisions(record: &RequestRecord) -> Vec<String> {
     let mut all = Vec::new();
+    for RuleMismatch { rule, reason } in record.route.iter().flat_map(|route| &route.mismatches) {
+        all.push(format!("The rule {rule} does not match it: {reason}."));
+    }
     if let Some(first) = record.holds.first() {
         let held: f64 =
             record.holds.iter().map(|hold| hold.until_ms.unwrap_or(record.total_ms) - hold.from_ms).sum();
@@ -300,6 +325,10 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
             first.deployment,
             reasons(record)
         ));
+    }
+    if let Some(age) = record.cached_response_ms {
+        let age = Duration::from_millis(age as u64);
+        all.push(format!("It got an answer that its ModelRoute keeps, {age:?} old; no engine was asked."));
     }
     for attempt in &record.attempts {
         all.push(format!("Attempt {} went to node {}: {}.", attempt.number, attempt.node, choice(attempt)));
@@ -368,6 +397,27 @@ mod tests {
         let text = render(&record);
         assert_eq!(text, include_str!("recorded.txt"), "\n{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH));
+    }
+
+    #[test]
+    fn the_rules_of_a_route_are_said() {
+        let json = r#"{"model": "auto", "route": {
+            "model_route": "default/auto", "pattern": "auto", "targets": ["coder"], "rule": "code",
+            "mismatches": [{"rule": "deep", "reason": "its complexity is 12 %, not above 80 %"}],
+            "request": {"task": "code", "complexity": 0.12, "prompt_tokens": 40, "tools": 2, "complexity_parts":
+                [{"name": "code", "value": 0.12}, {"name": "tools", "value": 0.0}]}}}"#;
+        let text = render(&serde_json::from_str(json).unwrap());
+        for expected in [
+            "Model      auto, a name (`auto`) of ModelRoute default/auto by the rule code\n",
+            "Routed by  task code; complexity 0.12 (code 0.12); about 40 tokens; 2 tools\n",
+            "  - The rule deep does not match it: its complexity is 12 %, not above 80 %.\n",
+        ] {
+            assert!(text.contains(expected), "{expected}{text}");
+        }
+        let without =
+            r#"{"model": "auto", "route": {"model_route": "default/auto", "request": {"task": "chat"}}}"#;
+        let text = render(&serde_json::from_str(without).unwrap());
+        assert!(text.contains("none of whose rules\n           matches, with the targets"), "{text}");
     }
 
     #[test]

@@ -44,6 +44,34 @@ pub(super) fn model_of(fields: &JsonObject, field: &str) -> Result<String, Gatew
     }
 }
 
+/// Most models of a request, as OpenRouter has it.
+const MAX_FALLBACK_MODELS: usize = 16;
+
+/// The name of the model, and those of `models` that take the request where it cannot, as OpenRouter has them: the first of
+/// them is the model where no other one is named.
+pub(super) fn models(fields: &JsonObject) -> Result<(String, Vec<String>), GatewayError> {
+    let mut others = match fields.get("models") {
+        None => Vec::new(),
+        Some(Value::Array(names)) if names.len() <= MAX_FALLBACK_MODELS => names
+            .iter()
+            .map(|name| match name.as_str() {
+                Some(name) if !name.is_empty() && name.len() <= MAX_MODEL_BYTES => Ok(name.to_owned()),
+                _ => Err(GatewayError::field("models", "`models` must have names of models")),
+            })
+            .collect::<Result<_, _>>()?,
+        Some(_) => {
+            let message = format!("`models` must be a list of at most {MAX_FALLBACK_MODELS} names of models");
+            return Err(GatewayError::field("models", message));
+        }
+    };
+    if others.is_empty() || fields.contains_key("model") {
+        let model = model(fields)?;
+        others.retain(|other| *other != model);
+        return Ok((model, others));
+    }
+    Ok((others.remove(0), others))
+}
+
 pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Array(items) => items.is_empty(),

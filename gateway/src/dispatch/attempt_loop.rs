@@ -26,7 +26,8 @@ use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
 use super::pooling_call::{PoolingReply, PoolingRequest};
-use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
+use super::response_cache::CacheUse;
+use super::route_decision::{ResumePoint, RouteDecision, choose_model, choose_resume};
 use super::suspects::{Isolation, PromptDigest, Suspicion};
 use super::token_count::token_count;
 use crate::backends::{RankedPrompt, ReplicaScore};
@@ -37,12 +38,14 @@ use crate::keys::Caller;
 use crate::metrics::RequestTracker;
 use crate::request_defaults::{AskedParameters, LeftOut};
 use crate::request_log::Recorder;
-use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
+use crate::routes::{Deployment, Endpoint, ModelScope, RequestFacts, RoutingTable};
 use crate::serving::Session;
 
 /// A request with its caller, and how much of its response was already sent.
 pub(crate) struct PendingRequest {
     model: String,
+    /// Models that take it where that one cannot.
+    fallback_models: Vec<String>,
     request: GenerationRequest,
     /// What its client asks for; a deployment sets the rest.
     asked: AskedParameters,
@@ -58,6 +61,10 @@ pub(crate) struct PendingRequest {
     body_permit: BodyPermit,
     kind: RequestKind,
     session: Option<Session>,
+    /// What rules of its ModelRoute know of it, where that has some.
+    facts: Option<Arc<RequestFacts>>,
+    /// Whether an answer that is kept will do.
+    cache_use: CacheUse,
     /// How long the deployment stays loaded after it, as the request says.
     keep_alive: Option<Duration>,
     /// The same, counted for the deployment that answers: until the response is complete.
@@ -103,6 +110,7 @@ impl PendingRequest {
     ) -> Self {
         Self {
             model,
+            fallback_models: Vec::new(),
             asked: AskedParameters::of(&request, left_out),
             request,
             prompt,
@@ -115,6 +123,8 @@ impl PendingRequest {
             body_permit,
             kind: RequestKind::Text,
             session: None,
+            facts: None,
+            cache_use: CacheUse::default(),
             keep_alive: None,
             keep_alive_request: None,
             prompt_field: "messages",
@@ -148,9 +158,24 @@ impl PendingRequest {
         Self { keep_alive, ..self }
     }
 
+    /// The same, which these models take where its own cannot.
+    pub(crate) fn with_fallback_models(self, fallback_models: Vec<String>) -> Self {
+        Self { fallback_models, ..self }
+    }
+
     /// The same, of a session.
     pub(crate) fn with_session(self, session: Option<Session>) -> Self {
         Self { session, ..self }
+    }
+
+    /// The same, which says this of answers that are kept.
+    pub(crate) fn with_cache_use(self, cache_use: CacheUse) -> Self {
+        Self { cache_use, ..self }
+    }
+
+    /// The same, of which rules know this.
+    pub(crate) fn with_facts(self, facts: Option<Arc<RequestFacts>>) -> Self {
+        Self { facts, ..self }
     }
 
     /// The same, which `recorder` records in the request log.
@@ -178,9 +203,49 @@ impl PendingRequest {
         &self.model
     }
 
+    /// That name and those of the models that take it otherwise.
+    pub(super) fn models(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.model).chain(&self.fallback_models).map(String::as_str)
+    }
+
     /// The model names that its caller may use.
     pub(super) fn scope(&self) -> &ModelScope {
         self.caller.scope()
+    }
+
+    /// The request for engines, without what a deployment sets.
+    pub(super) fn generation(&self) -> &GenerationRequest {
+        &self.request
+    }
+
+    /// What its client asks for.
+    pub(super) fn asked(&self) -> &AskedParameters {
+        &self.asked
+    }
+
+    /// Under which name its caller keeps things.
+    pub(super) fn owner(&self) -> String {
+        self.caller.owner()
+    }
+
+    /// Whether an answer that is kept will do.
+    pub(super) fn cache_use(&self) -> CacheUse {
+        self.cache_use
+    }
+
+    /// `namespace/name` of the deployment that answers it.
+    pub(super) fn answered_by(&self) -> Option<&str> {
+        self.resume_point.as_ref().map(|point| point.deployment.as_str())
+    }
+
+    /// Its prompt is not prepared now: whoever waits for that need not.
+    pub(super) fn is_not_prepared(&self) {
+        self.prompt_state.send_modify(|state| state.preparing = false);
+    }
+
+    /// What rules know of it.
+    pub(super) fn facts(&self) -> Option<&RequestFacts> {
+        self.facts.as_deref()
     }
 
     /// The deadline of the whole response.
@@ -402,7 +467,12 @@ impl<'a> AttemptLoop<'a> {
             Some(best)
         };
         let decision = match &self.request.resume_point {
-            None => choose(table, &self.request.model, self.request.scope(), quickest),
+            None => choose_model(
+                table,
+                self.request.models(),
+                (self.request.scope(), self.request.facts()),
+                quickest,
+            ),
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };
         let scored = scored.into_inner();

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_stream::shutdown_error;
+use super::response_cache::ResponseCache;
 use super::route_decision::unknown;
 use super::suspects::Suspects;
 use crate::backends::{Backends, ReplicaChoice};
@@ -55,6 +56,8 @@ pub struct DispatchLimits {
     pub holding: HoldLimits,
     /// How one of several replicas is chosen.
     pub replica_choice: ReplicaChoice,
+    /// Bytes of answers that are kept for routes with `cache`.
+    pub response_cache_bytes: u64,
 }
 
 impl Default for DispatchLimits {
@@ -75,6 +78,7 @@ impl Default for DispatchLimits {
             body_timeout: Duration::from_secs(60),
             holding: HoldLimits::default(),
             replica_choice: ReplicaChoice::default(),
+            response_cache_bytes: 64 * 1024 * 1024,
         }
     }
 }
@@ -88,6 +92,7 @@ pub struct Dispatcher {
     pub(super) limits: DispatchLimits,
     pub(super) closing: CancellationToken,
     pub(super) suspects: Suspects,
+    pub(super) response_cache: Arc<ResponseCache>,
 }
 
 impl Dispatcher {
@@ -101,7 +106,9 @@ impl Dispatcher {
         limits: DispatchLimits,
         closing: CancellationToken,
     ) -> Self {
-        Self { table, backends, demand, metrics, limits, closing, suspects: Suspects::default() }
+        let response_cache = ResponseCache::new(limits.response_cache_bytes);
+        let suspects = Suspects::default();
+        Self { table, backends, demand, metrics, limits, closing, suspects, response_cache }
     }
 
     /// The latest routing table.
@@ -127,7 +134,7 @@ impl Dispatcher {
 
     /// The error for a model name that resolves to no deployment.
     pub fn unknown(&self, model: &str, caller: &Caller) -> GatewayError {
-        unknown(&self.table(), model, caller.scope()).unwrap_or_else(|| {
+        unknown(&self.table(), model, (caller.scope(), None)).unwrap_or_else(|| {
             GatewayError::new(
                 ErrorKind::ModelNotFound,
                 format!("model `{model}` has just been created; send the request again"),

@@ -4,12 +4,13 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use russet_wire::event::GenerationEvent;
 
 use super::attempt_loop::{OpenedStream, PendingRequest};
 use super::dispatcher::Dispatcher;
 use super::engine_stream::AttemptError;
+use super::response_cache::{CachedResponse, ResponseRecording};
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 
@@ -20,6 +21,37 @@ impl ResponseStream {
     /// Its events: any number of `Token` with text, then one `Finished`, whose reason is never `Cancelled`, or an error.
     pub(crate) fn into_stream(self) -> impl Stream<Item = Result<GenerationEvent, GatewayError>> + Send {
         self.0
+    }
+
+    /// An answer that was kept.
+    pub(super) fn cached(
+        response: &CachedResponse,
+        request: &PendingRequest,
+        tracker: &mut RequestTracker,
+    ) -> Self {
+        tracker.dispatched();
+        tracker.token();
+        let recorder = request.recorder();
+        recorder.cached(response.age());
+        recorder.first_token();
+        if let Some((reason, usage)) = response.end() {
+            tracker.finished(usage);
+            recorder.finished(Some(reason), usage);
+        }
+        Self(Box::pin(futures::stream::iter(response.events().map(Ok))))
+    }
+
+    /// The same response, which is recorded.
+    pub(super) fn recorded(self, recording: Option<ResponseRecording>) -> Self {
+        let Some(recording) = recording else { return self };
+        let mut recording = Some(recording);
+        let Self(stream) = self;
+        Self(Box::pin(stream.inspect(move |event| {
+            recording = match (recording.take(), event) {
+                (Some(recording), Ok(event)) => recording.push(event),
+                (_, Ok(_) | Err(_)) => None,
+            };
+        })))
     }
 
     /// The response to the request, from the first event of an engine on.

@@ -3,8 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use russet_crds::TargetPick;
+
 use crate::error::{ErrorKind, GatewayError};
-use crate::routes::{Deployment, DeploymentState, Endpoint, ModelScope, Resolved, RoutingTable};
+use crate::routes::{
+    Deployment, DeploymentState, Endpoint, ModelScope, RequestFacts, Resolution, Resolved, RoutingTable,
+};
 
 /// The next action.
 #[derive(Debug, PartialEq)]
@@ -68,17 +72,49 @@ pub(super) fn choose_resume<'a>(
     }
 }
 
+/// The decision for the first of several models that has an endpoint which `pick` accepts; else for the first that is worth
+/// waiting for, else for the first.
+pub(super) fn choose_model<'a, 'm>(
+    table: &'a RoutingTable,
+    models: impl Iterator<Item = &'m str>,
+    request: (&ModelScope, Option<&RequestFacts>),
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+) -> RouteDecision<'a> {
+    let mut best = None;
+    for model in models {
+        match (choose(table, model, request, &pick), &best) {
+            (decision @ RouteDecision::Try(..), _) => return decision,
+            (decision, None) | (decision @ RouteDecision::Wait(..), Some(RouteDecision::Refuse(_))) => {
+                best = Some(decision);
+            }
+            (_, Some(_)) => {}
+        }
+    }
+    best.unwrap_or_else(|| {
+        RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotFound, "no model is named"))
+    })
+}
+
 /// The first target with an endpoint that `pick` accepts; otherwise wait or reject by the deployments' state.
 pub(super) fn choose<'a>(
     table: &'a RoutingTable,
     model: &str,
-    scope: &ModelScope,
+    (scope, facts): (&ModelScope, Option<&RequestFacts>),
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
 ) -> RouteDecision<'a> {
-    let (deployments, adapter) = match table.resolve_adapter(model, scope) {
-        (Resolved::Deployments(deployments), adapter) => (deployments, adapter),
-        (other, _) => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
+    let Resolution { resolved, adapter, pick: target_pick } = table.resolve_request(model, scope, facts);
+    let deployments = match resolved {
+        Resolved::Deployments(deployments) => deployments,
+        other => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
     };
+    if target_pick == TargetPick::Fastest {
+        let endpoints = deployments.iter().flat_map(|deployment| deployment.endpoints_with(adapter));
+        if let Some(endpoint) = pick(endpoints.collect())
+            && let Some(deployment) = deployments.iter().find(|one| one.endpoints.contains(endpoint))
+        {
+            return RouteDecision::Try(deployment, endpoint, adapter);
+        }
+    }
     for deployment in &deployments {
         if let Some(endpoint) = pick(deployment.endpoints_with(adapter).collect()) {
             return RouteDecision::Try(deployment, endpoint, adapter);
@@ -116,9 +152,27 @@ fn not_servable(model: &str, deployments: &[&Deployment]) -> GatewayError {
     GatewayError::new(ErrorKind::ModelNotReady, message)
 }
 
+/// The error for names of which none resolves to a deployment for this caller: that of the first.
+pub(super) fn all_unknown<'m>(
+    table: &RoutingTable,
+    models: impl Iterator<Item = &'m str>,
+    request: (&ModelScope, Option<&RequestFacts>),
+) -> Option<GatewayError> {
+    let mut first = None;
+    for model in models {
+        let error = unknown(table, model, request)?;
+        first.get_or_insert(error);
+    }
+    first
+}
+
 /// The error for a name that resolves to no deployment for this caller.
-pub(super) fn unknown(table: &RoutingTable, model: &str, scope: &ModelScope) -> Option<GatewayError> {
-    match table.resolve(model, scope) {
+pub(super) fn unknown(
+    table: &RoutingTable,
+    model: &str,
+    (scope, facts): (&ModelScope, Option<&RequestFacts>),
+) -> Option<GatewayError> {
+    match table.resolve_request(model, scope, facts).resolved {
         Resolved::Deployments(_) => None,
         other => Some(unresolved(table, model, scope, &other)),
     }
@@ -142,10 +196,11 @@ fn unresolved(
                 ..GatewayError::new(ErrorKind::ModelForbidden, message)
             };
         }
-        Resolved::Dangling(alias) => format!(
-            "model `{model}` is a name of ModelRoute {}, but none of its targets exists: {}",
+        Resolved::Dangling(alias, selection) => format!(
+            "model `{model}` is a name of ModelRoute {}, but none of {} targets exists: {}",
             alias.route,
-            alias.targets.join(", ")
+            selection.rule.map_or("its".to_owned(), |rule| format!("the rule {rule}'s")),
+            selection.targets.names.join(", ")
         ),
         Resolved::Ambiguous(names) => {
             format!("model `{model}` exists in several namespaces; request one of: {}", names.join(", "))
@@ -170,9 +225,11 @@ fn unresolved(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::request_defaults::RequestDefaults;
-    use crate::routes::ModelAlias;
+    use crate::routes::{ModelAlias, RoutePolicy};
 
     fn endpoint(address: &str) -> Endpoint {
         let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
@@ -197,13 +254,13 @@ mod tests {
     }
 
     fn table() -> RoutingTable {
-        let targets = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let alias = |pattern: &str, names: &[&str]| ModelAlias {
             pattern: pattern.into(),
             route: "default/r".into(),
             namespace: "default".into(),
-            targets: targets(names),
+            policy: Arc::new(RoutePolicy::to(names.iter().copied())),
             hold_timeout: None,
+            cache_ttl: None,
         };
         RoutingTable {
             synced: true,
@@ -299,7 +356,7 @@ mod tests {
                 ..RoutingTable::default()
             }));
             match resume {
-                None => choose(table, model, &ModelScope::ALL, any),
+                None => choose(table, model, (&ModelScope::ALL, None), any),
                 Some(adapter_model) => {
                     let point = ResumePoint {
                         deployment: "default/chat".into(),
@@ -333,7 +390,7 @@ mod tests {
     fn first_ready_target_is_chosen_else_a_pending_one_awaited() {
         let table = table();
         let decision = |model: &str, backed_off: &[&str]| {
-            let decision = choose(&table, model, &ModelScope::ALL, |endpoints| {
+            let decision = choose(&table, model, (&ModelScope::ALL, None), |endpoints| {
                 endpoints.into_iter().find(|endpoint| !backed_off.contains(&endpoint.address.as_str()))
             });
             summary(decision)
@@ -367,7 +424,7 @@ mod tests {
             assert_eq!(decision(model, &backed_off), expected, "{model} {backed_off:?}");
         }
         let empty = RoutingTable { synced: true, ..RoutingTable::default() };
-        let error = unknown(&empty, "nix", &ModelScope::ALL).unwrap();
+        let error = unknown(&empty, "nix", (&ModelScope::ALL, None)).unwrap();
         assert!(error.message.contains("neither does any other"), "{error}");
         assert_eq!(error.param.as_deref(), Some("model"));
     }

@@ -87,6 +87,7 @@ pub(crate) fn checked<W: Send + 'static>(
     let facts = |parsed: &ParsedRequest<W>| {
         let ParsedRequest {
             model,
+            fallback_models,
             requests,
             prompt_field,
             left_out,
@@ -96,7 +97,8 @@ pub(crate) fn checked<W: Send + 'static>(
             keep_alive,
             writer: _,
         } = parsed;
-        let (model, requests, ignored) = (model.clone(), requests.clone(), ignored.clone());
+        let model = (model.clone(), fallback_models.clone());
+        let (requests, ignored) = (requests.clone(), ignored.clone());
         (model, requests, *prompt_field, *left_out, *choices, *streamed, ignored, *keep_alive)
     };
     check_same(&facts(&parsed), &read(body, parse).map(|again| facts(&again)));

@@ -110,7 +110,7 @@ fn alias(
     let Requester { namespace, name, .. } = requester;
     if let Some(route) = objects.route_of(name) {
         let existing: Vec<&str> =
-            route.spec.targets.iter().map(|target| target.deployment_ref.name.as_str()).collect();
+            route.spec.all_targets().map(|target| target.deployment_ref.name.as_str()).collect();
         if existing == targets {
             return Ok(Vec::new());
         }

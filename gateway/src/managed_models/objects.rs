@@ -180,7 +180,8 @@ impl Requester {
             Some(slug) => format!("{slug}-{}", hash(alias)),
             None => hash(alias),
         };
-        let target = |name: &String| RouteTarget { deployment_ref: LocalReference::new(name.clone()) };
+        let target =
+            |name: &String| RouteTarget { deployment_ref: LocalReference::new(name.clone()), weight: None };
         let spec = ModelRouteSpec {
             models: vec![alias.to_owned()],
             targets: targets.iter().map(target).collect(),
@@ -256,7 +257,7 @@ pub(super) mod tests {
         let route = json(of.route("hf.co/o/n:8bit", &["n".into()]));
         let name = format!("hf-co-o-n-8bit-{}", hash("hf.co/o/n:8bit"));
         let spec = serde_json::json!({
-            "models": ["hf.co/o/n:8bit"], "targets": [{"deploymentRef": {"name": "n"}}],
+            "models": ["hf.co/o/n:8bit"], "targets": [{"deploymentRef": {"name": "n"}}], "pick": "InOrder",
             "onUnavailable": "Queue", "deadlineSeconds": 300,
         });
         assert_eq!((&route["metadata"], &route["spec"]), (&metadata(&name), &spec));

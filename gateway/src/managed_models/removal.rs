@@ -53,7 +53,7 @@ impl NamespaceObjects {
                 return Err(GatewayError::new(ErrorKind::Forbidden, message));
             }
             let mut removed = vec![object];
-            if let [target] = route.spec.targets.as_slice()
+            if let ([target], true) = (route.spec.targets.as_slice(), route.spec.rules.is_empty())
                 && let Some(deployment) = self.deployment(&target.deployment_ref.name)
                 && names::is_managed_by_gateway(&deployment.metadata)
                 // Whoever asked for the deployment by its own name still has that.
@@ -71,7 +71,7 @@ impl NamespaceObjects {
             let (own, others): (Vec<&ModelRoute>, Vec<&ModelRoute>) =
                 self.routes_to(deployment).partition(|route| {
                     names::is_managed_by_gateway(&route.metadata)
-                        && route.spec.targets.len() == 1
+                        && route.spec.all_targets().count() == 1
                         && route.spec.models.iter().map(String::as_str).eq(requested_name(deployment))
                 });
             if !others.is_empty() {
@@ -109,7 +109,7 @@ impl NamespaceObjects {
     fn routes_to(&self, deployment: &ModelDeployment) -> impl Iterator<Item = &ModelRoute> {
         let name = deployment.name_any();
         let leads = move |route: &&ModelRoute| {
-            route.spec.targets.iter().any(|target| target.deployment_ref.name == name)
+            route.spec.all_targets().any(|target| target.deployment_ref.name == name)
         };
         self.routes.iter().filter(|route| is_alive(&route.metadata)).filter(leads)
     }

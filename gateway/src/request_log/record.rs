@@ -38,6 +38,9 @@ pub struct RequestRecord {
     /// Objects of the cluster that were created or deleted for it, such as `created Model default/m`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
+    /// How old the kept answer is that it got; none where an engine answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_response_ms: Option<f64>,
     /// What it waited for in the gateway.
     pub holds: Vec<HoldRecord>,
     /// Holds that are left out of the middle.
@@ -91,8 +94,43 @@ pub struct RouteRecord {
     pub model_route: String,
     /// The name in it, maybe with `*`.
     pub pattern: String,
-    /// Its targets, in order.
+    /// The targets that it chose for the request, in the order in which it tried them.
     pub targets: Vec<String>,
+    /// The rule that chose them; none where no rule matched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// The rules before it, and why they did not match.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mismatches: Vec<RuleMismatch>,
+    /// What the rules knew of the request; none where the route has no rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<FactsRecord>,
+}
+
+/// A rule that a request did not match.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RuleMismatch {
+    /// Its name.
+    pub rule: String,
+    /// The first thing that it names and the request is not.
+    pub reason: String,
+}
+
+/// What rules know of a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FactsRecord {
+    /// What it is for.
+    pub task: Word,
+    /// How complex it is, from 0 to 1.
+    pub complexity: f64,
+    /// What that is made of.
+    pub complexity_parts: Vec<ScorePart>,
+    /// Tokens of its prompt, estimated.
+    pub prompt_tokens: u64,
+    /// How many tools it offers.
+    pub tools: usize,
 }
 
 /// A time during which no engine could take the request.

@@ -9,12 +9,12 @@ use russet_wire::event::{FinishReason, Usage};
 
 use super::message::{loggable, may_quote, shortened};
 use super::{
-    AttemptOutcome, AttemptRecord, EndpointScore, HoldRecord, LogEntry, RequestEnd, RequestRecord,
-    RouteRecord,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, RequestEnd,
+    RequestRecord, RouteRecord, RuleMismatch, ScorePart,
 };
 use crate::error::GatewayError;
 use crate::keys::Quota;
-use crate::routes::{Deployment, Endpoint, ModelAlias};
+use crate::routes::{Deployment, Endpoint, ModelAlias, RequestFacts, Verdict, task_name};
 
 /// Most holds, attempts, candidates of an attempt, and targets of a route that a record keeps.
 const MAX_PARTS: usize = 8;
@@ -117,15 +117,31 @@ impl Recorder {
         });
     }
 
-    /// The ModelRoute that has its model's name.
-    pub(crate) fn route(&self, alias: &ModelAlias) {
+    /// The ModelRoute that has its model's name, and what its rules made of it.
+    pub(crate) fn route(&self, alias: &ModelAlias, facts: Option<&RequestFacts>) {
         self.write(|record, _| {
             if record.route.is_none() {
-                let targets = alias.targets.iter().take(MAX_PARTS).cloned().collect();
-                let (model_route, pattern) = (alias.route.clone(), shortened(&alias.pattern));
-                record.route = Some(RouteRecord { model_route, pattern, targets });
+                let selection = alias.policy.select(facts);
+                let facts = facts.filter(|_| alias.policy.has_rules());
+                let verdicts = facts.map(|facts| alias.policy.verdicts(facts)).unwrap_or_default();
+                let mismatches = verdicts.into_iter().filter_map(|Verdict { rule, mismatch }| {
+                    Some(RuleMismatch { rule: rule.to_owned(), reason: shortened(&mismatch?) })
+                });
+                record.route = Some(RouteRecord {
+                    model_route: alias.route.clone(),
+                    pattern: shortened(&alias.pattern),
+                    targets: selection.in_order().take(MAX_PARTS).map(str::to_owned).collect(),
+                    rule: selection.rule.map(str::to_owned),
+                    mismatches: mismatches.collect(),
+                    request: facts.map(FactsRecord::from),
+                });
             }
         });
+    }
+
+    /// It got an answer that is so old.
+    pub(crate) fn cached(&self, age: Duration) {
+        self.write(|record, _| record.cached_response_ms = Some(age.as_secs_f64() * 1000.0));
     }
 
     /// What was created and deleted for it.
@@ -264,6 +280,19 @@ impl Recorder {
             let (code, param) = (error.kind.as_str().into(), error.param.as_deref().map(shortened));
             end(record, now, RequestEnd::Failed { code, message, param });
         });
+    }
+}
+
+impl From<&RequestFacts> for FactsRecord {
+    fn from(facts: &RequestFacts) -> Self {
+        let part = |(name, value): (&'static str, f64)| ScorePart { name: name.into(), value };
+        Self {
+            task: task_name(facts.task).into(),
+            complexity: facts.complexity.score(),
+            complexity_parts: facts.complexity.parts().map(part).collect(),
+            prompt_tokens: facts.prompt_tokens,
+            tools: facts.tools,
+        }
     }
 }
 

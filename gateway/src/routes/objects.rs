@@ -2,6 +2,7 @@
 //! themselves are left out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -17,7 +18,7 @@ use crate::strip_patterns::StripPatterns;
 
 use super::{
     DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, IdleLimits, ModelAlias, ModelDetails,
-    RoutingTable,
+    RoutePolicy, RoutingTable,
 };
 
 impl RoutingTable {
@@ -80,20 +81,22 @@ impl RoutingTable {
             .flat_map(|object| {
                 let namespace = object.namespace().unwrap_or_default();
                 let route = format!("{namespace}/{}", object.name_any());
-                let targets: Vec<String> =
-                    object.spec.targets.iter().map(|target| target.deployment_ref.name.clone()).collect();
+                let policy = Arc::new(RoutePolicy::new(&object.spec));
                 let hold_timeout = match object.spec.on_unavailable {
                     OnUnavailable::Queue | OnUnavailable::Unknown => {
                         Some(Duration::from_secs(object.spec.deadline_seconds.into()))
                     }
                     OnUnavailable::Fail => None,
                 };
+                let seconds = object.spec.cache.as_ref().map(|cache| cache.ttl_seconds);
+                let cache_ttl = seconds.map(|seconds| Duration::from_secs(seconds.into()));
                 object.spec.models.iter().map(move |pattern| ModelAlias {
                     pattern: pattern.clone(),
                     route: route.clone(),
                     namespace: namespace.clone(),
-                    targets: targets.clone(),
+                    policy: policy.clone(),
                     hold_timeout,
+                    cache_ttl,
                 })
             })
             .collect();
@@ -332,7 +335,7 @@ mod tests {
 
     #[test]
     fn each_name_of_a_route_is_a_name_of_its_targets() {
-        let target = RouteTarget { deployment_ref: LocalReference::new("chat") };
+        let target = RouteTarget { deployment_ref: LocalReference::new("chat"), weight: None };
         let mut route = ModelRoute::new(
             "usual",
             ModelRouteSpec {
@@ -346,7 +349,7 @@ mod tests {
         let names: Vec<(&str, &str)> =
             table.aliases.iter().map(|alias| (alias.pattern.as_str(), alias.route.as_str())).collect();
         assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
-        assert_eq!(table.aliases[0].targets, ["chat"]);
+        assert_eq!(table.aliases[0].policy.otherwise.names, ["chat"]);
         assert_eq!(table.aliases[0].hold_timeout, Some(Duration::from_secs(300)));
         route.spec.on_unavailable = OnUnavailable::Fail;
         assert_eq!(RoutingTable::from_objects(&[], &[], &[route]).aliases[0].hold_timeout, None);

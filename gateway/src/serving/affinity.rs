@@ -46,6 +46,11 @@ impl Session {
         })
     }
 
+    /// Its number, the same for all its requests.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
     /// How much this session prefers the replica of this name: it goes to the one it prefers most. Each replica is
     /// preferred by as many sessions, and one that is gone or new changes that of few.
     pub(crate) fn preference(self, replica: &str) -> u64 {

@@ -6,8 +6,11 @@ use std::time::Duration;
 use axum::response::Response;
 use bytes::Bytes;
 use futures::Stream;
+use jiff::Timestamp;
+use russet_wire::request::GenerationRequest;
 use tokio::time::Instant;
 
+use super::affinity::Session;
 use super::kept_responses::{KeptResponses, OwnResponses};
 use super::model_summary::ModelSummary;
 use super::own_batches::OwnBatches;
@@ -22,7 +25,7 @@ use crate::managed_models::ManagedModels;
 use crate::metrics::Metrics;
 use crate::model_copies::ModelCopies;
 use crate::request_log::RequestLog;
-use crate::routes::{Deployment, Resolved, RoutingTable};
+use crate::routes::{Deployment, RequestFacts, Resolved, RouteHeaders, RoutingTable};
 use crate::strip_patterns::StripPatterns;
 
 /// State of the routes of all dialects.
@@ -140,6 +143,39 @@ impl ApiState {
             }
             _ => StripPatterns::default(),
         }
+    }
+
+    /// What rules know of a request for text, where the ModelRoute of its model has some.
+    pub(super) fn facts(
+        &self,
+        model: &str,
+        caller: &Caller,
+        headers: &RouteHeaders,
+        request: &GenerationRequest,
+        session: Option<Session>,
+    ) -> Option<Arc<RequestFacts>> {
+        let (headers, caller) = (self.route_headers(model, caller, headers)?, caller.facts());
+        let session = session.map(Session::number);
+        Some(Arc::new(RequestFacts::of(request, &headers, caller, session, Timestamp::now())))
+    }
+
+    /// The same of a request for vectors or scores of texts of so many bytes.
+    pub(super) fn pooling_facts(
+        &self,
+        model: &str,
+        caller: &Caller,
+        headers: &RouteHeaders,
+        bytes: usize,
+    ) -> Option<Arc<RequestFacts>> {
+        let headers = self.route_headers(model, caller, headers)?;
+        Some(Arc::new(RequestFacts::of_pooling(bytes, &headers, caller.facts(), Timestamp::now())))
+    }
+
+    /// What a request says of its way, its model's name included, where its ModelRoute looks at that.
+    fn route_headers(&self, model: &str, caller: &Caller, headers: &RouteHeaders) -> Option<RouteHeaders> {
+        let table = self.dispatcher.table();
+        table.policy(model, caller.scope()).filter(|policy| policy.reads_requests())?;
+        Some(headers.clone().or_task(table.named_task(model, caller.scope())))
     }
 
     /// The models that the caller may request.

@@ -81,6 +81,8 @@ pub(crate) type ParseRequest<W> =
 pub(crate) struct ParsedRequest<W> {
     /// The model name as the client sent it.
     pub(crate) model: String,
+    /// Names of models that take the request where that one cannot, in order.
+    pub(crate) fallback_models: Vec<String>,
     /// A request for the engines for each of its prompts. None where the client only wants the model to be ready, or
     /// unloaded with a `keep_alive` of 0: no engine is asked then, and the response is whole.
     pub(crate) requests: Vec<GenerationRequest>,

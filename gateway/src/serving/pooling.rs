@@ -45,14 +45,17 @@ async fn pool(
     RecordedRequest { api, id, caller, request, recorder }: RecordedRequest,
     parse: ParsePooling,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit, lowest_priority, .. } =
+    let ReceivedRequest { unread, deadline, permit, lowest_priority, route_headers, .. } =
         ReceivedRequest::read(&api, &id, &caller, request).await?;
+    let state = api.clone();
     let read = move |body: JsonBody<'_>, context: &RequestContext<'_>, caller: &Caller| {
         let parsed = parse(body, context)?;
         let prompt = PromptDigest::of_texts(caller, &parsed.model, parsed.request.texts());
-        Ok((parsed, prompt))
+        let bytes = parsed.request.texts().map(|text| text.len()).sum();
+        let facts = state.pooling_facts(&parsed.model, caller, &route_headers, bytes);
+        Ok((parsed, prompt, facts))
     };
-    let (parsed, prompt) = unread.read(read).await?;
+    let (parsed, prompt, facts) = unread.read(read).await?;
     let ParsedPooling { model, request, keep_alive, mut ignored, respond } = parsed;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, dialect = dialect.name, model, "pool");
     recorder.parsed(&model, 1, false);
@@ -63,6 +66,7 @@ async fn pool(
     let pending =
         PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller)
             .with_pooling(request)
+            .with_facts(facts)
             .with_keep_alive(keep_alive)
             .with_recorder(recorder);
     let reply = api.dispatcher.pool(pending).await?;

@@ -27,7 +27,7 @@ async fn count<W: Send + 'static>(
     parse: ParseRequest<W>,
     respond: fn(u32) -> Response,
 ) -> Result<Response, GatewayError> {
-    let ReceivedRequest { unread, deadline, permit, .. } =
+    let ReceivedRequest { unread, deadline, permit, session, route_headers, .. } =
         ReceivedRequest::read(&api, &id, &caller, request).await?;
     let state = api.clone();
     let parsed = unread.read(move |body, context, caller| {
@@ -35,14 +35,17 @@ async fn count<W: Send + 'static>(
         let mut request = parsed.requests.drain(..).next().unwrap_or_default();
         state.strip_patterns(&parsed.model, caller).strip(&mut request);
         let prompt = PromptDigest::new(caller, &parsed.model, &request);
-        Ok((parsed, request, prompt))
+        let facts = state.facts(&parsed.model, caller, &route_headers, &request, session);
+        Ok((parsed, request, prompt, facts))
     });
-    let (ParsedRequest { model, prompt_field, left_out, ignored, .. }, request, prompt) = parsed.await?;
+    let (ParsedRequest { model, prompt_field, left_out, ignored, .. }, request, prompt, facts) =
+        parsed.await?;
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, "count tokens");
     recorder.parsed(&model, 1, false);
     recorder.limits(request.priority, None, deadline.map(|deadline| deadline.duration()));
     let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
-    let pending = pending.with_prompt_field(prompt_field).with_token_count().with_recorder(recorder);
+    let pending = pending.with_prompt_field(prompt_field).with_facts(facts);
+    let pending = pending.with_token_count().with_recorder(recorder);
     let tokens = api.dispatcher.count_tokens(pending).await?;
     let mut response = respond(tokens);
     list_ignored(&mut response, &ignored);

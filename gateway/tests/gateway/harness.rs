@@ -180,6 +180,16 @@ impl ScriptedEngine {
         assert!(arrived.await.is_ok(), "{content} never arrived");
     }
 
+    /// Waits until it has been sent so many requests.
+    pub async fn requested(&self, count: usize) {
+        let arrived = tokio::time::timeout(TEST_TIMEOUT, async {
+            while self.requests() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        assert!(arrived.await.is_ok(), "{} requests in place of {count}", self.requests());
+    }
+
     /// It has cached this prompt, a token for every byte, and says so.
     pub fn has_cached(&self, marks: &[pb::PrefixMark]) {
         let block = |mark: &pb::PrefixMark| mark.key.to_le_bytes().to_vec();

@@ -1,12 +1,13 @@
 //! Requests for a model that is not ready: held until it is, up to the hold time of its route, within limits,
 //! and visible in metrics.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use russet_gateway::demand::HoldLimits;
 use russet_gateway::dispatch::DispatchLimits;
-use russet_gateway::routes::{DeploymentState, ModelAlias};
+use russet_gateway::routes::{DeploymentState, ModelAlias, RoutePolicy};
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure};
 use serde_json::{Value, json};
 
@@ -20,9 +21,16 @@ fn scaled_to_zero() -> DeploymentState {
 
 /// The only name of a ModelRoute, for the model `m`.
 fn route(hold: Option<Duration>) -> Vec<ModelAlias> {
-    let targets = vec!["m".into()];
+    let policy = Arc::new(RoutePolicy::to(["m"]));
     let (pattern, route) = ("best".into(), "default/usual".into());
-    vec![ModelAlias { pattern, route, namespace: "default".into(), targets, hold_timeout: hold }]
+    vec![ModelAlias {
+        pattern,
+        route,
+        namespace: "default".into(),
+        policy,
+        hold_timeout: hold,
+        cache_ttl: None,
+    }]
 }
 
 fn waiting_metric(count: usize) -> String {

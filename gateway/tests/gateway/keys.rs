@@ -1,8 +1,10 @@
 //! Authentication by key, the models a key allows, and quotas.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use russet_crds::{AccessKey, KeyState};
-use russet_gateway::routes::{DeploymentState, ModelAlias};
+use russet_gateway::routes::{DeploymentState, ModelAlias, RoutePolicy};
 use serde_json::{Value, json};
 
 use crate::harness::{GatewayLab, access_key, hello, limits};
@@ -105,8 +107,9 @@ async fn a_key_opens_its_models_and_sees_no_others() {
         pattern: "gpt-4o".into(),
         route: "default/usual".into(),
         namespace: "default".into(),
-        targets: vec!["large".into()],
+        policy: Arc::new(RoutePolicy::to(["large"])),
         hold_timeout: None,
+        cache_ttl: None,
     };
     let ready = || DeploymentState::Ready;
     lab.publish_with(&[("m", ready(), &[&engine]), ("large", ready(), &[&engine])], vec![name]);

@@ -29,6 +29,7 @@ mod pooling;
 mod prefixes;
 mod responses;
 mod resume;
+mod routes;
 mod sdk;
 mod slow_readers;
 mod transcripts;

@@ -1,10 +1,11 @@
 //! The request log over HTTP: what it says of requests that were answered, held, sent to several engines, resumed and
 //! refused; who may read it; and that no text of a prompt or an answer is in it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_gateway::request_log::{AttemptOutcome, RequestEnd, RequestRecord};
-use russet_gateway::routes::{DeploymentState, ModelAlias};
+use russet_gateway::routes::{DeploymentState, ModelAlias, RoutePolicy};
 use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use serde_json::{Value, json};
 
@@ -114,8 +115,9 @@ async fn a_held_request_says_what_it_waits_for_while_it_waits() {
         pattern: pattern.into(),
         route: "default/usual".into(),
         namespace: "default".into(),
-        targets: vec!["m".into()],
+        policy: Arc::new(RoutePolicy::to(["m"])),
         hold_timeout: Some(TEST_TIMEOUT),
+        cache_ttl: None,
     };
     let working = |reason: &str| DeploymentState::Working(reason.into());
     lab.publish_with(&[("m", working("it is scaled to zero"), &[])], vec![route("best*")]);

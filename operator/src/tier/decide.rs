@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
+use russet_crds::active_hours::ActiveHours;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelDeployment, Tier, TierMode, TierStatus, WorkloadGroup};
-use russet_plan::active_hours::ActiveHours;
 use russet_plan::tier::{NodeGrant, TierMember, assign, members};
 use russet_plan::validate::eligible_nodes;
 use russet_plan::{ClusterObjects, Note, Snapshot, note};

@@ -209,7 +209,7 @@ impl Triggers {
         self.enqueue_tiers();
         enqueue(&self.stores.routes, &self.routes, |route| {
             route.namespace() == deployment.namespace()
-                && route.spec.targets.iter().any(|target| target.deployment_ref.name == deployment.name_any())
+                && route.spec.all_targets().any(|target| target.deployment_ref.name == deployment.name_any())
         });
     }
 

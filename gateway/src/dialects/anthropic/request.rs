@@ -61,6 +61,7 @@ fn parse_fields(
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = MessageWriter::new(context.id, model.clone(), request.stop.clone());
     Ok(ParsedRequest {
+        fallback_models: Vec::new(),
         keep_alive: None,
         model,
         prompt_field: "messages",
@@ -180,6 +181,7 @@ mod tests {
     #[test]
     fn a_plain_request_leaves_the_rest_to_the_deployment() {
         let ParsedRequest {
+            fallback_models: _,
             model,
             mut requests,
             left_out,

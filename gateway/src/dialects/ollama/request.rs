@@ -152,6 +152,7 @@ impl<'a> RequestParts<'a> {
     ) -> Result<ParsedRequest<OllamaWriter>, GatewayError> {
         let Self { body: _, fields, group_of, model, ignored: names, clock } = self;
         Ok(ParsedRequest {
+            fallback_models: Vec::new(),
             keep_alive: keep_alive(&fields)?,
             prompt_field: form.prompt_field(),
             requests: vec![request],
@@ -170,6 +171,7 @@ impl<'a> RequestParts<'a> {
         let writer = OllamaWriter::new(form, model.clone(), clock);
         let keep_alive = keep_alive(&fields)?;
         Ok(ParsedRequest {
+            fallback_models: Vec::new(),
             keep_alive,
             prompt_field: form.prompt_field(),
             requests: Vec::new(),

@@ -26,7 +26,7 @@ pub(super) fn parse(
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
     let mut fields = values::fields(&mut body)?;
-    let model = values::model(&fields)?;
+    let (model, fallback_models) = values::models(&fields)?;
     refuse_unsupported(&fields, fields::group_of)?;
     let choices = parameters::choices(&fields)?;
     let service_tier = parameters::service_tier(fields.get("service_tier"))?;
@@ -58,6 +58,7 @@ pub(super) fn parse(
     Ok(ParsedRequest {
         keep_alive: None,
         model,
+        fallback_models,
         prompt_field: "messages",
         requests: vec![request],
         left_out: sampling::left_out(&fields),
@@ -108,6 +109,7 @@ mod tests {
     #[test]
     fn a_plain_request_means_what_openai_says() {
         let ParsedRequest {
+            fallback_models: _,
             model,
             mut requests,
             left_out,

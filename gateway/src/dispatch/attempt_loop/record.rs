@@ -17,8 +17,12 @@ impl AttemptLoop<'_> {
     ) {
         self.record_route(table);
         let Self { request, backoffs, scores, .. } = self;
+        // Where the fastest target is picked, those of the others were compared as well.
+        let was_compared = |other: &&Endpoint| scores.iter().any(|(group, ..)| *group == other.group);
+        let elsewhere = table.deployments.iter().filter(|other| !std::ptr::eq(*other, deployment));
+        let elsewhere = elsewhere.flat_map(|other| &other.endpoints).filter(was_compared);
         let others = deployment.endpoints_with(adapter).filter(|other| *other != endpoint);
-        let candidates: Vec<&Endpoint> = std::iter::once(endpoint).chain(others).collect();
+        let candidates: Vec<&Endpoint> = std::iter::once(endpoint).chain(others).chain(elsewhere).collect();
         let candidates = candidates.into_iter().map(|candidate| {
             let scored = scores.iter().find(|(group, ..)| *group == candidate.group);
             let (cached_tokens, score) = scored.map(|(_, cached, score)| (*cached, logged(score))).unzip();
@@ -41,7 +45,7 @@ impl AttemptLoop<'_> {
         if !table.aliases.is_empty()
             && let Some(alias) = table.matching_alias(&self.request.model, self.request.scope())
         {
-            self.request.recorder.route(alias);
+            self.request.recorder.route(alias, self.request.facts());
         }
     }
 }

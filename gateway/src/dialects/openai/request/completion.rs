@@ -25,7 +25,7 @@ pub(in crate::dialects::openai) fn parse(
     context: &RequestContext<'_>,
 ) -> Result<ParsedRequest<CompletionWriter>, GatewayError> {
     let mut fields = values::fields(&mut body)?;
-    let model = values::model(&fields)?;
+    let (model, fallback_models) = values::models(&fields)?;
     refuse_unsupported(&fields, completion_group_of)?;
     let choices = parameters::choices(&fields)?;
     best_of(&fields, choices)?;
@@ -58,6 +58,7 @@ pub(in crate::dialects::openai) fn parse(
     Ok(ParsedRequest {
         keep_alive: None,
         model,
+        fallback_models,
         prompt_field: "prompt",
         requests: requests.collect(),
         left_out: sampling::left_out(&fields),

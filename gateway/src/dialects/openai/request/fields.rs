@@ -37,6 +37,7 @@ const FIELDS: &[FieldGroup] = &[
             "service_tier",
         ],
     ),
+    group("OpenRouter's: models that take the request where `model` cannot", Honoured, &["models"]),
     group(
         "sampling of vLLM, llama.cpp and LM Studio",
         Honoured,

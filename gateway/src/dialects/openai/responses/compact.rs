@@ -75,6 +75,7 @@ pub(in crate::dialects::openai) fn parse(
         ..parameters::request(&fields, &body, context, None)?
     };
     Ok(ParsedRequest {
+        fallback_models: Vec::new(),
         keep_alive: None,
         model,
         prompt_field: "input",

@@ -99,6 +99,7 @@ pub(in crate::dialects::openai) fn parse(
         ending: None,
     };
     Ok(ParsedRequest {
+        fallback_models: Vec::new(),
         keep_alive: None,
         model,
         prompt_field: "input",
@@ -198,6 +199,7 @@ mod tests {
     #[test]
     fn a_plain_request_means_what_openai_says() {
         let ParsedRequest {
+            fallback_models: _,
             model,
             requests,
             left_out,

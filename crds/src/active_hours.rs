@@ -1,15 +1,12 @@
-//! Active hours: the times of day at which a tier's deployments run. No clock: the time is an argument. No
-//! files: time zones are those bundled with the release (IANA's, by jiff), so that every machine decides
-//! alike.
+//! Active hours: the times of day that [`Schedule`]s name. No clock: the time is an argument. No files: time zones are
+//! those bundled with the release (IANA's, by jiff), so that every machine decides alike.
 
 use std::sync::LazyLock;
 
+use crate::{Day, Schedule};
 use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use jiff::{Timestamp, ToSpan as _};
-use russet_crds::{Day, Schedule};
-
-use crate::note::Note;
 
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
@@ -17,10 +14,10 @@ static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundl
 /// hours are found.
 const DAY_RANGE: std::ops::RangeInclusive<i64> = -1..=8;
 
-/// Whether a tier's deployments run, and until when.
+/// Whether a time is in the hours, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveHours {
-    /// They run.
+    /// It is.
     pub open: bool,
     /// When that changes; `None` if never, or more than a week from now.
     pub until: Option<Timestamp>,
@@ -32,15 +29,24 @@ impl Default for ActiveHours {
     }
 }
 
-/// The hours at `now`. The note says what is wrong with a schedule; `at` is its path.
-pub fn active_hours(schedules: &[Schedule], at: &str, now: Timestamp) -> Result<ActiveHours, Note> {
+/// What is wrong with one of several schedules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidSchedule {
+    /// Its place among them.
+    pub index: usize,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// The hours at `now`; without schedules they are always open.
+pub fn active_hours(schedules: &[Schedule], now: Timestamp) -> Result<ActiveHours, InvalidSchedule> {
     if schedules.is_empty() {
         return Ok(ActiveHours::default());
     }
     let mut spans = Vec::new();
     for (index, schedule) in schedules.iter().enumerate() {
         let found = self::spans(schedule, now);
-        spans.extend(found.map_err(|why| Note::Invalid { field: format!("{at}[{index}]"), why })?);
+        spans.extend(found.map_err(|why| InvalidSchedule { index, why })?);
     }
     spans.sort();
     let mut merged: Vec<(Timestamp, Timestamp)> = Vec::new();
@@ -159,7 +165,7 @@ mod tests {
         ] {
             let now: Timestamp = now.parse().unwrap();
             let expected = ActiveHours { open, until: until.map(|until| until.parse().unwrap()) };
-            assert_eq!(active_hours(&schedules, "spec.schedules", now), Ok(expected), "{story}");
+            assert_eq!(active_hours(&schedules, now), Ok(expected), "{story}");
         }
     }
 
@@ -170,8 +176,9 @@ mod tests {
             (schedule(&[], "08:00", "24:00", "UTC"), "\"24:00\" is no time of day"),
             (schedule(&[], "08:00", "10:00", "Mars/Base"), "\"Mars/Base\" is no IANA time zone"),
         ] {
-            let note = active_hours(&[bad], "spec.schedules", Timestamp::UNIX_EPOCH).unwrap_err().to_string();
-            assert!(note.starts_with("spec.schedules[0]") && note.contains(expected), "{note}");
+            let good = schedule(&[], "08:00", "10:00", "UTC");
+            let error = active_hours(&[good, bad], Timestamp::UNIX_EPOCH).unwrap_err();
+            assert!(error.index == 1 && error.why.contains(expected), "{error:?}");
         }
     }
 }

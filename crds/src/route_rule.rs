@@ -1,0 +1,129 @@
+//! Rules of a ModelRoute: which requests of a name go to which of its targets.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{LocalReference, Schedule};
+
+/// Targets for the requests that match.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteRule {
+    /// Its name, by which `russet why` and `russet explain route` show it.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: String,
+    /// Which requests; all that is named must hold. Empty: every request.
+    #[serde(default)]
+    pub r#match: RouteMatch,
+    /// Where they go.
+    #[schemars(length(min = 1, max = 16))]
+    pub targets: Vec<RouteTarget>,
+    /// Which target gets a request.
+    #[serde(default)]
+    pub pick: TargetPick,
+}
+
+/// What a request must be to match.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "!has(self.minPromptTokens) || !has(self.maxPromptTokens) || self.minPromptTokens <= self.maxPromptTokens",
+     "message": "minPromptTokens is above maxPromptTokens: no request can match"},
+]))]
+pub struct RouteMatch {
+    /// One of these tasks. The header `x-russet-task` names the task, or a suffix of the model's name such as `auto:code`;
+    /// else the gateway tells it from the request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4), extend("x-kubernetes-list-type" = "set"))]
+    pub tasks: Vec<RouteTask>,
+    /// A complexity above this. It has 0 to 100 percent, by features that the gateway counts, and never falls while a
+    /// conversation goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 99))]
+    pub complexity_above_percent: Option<u32>,
+    /// At least so many tokens of prompt, tools and history included; the gateway estimates 4 bytes a token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16_777_216))]
+    pub min_prompt_tokens: Option<u32>,
+    /// At most so many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16_777_216))]
+    pub max_prompt_tokens: Option<u32>,
+    /// Whether it offers tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Presence>,
+    /// These labels: those of its AccessKey, and those of the header `x-russet-labels`, such as `team=blue,urgent=yes`,
+    /// which change none of the key's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16))]
+    pub labels: BTreeMap<String, String>,
+    /// An AccessKey with one of these names; `*` matches any run of characters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 253)), extend("x-kubernetes-list-type" = "set"))]
+    pub keys: Vec<String>,
+    /// One of these times of the day.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub schedules: Vec<Schedule>,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum RouteTask {
+    /// A conversation.
+    Chat,
+    /// It has code, or tools that change files.
+    Code,
+    /// It asks for much thinking.
+    Reasoning,
+    /// It asks for vectors or scores.
+    Embed,
+    /// A value from a newer release; no request matches it.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// Whether a request has something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Presence {
+    /// It has some.
+    Present,
+    /// It has none.
+    Absent,
+    /// A value from a newer release; no request matches it.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// Which of several targets gets a request. The others take it where that one is not ready, full or lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TargetPick {
+    /// The first; with weights, a share of the conversations for each.
+    #[default]
+    InOrder,
+    /// The one expected to answer first: by its queues, its rates, and what it has cached of the prompt.
+    Fastest,
+    /// The one whose model has the most parameters.
+    Largest,
+    /// A value from a newer release; treated like `InOrder`.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// A target of a route.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteTarget {
+    /// A ModelDeployment of the same namespace.
+    pub deployment_ref: LocalReference,
+    /// With `pick: InOrder`: its share of the conversations, by the sum of all weights. A conversation stays where it began.
+    /// 0: it only takes what the others cannot. Absent everywhere: the first target takes all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1000))]
+    pub weight: Option<u32>,
+}

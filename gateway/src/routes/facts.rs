@@ -1,0 +1,308 @@
+//! What rules of ModelRoutes know of a request. No text of it is in here, so that the request log may show all.
+
+use std::collections::BTreeMap;
+use std::hash::Hasher as _;
+
+use axum::http::{HeaderMap, HeaderName};
+use jiff::Timestamp;
+use russet_crds::RouteTask;
+use russet_wire::conversation::{Message, Tool};
+use russet_wire::request::{GenerationRequest, RawPrompt};
+use twox_hash::xxhash3_64::Hasher;
+
+use super::complexity::{BYTES_PER_TOKEN, Complexity, classify};
+use crate::error::{ErrorKind, GatewayError};
+
+/// Names the task of a request.
+const TASK: HeaderName = HeaderName::from_static("x-russet-task");
+/// Labels of a request, such as `team=blue,urgent=yes`.
+const LABELS: HeaderName = HeaderName::from_static("x-russet-labels");
+/// Most labels that a request brings.
+const MAX_LABELS: usize = 16;
+/// Most characters of a label's name: of Kubernetes' prefix, slash and name.
+const MAX_NAME: usize = 317;
+/// Most characters of a label's value, as in Kubernetes.
+const MAX_VALUE: usize = 63;
+
+/// The tasks by their names in headers and behind models' names.
+const TASKS: [(&str, RouteTask); 4] = [
+    ("chat", RouteTask::Chat),
+    ("code", RouteTask::Code),
+    ("reasoning", RouteTask::Reasoning),
+    ("embed", RouteTask::Embed),
+];
+
+/// The name of a task.
+pub fn task_name(task: RouteTask) -> &'static str {
+    TASKS.iter().find(|(_, one)| *one == task).map_or("unknown", |(name, _)| name)
+}
+
+/// The task of this name.
+pub(super) fn task_of(name: &str) -> Option<RouteTask> {
+    TASKS.iter().find(|(one, _)| *one == name).map(|(_, task)| *task)
+}
+
+/// What the headers of a request say about its way.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteHeaders {
+    task: Option<RouteTask>,
+    labels: BTreeMap<String, String>,
+}
+
+impl RouteHeaders {
+    /// Those of a request; an error names what is wrong with them.
+    pub(crate) fn read(headers: &HeaderMap) -> Result<Self, GatewayError> {
+        let text = |header: &HeaderName| match headers.get(header).map(|value| value.to_str()) {
+            Some(Ok(text)) => Ok(text),
+            Some(Err(_)) => Err(invalid(header, "is no ASCII text".to_owned())),
+            None => Ok(""),
+        };
+        Self::parse(text(&TASK)?, text(&LABELS)?)
+    }
+
+    /// Those with these values; empty ones are absent.
+    pub fn parse(task: &str, labels_text: &str) -> Result<Self, GatewayError> {
+        let task = match task.trim() {
+            "" => None,
+            name => Some(task_of(name).ok_or_else(|| {
+                let names = TASKS.map(|(name, _)| name).join(", ");
+                invalid(&TASK, format!("names no task; there are {names}"))
+            })?),
+        };
+        let mut labels = BTreeMap::new();
+        for label in labels_text.split(',').map(str::trim).filter(|label| !label.is_empty()) {
+            let (name, value) = label.split_once('=').unwrap_or((label, ""));
+            if !is_name(name) || !is_value(value) {
+                let message =
+                    "is not like team=blue,urgent=yes, with names and values as Kubernetes' labels have them";
+                return Err(invalid(&LABELS, message.to_owned()));
+            }
+            labels.insert(name.to_owned(), value.to_owned());
+        }
+        if labels.len() > MAX_LABELS {
+            return Err(invalid(
+                &LABELS,
+                format!("has {} labels, and {MAX_LABELS} are the most", labels.len()),
+            ));
+        }
+        Ok(Self { task, labels })
+    }
+
+    /// The same with this task, where no header names one.
+    pub fn or_task(self, task: Option<RouteTask>) -> Self {
+        Self { task: self.task.or(task), ..self }
+    }
+}
+
+fn invalid(header: &HeaderName, message: String) -> GatewayError {
+    let message = format!("the header {header} {message}");
+    GatewayError { param: Some(header.to_string()), ..GatewayError::new(ErrorKind::InvalidRequest, message) }
+}
+
+/// Whether it is a label's name, with a prefix or without.
+fn is_name(name: &str) -> bool {
+    let is_part = |part: &str| !part.is_empty() && part.chars().all(is_label_character);
+    name.len() <= MAX_NAME && name.splitn(2, '/').all(is_part)
+}
+
+fn is_value(value: &str) -> bool {
+    value.len() <= MAX_VALUE && value.chars().all(is_label_character)
+}
+
+fn is_label_character(character: char) -> bool {
+    character.is_ascii_alphanumeric() || matches!(character, '-' | '_' | '.')
+}
+
+/// What rules look at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestFacts {
+    /// What it is for.
+    pub task: RouteTask,
+    /// How complex it is.
+    pub complexity: Complexity,
+    /// Tokens of its prompt, estimated.
+    pub prompt_tokens: u64,
+    /// How many tools it offers.
+    pub tools: usize,
+    /// Its labels and those of its key, which come first.
+    pub labels: BTreeMap<String, String>,
+    /// Name of its AccessKey; none without one.
+    pub key: Option<String>,
+    /// The same for all requests of a conversation.
+    pub conversation: u64,
+    /// When it arrived.
+    pub at: Timestamp,
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FactsCaller<'a> {
+    /// The name of the key.
+    pub key: Option<&'a str>,
+    /// Its labels.
+    pub labels: Option<&'a BTreeMap<String, String>>,
+}
+
+impl RequestFacts {
+    /// Those of a request for text. `session` is what its client names the conversation by, if it does.
+    pub(crate) fn of(
+        request: &GenerationRequest,
+        headers: &RouteHeaders,
+        caller: FactsCaller<'_>,
+        session: Option<u64>,
+        at: Timestamp,
+    ) -> Self {
+        let (complexity, task) = classify(request);
+        Self {
+            task: headers.task.unwrap_or(task),
+            complexity,
+            prompt_tokens: prompt_tokens(request),
+            tools: request.tools.len(),
+            conversation: session.unwrap_or_else(|| beginning(request)),
+            ..Self::new(task, headers, caller, at)
+        }
+    }
+
+    /// Those of a request of one prompt that offers these tools.
+    pub fn of_prompt(
+        prompt: &str,
+        tools: &[String],
+        headers: &RouteHeaders,
+        caller: FactsCaller<'_>,
+        at: Timestamp,
+    ) -> Self {
+        let request = GenerationRequest {
+            messages: vec![Message::new("user", prompt)],
+            tools: tools.iter().map(|name| Tool { name: name.clone(), ..Tool::default() }).collect(),
+            ..GenerationRequest::default()
+        };
+        Self::of(&request, headers, caller, None, at)
+    }
+
+    /// Those of a request for vectors or scores of texts of so many bytes.
+    pub(crate) fn of_pooling(
+        bytes: usize,
+        headers: &RouteHeaders,
+        caller: FactsCaller<'_>,
+        at: Timestamp,
+    ) -> Self {
+        let prompt_tokens = tokens(bytes);
+        Self { prompt_tokens, ..Self::new(RouteTask::Embed, headers, caller, at) }
+    }
+
+    fn new(task: RouteTask, headers: &RouteHeaders, caller: FactsCaller<'_>, at: Timestamp) -> Self {
+        let mut labels = headers.labels.clone();
+        labels.extend(caller.labels.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
+        Self {
+            task: headers.task.unwrap_or(task),
+            complexity: Complexity::default(),
+            prompt_tokens: 0,
+            tools: 0,
+            labels,
+            key: caller.key.map(str::to_owned),
+            conversation: 0,
+            at,
+        }
+    }
+}
+
+/// Tokens of a prompt, estimated by its bytes.
+fn prompt_tokens(request: &GenerationRequest) -> u64 {
+    let messages = request.messages.iter().flat_map(Message::texts);
+    let tools = request.tools.iter().flat_map(Tool::texts);
+    let bytes = messages.chain(tools).map(str::len).sum();
+    match &request.raw_prompt {
+        Some(RawPrompt::Tokens(exactly)) => exactly.len() as u64,
+        Some(RawPrompt::Text(text)) => tokens(text.len()),
+        None => tokens(bytes),
+    }
+}
+
+fn tokens(bytes: usize) -> u64 {
+    bytes.div_ceil(BYTES_PER_TOKEN) as u64
+}
+
+/// The first thing that the user said, which later requests of a conversation repeat.
+fn beginning(request: &GenerationRequest) -> u64 {
+    let mut hasher = Hasher::new();
+    let first = request.messages.iter().find(|message| message.role == "user");
+    if let Some(message) = first {
+        hasher.write(message.content.as_bytes());
+    }
+    match &request.raw_prompt {
+        Some(RawPrompt::Text(text)) => hasher.write(text.as_bytes()),
+        Some(RawPrompt::Tokens(tokens)) => tokens.iter().for_each(|token| hasher.write_u32(*token)),
+        None => {}
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(headers: &[(&'static str, &str)]) -> Result<RouteHeaders, String> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        RouteHeaders::read(&map).map_err(|error| error.message.to_string())
+    }
+
+    #[test]
+    fn headers_name_a_task_and_labels() {
+        let labels = |list: &[(&str, &str)]| -> BTreeMap<String, String> {
+            list.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+        };
+        assert_eq!(read(&[]), Ok(RouteHeaders::default()));
+        let found =
+            read(&[("x-russet-task", "code"), ("x-russet-labels", " team=blue , a.b/urgent,")]).unwrap();
+        assert_eq!(found.task, Some(RouteTask::Code));
+        assert_eq!(found.labels, labels(&[("a.b/urgent", ""), ("team", "blue")]));
+        let many = (0..17).map(|number| format!("l{number}=1")).collect::<Vec<_>>().join(",");
+        let long = format!("a={}", "b".repeat(64));
+        for (header, value, expected) in [
+            ("x-russet-task", "Code", "names no task; there are chat, code, reasoning, embed"),
+            ("x-russet-labels", "=blue", "is not like team=blue"),
+            ("x-russet-labels", "a/b/c=blue", "is not like team=blue"),
+            ("x-russet-labels", "team=blue sky", "is not like team=blue"),
+            ("x-russet-labels", &long, "is not like team=blue"),
+            ("x-russet-labels", &many, "has 17 labels, and 16 are the most"),
+        ] {
+            let error = read(&[(header, value)]).unwrap_err();
+            assert!(error.contains(header) && error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_label_of_the_key_is_not_changed_by_a_header() {
+        let headers = read(&[("x-russet-labels", "team=red,urgent=yes")]).unwrap();
+        let own = BTreeMap::from([("team".to_owned(), "blue".to_owned())]);
+        let caller = FactsCaller { key: Some("kid"), labels: Some(&own) };
+        let facts = RequestFacts::of_pooling(9, &headers, caller, Timestamp::UNIX_EPOCH);
+        assert_eq!((facts.labels["team"].as_str(), facts.labels["urgent"].as_str()), ("blue", "yes"));
+        assert_eq!(
+            (facts.task, facts.prompt_tokens, facts.key.as_deref()),
+            (RouteTask::Embed, 3, Some("kid"))
+        );
+    }
+
+    #[test]
+    fn requests_of_a_conversation_have_one_number() {
+        let of = |texts: &[&str], session| {
+            let roles = ["user", "assistant"].into_iter().cycle();
+            let request = GenerationRequest {
+                messages: roles.zip(texts).map(|(role, text)| Message::new(role, *text)).collect(),
+                ..GenerationRequest::default()
+            };
+            let caller = FactsCaller::default();
+            RequestFacts::of(&request, &RouteHeaders::default(), caller, session, Timestamp::UNIX_EPOCH)
+        };
+        let begun = of(&["Hello there", "Hi"], None);
+        assert_eq!(of(&["Hello there", "Hi", "And?"], None).conversation, begun.conversation);
+        assert_ne!(of(&["Hello here"], None).conversation, begun.conversation);
+        assert_eq!(of(&["Another"], Some(7)).conversation, 7);
+        // Roles count, as the engine reads them.
+        assert_eq!(begun.prompt_tokens, (11 + 4 + 2 + 9_u64).div_ceil(4));
+    }
+}

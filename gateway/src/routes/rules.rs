@@ -1,0 +1,379 @@
+//! The rules of a ModelRoute: which of its targets get a request, and why not those of other rules. Pure.
+
+use jiff::Timestamp;
+use russet_crds::active_hours::active_hours;
+use russet_crds::{ModelRouteSpec, Presence, RouteMatch, RouteTarget, Schedule, TargetPick};
+
+use super::facts::{RequestFacts, task_name};
+use super::matches_pattern;
+
+/// Targets of which one gets a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// Names of deployments, in order.
+    pub names: Vec<String>,
+    /// The weight of each, if any has one.
+    weights: Vec<u32>,
+    /// Which of them is the first.
+    pub pick: TargetPick,
+}
+
+impl Targets {
+    /// Those of a spec.
+    pub(super) fn new(targets: &[RouteTarget], pick: TargetPick) -> Self {
+        let names = targets.iter().map(|target| target.deployment_ref.name.clone()).collect();
+        let has_weights = targets.iter().any(|target| target.weight.is_some());
+        let weight = |target: &RouteTarget| target.weight.unwrap_or(1);
+        let weights = if has_weights { targets.iter().map(weight).collect() } else { Vec::new() };
+        Self { names, weights, pick }
+    }
+
+    /// The names in the order in which a request of this conversation tries them: the one that has the share first.
+    pub(super) fn in_order(&self, conversation: Option<u64>) -> impl Iterator<Item = &str> {
+        let first = conversation.and_then(|conversation| self.share(conversation)).unwrap_or(0);
+        let others = (0..self.names.len()).filter(move |place| *place != first);
+        let places = self.names.get(first).map(|_| first).into_iter().chain(others);
+        places.filter_map(|place| self.names.get(place)).map(String::as_str)
+    }
+
+    /// The place of the target in whose share a conversation is.
+    fn share(&self, conversation: u64) -> Option<usize> {
+        let sum: u64 = self.weights.iter().copied().map(u64::from).sum();
+        let mut left = conversation.checked_rem(sum)?;
+        self.weights.iter().position(|weight| match left.checked_sub(u64::from(*weight)) {
+            Some(less) => {
+                left = less;
+                false
+            }
+            None => true,
+        })
+    }
+}
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    name: String,
+    of: RouteMatch,
+    targets: Targets,
+}
+
+/// Where the requests of a ModelRoute go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutePolicy {
+    rules: Vec<Rule>,
+    /// Of requests that no rule matches.
+    pub otherwise: Targets,
+}
+
+/// The targets of a request, and the rule that named them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Selection<'a> {
+    /// Name of the rule; `None` where no rule matched.
+    pub rule: Option<&'a str>,
+    /// The targets.
+    pub targets: &'a Targets,
+    /// What the request's share is taken by.
+    conversation: Option<u64>,
+}
+
+impl<'a> Selection<'a> {
+    /// Names of the targets in the order in which the request tries them.
+    pub fn in_order(self) -> impl Iterator<Item = &'a str> {
+        self.targets.in_order(self.conversation)
+    }
+}
+
+/// Whether a rule matched, and why not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict<'a> {
+    /// Name of the rule.
+    pub rule: &'a str,
+    /// Why it does not match.
+    pub mismatch: Option<String>,
+}
+
+impl RoutePolicy {
+    /// That of a spec.
+    pub(super) fn new(spec: &ModelRouteSpec) -> Self {
+        let rule = |rule: &russet_crds::RouteRule| Rule {
+            name: rule.name.clone(),
+            of: rule.r#match.clone(),
+            targets: Targets::new(&rule.targets, rule.pick),
+        };
+        Self {
+            rules: spec.rules.iter().map(rule).collect(),
+            otherwise: Targets::new(&spec.targets, spec.pick),
+        }
+    }
+
+    /// That of a route without rules.
+    pub fn to<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
+        let names = names.into_iter().map(str::to_owned).collect();
+        Self { rules: Vec::new(), otherwise: Targets { names, ..Targets::default() } }
+    }
+
+    /// Whether it looks at what a request is.
+    pub fn reads_requests(&self) -> bool {
+        !self.rules.is_empty() || !self.otherwise.weights.is_empty()
+    }
+
+    /// Whether it has rules.
+    pub fn has_rules(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
+    /// The targets of a request: those of the first rule that matches. Without facts no rule does.
+    pub fn select(&self, facts: Option<&RequestFacts>) -> Selection<'_> {
+        let conversation = facts.map(|facts| facts.conversation);
+        let matching =
+            facts.and_then(|facts| self.rules.iter().find(|rule| mismatch(&rule.of, facts).is_none()));
+        match matching {
+            Some(rule) => Selection { rule: Some(&rule.name), targets: &rule.targets, conversation },
+            None => Selection { rule: None, targets: &self.otherwise, conversation },
+        }
+    }
+
+    /// Of each rule up to the one that matches, whether it does.
+    pub fn verdicts<'a>(&'a self, facts: &RequestFacts) -> Vec<Verdict<'a>> {
+        let mut verdicts = Vec::new();
+        for Rule { name, of, .. } in &self.rules {
+            let mismatch = mismatch(of, facts);
+            let matches = mismatch.is_none();
+            verdicts.push(Verdict { rule: name, mismatch });
+            if matches {
+                break;
+            }
+        }
+        verdicts
+    }
+}
+
+/// The first condition that a request does not meet.
+fn mismatch(of: &RouteMatch, facts: &RequestFacts) -> Option<String> {
+    let RouteMatch {
+        tasks,
+        complexity_above_percent,
+        min_prompt_tokens,
+        max_prompt_tokens,
+        tools,
+        labels,
+        keys,
+        schedules,
+    } = of;
+    let by_task = || {
+        (!tasks.is_empty() && !tasks.contains(&facts.task)).then(|| {
+            let wanted: Vec<&str> = tasks.iter().copied().map(task_name).collect();
+            format!("its task is {}, not {}", task_name(facts.task), wanted.join(" or "))
+        })
+    };
+    let by_complexity = || {
+        let (above, has) = (complexity_above_percent.as_ref()?, facts.complexity.percent());
+        (has <= *above).then(|| format!("its complexity is {has} %, not above {above} %"))
+    };
+    let has = facts.prompt_tokens;
+    let by_min = || {
+        let min = min_prompt_tokens.as_ref()?;
+        (has < u64::from(*min)).then(|| format!("its prompt has about {has} tokens, fewer than {min}"))
+    };
+    let by_max = || {
+        let max = max_prompt_tokens.as_ref()?;
+        (has > u64::from(*max)).then(|| format!("its prompt has about {has} tokens, more than {max}"))
+    };
+    let by_tools = || match (tools.as_ref()?, facts.tools) {
+        (Presence::Present, 0) => Some("it offers no tools".to_owned()),
+        (Presence::Absent, count) if count > 0 => Some(format!("it offers {count} tools")),
+        (Presence::Unknown, _) => Some("`tools` has a value of a newer release".to_owned()),
+        (Presence::Present | Presence::Absent, _) => None,
+    };
+    let by_labels = || {
+        labels.iter().find_map(|(name, wanted)| match facts.labels.get(name) {
+            Some(has) if has == wanted => None,
+            Some(has) => Some(format!("its label {name} is {has:?}, not {wanted:?}")),
+            None => Some(format!("it has no label {name}")),
+        })
+    };
+    let by_key = || {
+        let is_named = |key: &str| keys.iter().any(|pattern| matches_pattern(pattern, key));
+        match &facts.key {
+            _ if keys.is_empty() => None,
+            Some(key) if is_named(key) => None,
+            Some(key) => Some(format!("its key is {key}, not {}", keys.join(" or "))),
+            None => Some("it has no key".to_owned()),
+        }
+    };
+    let by_schedule = || is_outside(schedules, facts.at).then(|| "it is outside the schedules".to_owned());
+    by_task()
+        .or_else(by_complexity)
+        .or_else(by_min)
+        .or_else(by_max)
+        .or_else(by_tools)
+        .or_else(by_labels)
+        .or_else(by_key)
+        .or_else(by_schedule)
+}
+
+/// Whether a time is in none of the schedules; one that nobody can read holds at no time.
+fn is_outside(schedules: &[Schedule], at: Timestamp) -> bool {
+    !active_hours(schedules, at).is_ok_and(|hours| hours.open)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use russet_crds::{Day, LocalReference, RouteRule, RouteTask};
+
+    use super::*;
+    use crate::routes::complexity::Complexity;
+
+    fn target(name: &str, weight: Option<u32>) -> RouteTarget {
+        RouteTarget { deployment_ref: LocalReference::new(name), weight }
+    }
+
+    fn facts() -> RequestFacts {
+        RequestFacts {
+            task: RouteTask::Code,
+            complexity: Complexity::default(),
+            prompt_tokens: 500,
+            tools: 2,
+            labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
+            key: Some("kid-1".to_owned()),
+            conversation: 0,
+            at: "2026-11-20T12:00:00Z".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_request_must_be_all_that_a_rule_names() {
+        let labels = |value: &str| BTreeMap::from([("team".to_owned(), value.to_owned())]);
+        let hours = |from: &str, zone: &str| {
+            let (until, time_zone) = ("13:00".to_owned(), zone.to_owned());
+            vec![Schedule { days: vec![Day::Fri], from: from.into(), until, time_zone }]
+        };
+        let any = RouteMatch::default;
+        let all = RouteMatch {
+            tasks: vec![RouteTask::Code, RouteTask::Reasoning],
+            complexity_above_percent: None,
+            min_prompt_tokens: Some(500),
+            max_prompt_tokens: Some(500),
+            tools: Some(Presence::Present),
+            labels: labels("blue"),
+            keys: vec!["kid-*".into()],
+            schedules: hours("11:00", "UTC"),
+        };
+        for (of, expected) in [
+            (any(), None),
+            (all.clone(), None),
+            (
+                RouteMatch { tasks: vec![RouteTask::Chat, RouteTask::Embed], ..all.clone() },
+                Some("its task is code, not chat or embed"),
+            ),
+            (
+                RouteMatch { complexity_above_percent: Some(0), ..all.clone() },
+                Some("its complexity is 0 %, not above 0 %"),
+            ),
+            (
+                RouteMatch { min_prompt_tokens: Some(501), ..all.clone() },
+                Some("its prompt has about 500 tokens, fewer than 501"),
+            ),
+            (
+                RouteMatch { max_prompt_tokens: Some(499), ..all.clone() },
+                Some("its prompt has about 500 tokens, more than 499"),
+            ),
+            (RouteMatch { tools: Some(Presence::Absent), ..all.clone() }, Some("it offers 2 tools")),
+            (
+                RouteMatch { tools: Some(Presence::Unknown), ..any() },
+                Some("`tools` has a value of a newer release"),
+            ),
+            (
+                RouteMatch { labels: labels("red"), ..all.clone() },
+                Some("its label team is \"blue\", not \"red\""),
+            ),
+            (
+                RouteMatch { keys: vec!["kid".into(), "x*".into()], ..any() },
+                Some("its key is kid-1, not kid or x*"),
+            ),
+            (RouteMatch { schedules: hours("12:01", "UTC"), ..any() }, Some("it is outside the schedules")),
+            // 12:00 in UTC is 13:00 there, when they end.
+            (
+                RouteMatch { schedules: hours("11:00", "Europe/Berlin"), ..any() },
+                Some("it is outside the schedules"),
+            ),
+            (
+                RouteMatch { schedules: hours("11:00", "Mars/Base"), ..any() },
+                Some("it is outside the schedules"),
+            ),
+        ] {
+            assert_eq!(mismatch(&of, &facts()).as_deref(), expected, "{of:?}");
+        }
+        let bare = RequestFacts { tools: 0, labels: BTreeMap::new(), key: None, ..facts() };
+        for (of, expected) in [
+            (RouteMatch { tools: Some(Presence::Present), ..any() }, "it offers no tools"),
+            (RouteMatch { labels: labels("blue"), ..any() }, "it has no label team"),
+            (RouteMatch { keys: vec!["*".into()], ..any() }, "it has no key"),
+        ] {
+            assert_eq!(mismatch(&of, &bare).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let rule = |name: &str, tasks: &[RouteTask]| RouteRule {
+            name: name.into(),
+            r#match: RouteMatch { tasks: tasks.to_vec(), ..RouteMatch::default() },
+            targets: vec![target(&format!("for-{name}"), None)],
+            pick: TargetPick::Fastest,
+        };
+        let policy = RoutePolicy::new(&ModelRouteSpec {
+            rules: vec![
+                rule("thinks", &[RouteTask::Reasoning]),
+                rule("codes", &[RouteTask::Code]),
+                rule("any", &[]),
+            ],
+            targets: vec![target("rest", None)],
+            ..ModelRouteSpec::default()
+        });
+        let selected = policy.select(Some(&facts()));
+        assert_eq!((selected.rule, selected.targets.pick), (Some("codes"), TargetPick::Fastest));
+        assert_eq!(selected.in_order().collect::<Vec<_>>(), ["for-codes"]);
+        let verdicts = policy.verdicts(&facts());
+        let shown: Vec<_> = verdicts.iter().map(|one| (one.rule, one.mismatch.as_deref())).collect();
+        assert_eq!(shown, [("thinks", Some("its task is code, not reasoning")), ("codes", None)]);
+        let other = policy.select(None);
+        assert_eq!((other.rule, other.in_order().collect::<Vec<_>>()), (None, vec!["rest"]));
+        assert!(policy.reads_requests() && !RoutePolicy::default().reads_requests());
+    }
+
+    #[test]
+    fn conversations_are_shared_by_weight_and_stay() {
+        let of = |weights: &[Option<u32>]| {
+            let targets: Vec<_> = weights
+                .iter()
+                .enumerate()
+                .map(|(place, weight)| target(&place.to_string(), *weight))
+                .collect();
+            Targets::new(&targets, TargetPick::InOrder)
+        };
+        let first =
+            |targets: &Targets, conversation| targets.in_order(Some(conversation)).next().map(str::to_owned);
+        let canary = of(&[Some(90), Some(10), Some(0)]);
+        let numbers = 0..10_000_u64;
+        let hashes = numbers.map(|number| twox_hash::XxHash3_64::oneshot(&number.to_le_bytes()));
+        let mut counts = BTreeMap::new();
+        for hash in hashes {
+            assert_eq!(first(&canary, hash), first(&canary, hash));
+            assert_eq!(canary.in_order(Some(hash)).count(), 3);
+            *counts.entry(first(&canary, hash)).or_insert(0) += 1;
+        }
+        let count = |name: &str| counts.get(&Some(name.to_owned())).copied().unwrap_or(0);
+        assert!((800..1200).contains(&count("1")) && count("2") == 0 && count("0") > 8000, "{counts:?}");
+        // Without weights, without a share, or unknown: as written.
+        for targets in [of(&[None, None]), of(&[Some(0), Some(0)]), canary] {
+            assert_eq!(targets.in_order(None).next(), Some("0"));
+        }
+        assert_eq!(first(&of(&[None, None]), 1), Some("0".to_owned()));
+        assert_eq!(first(&of(&[Some(0), Some(0)]), 1), Some("0".to_owned()));
+        assert_eq!(first(&of(&[]), 1), None);
+    }
+}
