@@ -102,7 +102,8 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
         .collect();
     let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
     let _ = writeln!(text, "Complexity   {} %{parts}", facts.complexity.percent());
-    let _ = writeln!(text, "Prompt       about {} tokens, {} tools", facts.prompt_tokens, facts.tools);
+    let _ =
+        writeln!(text, "Request      about {} tokens of prompt, tools: {}", facts.prompt_tokens, facts.tools);
     if !facts.labels.is_empty() {
         let labels: Vec<String> =
             facts.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -207,7 +208,7 @@ mod tests {
 Model        auto:code: `auto` of ModelRoute default/auto
 Task         code
 Complexity   3 %: questions 0.03
-Prompt       about 2 tokens, 0 tools
+Request      about 2 tokens of prompt, tools: 0
 
 RULE   MATCHES   WHY NOT
 deep   no        its complexity is 3 %, not above 80 %

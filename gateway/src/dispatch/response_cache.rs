@@ -22,7 +22,7 @@ use super::attempt_loop::PendingRequest;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::shutdown_error;
 use crate::error::GatewayError;
-use crate::routes::{Deployment, RequestFacts, Resolution, Resolved, RoutingTable};
+use crate::routes::{Deployment, ModelAlias, Resolution, Resolved, RoutingTable};
 
 /// Bytes of the largest answer that is kept.
 const MAX_ENTRY_BYTES: usize = 1 << 20;
@@ -216,7 +216,7 @@ impl Dispatcher {
     /// Looks for the answer to a request, and waits for it where another request has begun the same.
     pub(super) async fn cached(&self, pending: &PendingRequest) -> Result<CacheOutcome, GatewayError> {
         let table = self.table();
-        let Some((deployment, adapter, ttl)) = cacheable(&table, pending) else {
+        let Some(Cacheable { alias, deployment, adapter, ttl }) = cacheable(&table, pending) else {
             return Ok(CacheOutcome::Off);
         };
         let mut request = pending.generation().clone();
@@ -230,6 +230,7 @@ impl Dispatcher {
                 && let Some(response) = self.response_cache.answers.get(&key)
             {
                 self.metrics.response_cache("hit");
+                pending.recorder().route(alias, pending.facts());
                 return Ok(CacheOutcome::Hit(response));
             }
             let mut running = match self.response_cache.lead(key) {
@@ -269,22 +270,27 @@ impl Dispatcher {
     }
 }
 
-/// The deployment whose answers to this request are kept, the adapter that answers, and for how long.
-fn cacheable<'t>(
-    table: &'t RoutingTable,
-    pending: &PendingRequest,
-) -> Option<(&'t Deployment, &'t str, Duration)> {
+/// Whose answers to a request are kept.
+struct Cacheable<'t> {
+    /// The name of the route that keeps them.
+    alias: &'t ModelAlias,
+    deployment: &'t Deployment,
+    /// The adapter that answers; empty where the model itself does.
+    adapter: &'t str,
+    ttl: Duration,
+}
+
+/// Whose answers to this request are kept, if anybody's are.
+fn cacheable<'t>(table: &'t RoutingTable, pending: &PendingRequest) -> Option<Cacheable<'t>> {
     if pending.cache_use() == CacheUse::Never || table.aliases.is_empty() {
         return None;
     }
-    let (scope, facts): (_, Option<&RequestFacts>) = (pending.scope(), pending.facts());
-    let ttl = table.matching_alias(pending.model(), scope)?.cache_ttl?;
-    match table.resolve_request(pending.model(), scope, facts) {
-        Resolution { resolved: Resolved::Deployments(deployments), adapter, .. } => {
-            deployments.first().map(|first| (*first, adapter, ttl))
-        }
-        _ => None,
-    }
+    let (model, scope) = (pending.model(), pending.scope());
+    let alias = table.matching_alias(model, scope)?;
+    let ttl = alias.cache_ttl?;
+    let Resolution { resolved, adapter, .. } = table.resolve_request(model, scope, pending.facts());
+    let Resolved::Deployments(deployments) = resolved else { return None };
+    Some(Cacheable { alias, deployment: deployments.first()?, adapter, ttl })
 }
 
 /// Whether the same request has the same answer each time. Tools make an agent of it, whose next request is another one.

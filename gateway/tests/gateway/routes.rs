@@ -328,6 +328,7 @@ async fn a_route_keeps_answers_for_the_caller_that_had_them() {
         assert_eq!(cached, if is_asked { 2 } else { 7 }, "{case}");
         let record = lab.client.get(lab.url("/requests/r1/why")).send().await.unwrap();
         let record: RequestRecord = record.json().await.unwrap();
+        assert_eq!(record.route.is_some(), record.model == "auto", "{case}");
         assert_eq!(
             (record.cached_response_ms.is_none(), record.attempts.len()),
             (is_asked, usize::from(is_asked))
