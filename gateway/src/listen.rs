@@ -124,8 +124,15 @@ impl HttpListener {
             };
             let (stream, permit) = accepted;
             let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
+            let stopping = stopping.clone();
             connections.spawn(async move {
-                serve_connection(stream, tls, router, limits, watcher).await;
+                let version = tokio::select! {
+                    version = http_version(&stream, tls.is_some(), limits.head_timeout) => version,
+                    () = stopping.cancelled() => None,
+                };
+                if let Some(version) = version {
+                    serve_connection(stream, version, tls, router, limits, watcher).await;
+                }
                 drop(permit);
             });
         }
@@ -135,8 +142,42 @@ impl HttpListener {
     }
 }
 
+/// The version of HTTP that a client begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HttpVersion {
+    Http1,
+    Http2,
+    /// TLS settles it, or the client has not sent enough to tell.
+    Unclear,
+}
+
+/// The version, by the first bytes of a client, which stay where they are: who reads them to tell, hyper too, keeps a second
+/// buffer for them. `None` where the client leaves or sends nothing.
+async fn http_version(stream: &TcpStream, tls: bool, patience: Duration) -> Option<HttpVersion> {
+    if tls {
+        return Some(HttpVersion::Unclear);
+    }
+    // No method of HTTP/1 begins with them.
+    const HTTP2: &[u8; 3] = b"PRI";
+    let mut first = [0; HTTP2.len()];
+    match timeout(patience, stream.peek(&mut first)).await {
+        Ok(Ok(count)) if count < HTTP2.len() => Some(HttpVersion::Unclear),
+        Ok(Ok(_)) if &first == HTTP2 => Some(HttpVersion::Http2),
+        Ok(Ok(_)) => Some(HttpVersion::Http1),
+        Ok(Err(error)) => {
+            tracing::debug!("a connection ended: {error}");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("closed an idle connection: it sent nothing");
+            None
+        }
+    }
+}
+
 async fn serve_connection(
     stream: TcpStream,
+    version: HttpVersion,
     tls: Option<TlsAcceptor>,
     router: Router,
     limits: ListenerLimits,
@@ -159,7 +200,14 @@ async fn serve_connection(
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_READ_HEAD_BYTES as u32);
     match tls {
-        None => serve_http(builder, stream, router, limits, watcher).await,
+        None => {
+            let builder = match version {
+                HttpVersion::Http1 => builder.http1_only(),
+                HttpVersion::Http2 => builder.http2_only(),
+                HttpVersion::Unclear => builder,
+            };
+            serve_http(builder, stream, router, limits, watcher).await;
+        }
         // In boxes: a connection without TLS needs their room at no time.
         Some(tls) => match Box::pin(timeout(limits.handshake_timeout, tls.accept(stream))).await {
             // ALPN has settled the HTTP version: no bytes are read to detect it, which a client could delay.

@@ -118,7 +118,7 @@ fn routed_by(facts: &FactsRecord) -> String {
     let parts: Vec<String> = parts.map(|part| format!("{} {:.2}", part.name, part.value)).collect();
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
     format!(
-        "task {task}; complexity {complexity:.2}{parts}; about {prompt_tokens} tokens of prompt; tools: {tools}"
+        "task {task}; complexity {complexity:.2}{parts}; about {prompt_tokens} tokens; tools: {tools}"
     )
 }
 
@@ -411,7 +411,7 @@ mod tests {
         let text = render(&serde_json::from_str(json).unwrap());
         for expected in [
             "Model      auto, a name (`auto`) of ModelRoute default/auto by the rule code\n",
-            "Routed by  task code; complexity 0.12 (code 0.12); about 40 tokens of prompt; tools: 2\n",
+            "Routed by  task code; complexity 0.12 (code 0.12); about 40 tokens; tools: 2\n",
             "  - The rule deep does not match it: its complexity is 12 %, not above 80 %.\n",
         ] {
             assert!(text.contains(expected), "{expected}{text}");
