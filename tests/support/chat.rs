@@ -22,6 +22,8 @@ pub struct StreamedAnswer {
     pub text: String,
     /// Chunks that contained text.
     pub pieces: usize,
+    /// By which the gateway's log knows it.
+    pub request_id: String,
     finish_reason: Option<String>,
 }
 
@@ -55,12 +57,20 @@ async fn read(request: reqwest::RequestBuilder) -> Result<StreamedAnswer> {
     if !status.is_success() {
         anyhow::bail!("HTTP {status}: {}", response.text().await.unwrap_or_default());
     }
+    let id = response.headers().get("x-request-id").and_then(|id| id.to_str().ok());
+    let request_id = id.context("the response has no x-request-id")?.to_owned();
     let mut buffer = Vec::new();
     let lines = async_lines(
         response.bytes_stream().map(move |chunk| chunk.context("the connection broke")),
         std::mem::take(&mut buffer),
     );
-    Ok(StreamedAnswer { lines: Box::pin(lines), text: String::new(), pieces: 0, finish_reason: None })
+    Ok(StreamedAnswer {
+        lines: Box::pin(lines),
+        text: String::new(),
+        pieces: 0,
+        request_id,
+        finish_reason: None,
+    })
 }
 
 /// Sends a prompt and reads to the end; returns the text.

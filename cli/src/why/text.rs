@@ -117,9 +117,7 @@ fn routed_by(facts: &FactsRecord) -> String {
     let parts = complexity_parts.iter().filter(|part| part.value >= 0.005);
     let parts: Vec<String> = parts.map(|part| format!("{} {:.2}", part.name, part.value)).collect();
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
-    format!(
-        "task {task}; complexity {complexity:.2}{parts}; about {prompt_tokens} tokens; tools: {tools}"
-    )
+    format!("task {task}; complexity {complexity:.2}{parts}; about {prompt_tokens} tokens; tools: {tools}")
 }
 
 fn limits(limits: &LimitsRecord) -> String {

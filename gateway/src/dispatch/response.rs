@@ -7,9 +7,10 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt as _};
 use russet_wire::event::GenerationEvent;
 
-use super::attempt_loop::{OpenedStream, PendingRequest};
+use super::attempt_loop::OpenedStream;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::AttemptError;
+use super::pending_request::PendingRequest;
 use super::response_cache::{CachedResponse, ResponseRecording};
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;

@@ -18,9 +18,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
-use super::attempt_loop::PendingRequest;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::shutdown_error;
+use super::pending_request::PendingRequest;
 use crate::error::GatewayError;
 use crate::routes::{Deployment, ModelAlias, Resolution, Resolved, RoutingTable};
 

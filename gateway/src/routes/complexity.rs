@@ -38,7 +38,8 @@ const CODING_TOOLS: [&str; 9] =
 const REASONING_WORDS: usize = 2;
 
 fn words(alternatives: &str) -> Option<Regex> {
-    Regex::new(&format!(r"(?i)\b(?:{alternatives})\b")).ok()
+    // Bounds of ASCII: those of Unicode take a hundred times as long where a text has other letters.
+    Regex::new(&format!(r"(?i)(?-u:\b)(?:{alternatives})(?-u:\b)")).ok()
 }
 
 /// What is counted: its name, its share of the score, and the number that gets all of it. The shares add up to 1.1: who has
