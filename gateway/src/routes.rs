@@ -22,7 +22,7 @@ pub use complexity::Complexity;
 pub use facts::{FactsCaller, RequestFacts, RouteHeaders, task_name};
 pub use follow::follow;
 pub use model_details::{FetchState, ModelDetails, ModelHeaders};
-pub use rules::{RoutePolicy, Selection, Targets, Verdict};
+pub use rules::{RoutePolicy, TargetSelection, Targets, Verdict};
 pub use scope::ModelScope;
 
 /// The state the gateway routes by.
@@ -127,7 +127,7 @@ pub enum Resolved<'a> {
     /// These deployments serve it, tried in order; never empty.
     Deployments(Vec<&'a Deployment>),
     /// A ModelRoute has the name, but none of the targets that it selects exists.
-    Dangling(&'a ModelAlias, Selection<'a>),
+    Dangling(&'a ModelAlias, TargetSelection<'a>),
     /// Several namespaces have the name; these are its full names.
     Ambiguous(Vec<String>),
     /// The caller's key does not allow the name, whether it exists or not.

@@ -152,11 +152,11 @@ fn is_code(line: &str) -> bool {
 /// Whether the variables of the chat template ask for a high effort.
 fn wants_much_thinking(template_arguments: &str) -> bool {
     #[derive(serde::Deserialize)]
-    struct Arguments {
+    struct EffortArguments {
         #[serde(default)]
         reasoning_effort: serde_json::Value,
     }
-    let arguments: Option<Arguments> = serde_json::from_str(template_arguments).ok();
+    let arguments: Option<EffortArguments> = serde_json::from_str(template_arguments).ok();
     let effort = arguments.as_ref().and_then(|one| one.reasoning_effort.as_str());
     matches!(effort, Some("high" | "xhigh" | "max"))
 }

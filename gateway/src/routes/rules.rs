@@ -68,7 +68,7 @@ pub struct RoutePolicy {
 
 /// The targets of a request, and the rule that named them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Selection<'a> {
+pub struct TargetSelection<'a> {
     /// Name of the rule; `None` where no rule matched.
     pub rule: Option<&'a str>,
     /// The targets.
@@ -77,7 +77,7 @@ pub struct Selection<'a> {
     conversation: Option<u64>,
 }
 
-impl<'a> Selection<'a> {
+impl<'a> TargetSelection<'a> {
     /// Names of the targets in the order in which the request tries them.
     pub fn in_order(self) -> impl Iterator<Item = &'a str> {
         self.targets.in_order(self.conversation)
@@ -124,13 +124,13 @@ impl RoutePolicy {
     }
 
     /// The targets of a request: those of the first rule that matches. Without facts no rule does.
-    pub fn select(&self, facts: Option<&RequestFacts>) -> Selection<'_> {
+    pub fn select(&self, facts: Option<&RequestFacts>) -> TargetSelection<'_> {
         let conversation = facts.map(|facts| facts.conversation);
         let matching =
             facts.and_then(|facts| self.rules.iter().find(|rule| mismatch(&rule.of, facts).is_none()));
         match matching {
-            Some(rule) => Selection { rule: Some(&rule.name), targets: &rule.targets, conversation },
-            None => Selection { rule: None, targets: &self.otherwise, conversation },
+            Some(rule) => TargetSelection { rule: Some(&rule.name), targets: &rule.targets, conversation },
+            None => TargetSelection { rule: None, targets: &self.otherwise, conversation },
         }
     }
 

@@ -154,7 +154,7 @@ async fn a_header_that_says_nothing_is_refused_by_its_name() {
 }
 
 #[tokio::test]
-async fn an_edited_route_leads_new_requests_elsewhere_and_breaks_no_stream() {
+async fn an_edited_route_leads_elsewhere_and_breaks_no_stream() {
     let lab = GatewayLab::start(limits()).await;
     let go_on = CancellationToken::new();
     let waits = go_on.clone();
@@ -445,7 +445,7 @@ async fn the_next_of_several_models_takes_what_the_first_cannot() {
 }
 
 #[tokio::test]
-async fn a_rule_whose_targets_are_gone_sends_its_requests_nowhere_else() {
+async fn a_rule_without_targets_sends_its_requests_nowhere_else() {
     let lab = GatewayLab::start(limits()).await;
     let daily = named(&lab, "daily");
     let spec = json!({
