@@ -1,7 +1,7 @@
 //! `russet why`: what a gateway did with one of its last requests, and why. Not here: what a record has, see the
 //! gateway's `request_log`.
 
-mod text;
+pub mod text;
 
 use std::time::Duration;
 

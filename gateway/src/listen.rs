@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
@@ -126,12 +126,13 @@ impl HttpListener {
             let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
             let stopping = stopping.clone();
             connections.spawn(async move {
+                let first_request_by = Instant::now() + limits.head_timeout;
                 let version = tokio::select! {
-                    version = http_version(&stream, tls.is_some(), limits.head_timeout) => version,
+                    version = http_version(&stream, tls.is_some(), first_request_by) => version,
                     () = stopping.cancelled() => None,
                 };
                 if let Some(version) = version {
-                    serve_connection(stream, version, tls, router, limits, watcher).await;
+                    serve_connection(stream, (version, first_request_by), tls, router, limits, watcher).await;
                 }
                 drop(permit);
             });
@@ -153,14 +154,14 @@ enum HttpVersion {
 
 /// The version, by the first bytes of a client, which stay where they are: who reads them to tell, hyper too, keeps a second
 /// buffer for them. `None` where the client leaves or sends nothing.
-async fn http_version(stream: &TcpStream, tls: bool, patience: Duration) -> Option<HttpVersion> {
+async fn http_version(stream: &TcpStream, tls: bool, until: Instant) -> Option<HttpVersion> {
     if tls {
         return Some(HttpVersion::Unclear);
     }
     // No method of HTTP/1 begins with them.
     const HTTP2: &[u8; 3] = b"PRI";
     let mut first = [0; HTTP2.len()];
-    match timeout(patience, stream.peek(&mut first)).await {
+    match timeout_at(until, stream.peek(&mut first)).await {
         Ok(Ok(count)) if count < HTTP2.len() => Some(HttpVersion::Unclear),
         Ok(Ok(_)) if &first == HTTP2 => Some(HttpVersion::Http2),
         Ok(Ok(_)) => Some(HttpVersion::Http1),
@@ -177,7 +178,7 @@ async fn http_version(stream: &TcpStream, tls: bool, patience: Duration) -> Opti
 
 async fn serve_connection(
     stream: TcpStream,
-    version: HttpVersion,
+    (version, first_request_by): (HttpVersion, Instant),
     tls: Option<TlsAcceptor>,
     router: Router,
     limits: ListenerLimits,
@@ -206,7 +207,7 @@ async fn serve_connection(
                 HttpVersion::Http2 => builder.http2_only(),
                 HttpVersion::Unclear => builder,
             };
-            serve_http(builder, stream, router, limits, watcher).await;
+            serve_http(builder, stream, router, first_request_by, watcher).await;
         }
         // In boxes: a connection without TLS needs their room at no time.
         Some(tls) => match Box::pin(timeout(limits.handshake_timeout, tls.accept(stream))).await {
@@ -214,7 +215,9 @@ async fn serve_connection(
             Ok(Ok(stream)) => {
                 let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
-                Box::pin(serve_http(builder, stream, router, limits, watcher)).await;
+                // The handshake has a time of its own.
+                let first_request_by = Instant::now() + limits.head_timeout;
+                Box::pin(serve_http(builder, stream, router, first_request_by, watcher)).await;
             }
             Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
             Err(_) => tracing::debug!("a client exceeded the timeout of the TLS handshake"),
@@ -226,7 +229,7 @@ async fn serve_http<S>(
     builder: Builder<TokioExecutor>,
     stream: S,
     router: Router,
-    limits: ListenerLimits,
+    first_request_by: Instant,
     watcher: Watcher,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -244,7 +247,7 @@ async fn serve_http<S>(
         ended = watcher.watch(connection) => if let Err(error) = ended {
             tracing::debug!("a connection ended: {error}");
         },
-        () = idle_timeout(&first_request, limits.head_timeout) => {
+        () = idle_timeout(&first_request, first_request_by) => {
             tracing::debug!("closed an idle connection: no request arrived")
         },
     }
@@ -252,8 +255,8 @@ async fn serve_http<S>(
 
 /// Completes if no request arrives in time. Before the HTTP version is known, and before HTTP/2 has started,
 /// no other timeout covers a silent client.
-async fn idle_timeout(first_request: &Notify, head_timeout: Duration) {
-    if timeout(head_timeout, first_request.notified()).await.is_ok() {
+async fn idle_timeout(first_request: &Notify, until: Instant) {
+    if timeout_at(until, first_request.notified()).await.is_ok() {
         std::future::pending().await
     }
 }

@@ -145,6 +145,8 @@ pub struct Resolution<'a> {
     pub adapter: &'a str,
     /// Which of the deployments gets the request.
     pub pick: TargetPick,
+    /// The name of a ModelRoute that it leads through.
+    pub alias: Option<&'a ModelAlias>,
 }
 
 /// What a name belongs to.
@@ -223,15 +225,22 @@ impl RoutingTable {
     ) -> Resolution<'_> {
         let (model, _) = self.plain_name(model, scope);
         if !scope.allows(model) {
-            return Resolution { resolved: Resolved::Forbidden, adapter: "", pick: TargetPick::InOrder };
+            return Resolution {
+                resolved: Resolved::Forbidden,
+                adapter: "",
+                pick: TargetPick::InOrder,
+                alias: None,
+            };
         }
-        let pick = self
-            .policy_of(model, scope)
-            .map_or(TargetPick::InOrder, |policy| policy.select(facts).targets.pick);
-        match self.adapted(model, scope, facts) {
-            Some((found, adapter, _)) => Resolution { resolved: Resolved::Deployments(found), adapter, pick },
-            None => Resolution { resolved: self.owned(self.owner(model, scope), facts), adapter: "", pick },
-        }
+        let (resolved, adapter, alias) = match self.adapted(model, scope, facts) {
+            Some((found, adapter, alias)) => (Resolved::Deployments(found), adapter, alias),
+            None => {
+                let (resolved, alias) = self.owned(self.owner(model, scope), facts);
+                (resolved, "", alias)
+            }
+        };
+        let pick = alias.map_or(TargetPick::InOrder, |alias| alias.policy.select(facts).targets.pick);
+        Resolution { resolved, adapter, pick, alias }
     }
 
     /// The task that the name of a model ends in, if it does.
@@ -241,14 +250,10 @@ impl RoutingTable {
 
     /// Where the ModelRoute that has this name sends its requests.
     pub fn policy(&self, model: &str, scope: &ModelScope) -> Option<&RoutePolicy> {
-        self.policy_of(self.plain_name(model, scope).0, scope)
-    }
-
-    fn policy_of(&self, model: &str, scope: &ModelScope) -> Option<&RoutePolicy> {
         if self.aliases.is_empty() {
             return None;
         }
-        self.alias_of(model, scope).map(|alias| &*alias.policy)
+        self.matching_alias(model, scope).map(|alias| &*alias.policy)
     }
 
     /// The name without what only says which of a route's targets is meant, and the task that it named.
@@ -275,42 +280,45 @@ impl RoutingTable {
         if is_route || self.adapted(model, scope, None).is_some() || !leads_somewhere { model } else { name }
     }
 
-    /// The deployments with the adapter that `name:adapter` asks for, and the name before it.
-    fn adapted<'a, 'm>(
-        &'a self,
-        model: &'m str,
+    /// The deployments with the adapter that `name:adapter` asks for, and the name of a ModelRoute that `name` leads through.
+    fn adapted(
+        &self,
+        model: &str,
         scope: &ModelScope,
         facts: Option<&RequestFacts>,
-    ) -> Option<(Vec<&'a Deployment>, &'a str, &'m str)> {
+    ) -> Option<(Vec<&Deployment>, &str, Option<&ModelAlias>)> {
         let (name, adapter) = model.rsplit_once(':')?;
         if let NameOwner::Route(alias) = self.owner(model, scope)
             && alias.pattern == model
         {
             return None;
         }
-        let Resolved::Deployments(mut found) = self.owned(self.owner(name, scope), facts) else {
+        let (Resolved::Deployments(mut found), alias) = self.owned(self.owner(name, scope), facts) else {
             return None;
         };
         found.retain(|deployment| deployment.adapters.contains_key(adapter));
         let (adapter, _) = found.first()?.adapters.get_key_value(adapter)?;
-        Some((found, adapter, name))
+        Some((found, adapter, alias))
     }
 
-    fn owned<'a>(&'a self, owner: NameOwner<'a>, facts: Option<&RequestFacts>) -> Resolved<'a> {
+    fn owned<'a>(
+        &'a self,
+        owner: NameOwner<'a>,
+        facts: Option<&RequestFacts>,
+    ) -> (Resolved<'a>, Option<&'a ModelAlias>) {
         match owner {
-            NameOwner::Route(alias) => self.targets(alias, facts),
-            NameOwner::Other(resolved) => resolved,
+            NameOwner::Route(alias) => (self.targets(alias, facts), Some(alias)),
+            NameOwner::Other(resolved) => (resolved, None),
         }
     }
 
     /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        self.alias_of(self.plain_name(model, scope).0, scope)
-    }
-
-    fn alias_of(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        let name = self.adapted(model, scope, None).map_or(model, |(_, _, name)| name);
-        match self.owner(name, scope) {
+        let (model, _) = self.plain_name(model, scope);
+        if let Some((_, _, alias)) = self.adapted(model, scope, None) {
+            return alias;
+        }
+        match self.owner(model, scope) {
             NameOwner::Route(alias) => Some(alias),
             NameOwner::Other(_) => None,
         }

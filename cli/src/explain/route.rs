@@ -16,9 +16,7 @@ use russet_rpc::list_item::list_decodable;
 use crate::client::Connection;
 use crate::get::format_table;
 use crate::stdout::out;
-
-/// The smallest part of a complexity that two decimals show.
-const SHOWN_PART: f64 = 0.005;
+use crate::why::text::shown_parts;
 
 /// Arguments of `russet explain route`.
 #[derive(clap::Args)]
@@ -94,13 +92,8 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
     });
     let _ = writeln!(text, "Model        {model}: {route}");
     let _ = writeln!(text, "Task         {}", task_name(facts.task));
-    let parts: Vec<String> = facts
-        .complexity
-        .parts()
-        .filter(|(_, part)| *part >= SHOWN_PART)
-        .map(|(name, part)| format!("{name} {part:.2}"))
-        .collect();
-    let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
+    let parts = shown_parts(facts.complexity.parts());
+    let parts = if parts.is_empty() { parts } else { format!(": {parts}") };
     let _ = writeln!(text, "Complexity   {} %{parts}", facts.complexity.percent());
     let _ =
         writeln!(text, "Request      about {} tokens of prompt, tools: {}", facts.prompt_tokens, facts.tools);

@@ -110,13 +110,18 @@ fn model(record: &RequestRecord) -> String {
     }
 }
 
+/// The parts of a complexity that two decimals show.
+pub(crate) fn shown_parts<'a>(parts: impl Iterator<Item = (&'a str, f64)>) -> String {
+    const MIN_SHOWN: f64 = 0.005;
+    let shown = parts.filter(|(_, part)| *part >= MIN_SHOWN).map(|(name, part)| format!("{name} {part:.2}"));
+    shown.collect::<Vec<String>>().join(", ")
+}
+
 /// What the rules of a route knew of the request.
 fn routed_by(facts: &FactsRecord) -> String {
     let FactsRecord { task, complexity, complexity_parts, prompt_tokens, tools } = facts;
-    // Smaller ones are 0.00.
-    let parts = complexity_parts.iter().filter(|part| part.value >= 0.005);
-    let parts: Vec<String> = parts.map(|part| format!("{} {:.2}", part.name, part.value)).collect();
-    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    let parts = shown_parts(complexity_parts.iter().map(|part| (&*part.name, part.value)));
+    let parts = if parts.is_empty() { parts } else { format!(" ({parts})") };
     format!("task {task}; complexity {complexity:.2}{parts}; about {prompt_tokens} tokens; tools: {tools}")
 }
 

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::attempts::{Attempts, ends_engines, interrupted, overloaded, resume_mismatch};
+use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
 use super::pending_request::{PendingRequest, RequestKind};
@@ -141,6 +142,15 @@ impl Dispatcher {
     }
 }
 
+/// A replica that the request could go to.
+struct ScoredReplica {
+    node: String,
+    group: String,
+    /// Tokens of the prompt that it has cached.
+    cached_tokens: u32,
+    score: ReplicaScore,
+}
+
 /// One run of the loop. A step changes the fields that name it, and no others.
 struct AttemptLoop<'a> {
     dispatcher: &'a Dispatcher,
@@ -159,9 +169,9 @@ struct AttemptLoop<'a> {
     was_held: bool,
     /// Tokens of the prompt that the chosen endpoint has not cached: set by `choose`.
     unread_tokens: u64,
-    /// The ShardGroups that it was chosen among, the tokens of the prompt that they have cached, and their scores: set by
+    /// Nodes and ShardGroups that it was chosen among, the tokens of the prompt that they have cached, and their scores: set by
     /// `choose`.
-    scores: Vec<(String, u32, ReplicaScore)>,
+    scores: Vec<ScoredReplica>,
     /// What the request waits for, for the error at its deadline: set by `hold`.
     waiting_for: String,
 }
@@ -205,7 +215,7 @@ impl<'a> AttemptLoop<'a> {
                     self.hold(deployment, &reason)?;
                     self.record_route(&table);
                     self.request.recorder.held(deployment, &reason);
-                    self.request.prompt_state.send_modify(|state| state.preparing = false);
+                    self.request.is_not_prepared();
                     self.wait_for_change(until).await?;
                 }
             }
@@ -252,7 +262,12 @@ impl<'a> AttemptLoop<'a> {
         };
         let scored = scored.into_inner();
         self.unread_tokens = scored.first().map_or(0, |best| best.unread_tokens);
-        let scores = scored.into_iter().map(|one| (one.endpoint.group.clone(), one.cached_tokens, one.score));
+        let scores = scored.into_iter().map(|one| ScoredReplica {
+            node: one.endpoint.node.clone(),
+            group: one.endpoint.group.clone(),
+            cached_tokens: one.cached_tokens,
+            score: one.score,
+        });
         self.scores = scores.collect();
         decision
     }
@@ -306,8 +321,7 @@ impl<'a> AttemptLoop<'a> {
         let deadline = self.request.deadline;
         tokio::select! {
             isolation = self.dispatcher.suspects.isolate(&endpoint.address) => Ok(Some(isolation)),
-            () = async { sleep_until(deadline.map_or_else(Instant::now, |deadline| deadline.until)).await },
-                if deadline.is_some() => Ok(None),
+            () = Deadline::passed(deadline) => Ok(None),
             () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::{ErrorKind, GatewayError};
 
@@ -35,6 +35,14 @@ impl Deadline {
     pub(super) fn remaining(&self) -> Option<Duration> {
         let remaining = self.until.saturating_duration_since(Instant::now());
         (!remaining.is_zero()).then_some(remaining)
+    }
+
+    /// Completes when the deadline passes, if there is one.
+    pub(super) async fn passed(deadline: Option<Self>) {
+        match deadline {
+            Some(deadline) => sleep_until(deadline.until).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// The deadline plus the grace in which a working engine may report that it passed.

@@ -194,26 +194,6 @@ impl PendingRequest {
         self.caller.scope()
     }
 
-    /// The request for engines, without what a deployment sets.
-    pub(super) fn generation(&self) -> &GenerationRequest {
-        &self.request
-    }
-
-    /// What its client asks for.
-    pub(super) fn asked(&self) -> &AskedParameters {
-        &self.asked
-    }
-
-    /// Under which name its caller keeps things.
-    pub(super) fn owner(&self) -> String {
-        self.caller.owner()
-    }
-
-    /// Whether an answer that is kept will do.
-    pub(super) fn cache_use(&self) -> CacheUse {
-        self.cache_use
-    }
-
     /// `namespace/name` of the deployment that answers it.
     pub(super) fn answered_by(&self) -> Option<&str> {
         self.resume_point.as_ref().map(|point| point.deployment.as_str())

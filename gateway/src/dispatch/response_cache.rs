@@ -16,8 +16,8 @@ use russet_wire::request::{GenerationRequest, Sampling};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
-use tokio::time::timeout_at;
 
+use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::shutdown_error;
 use super::pending_request::PendingRequest;
@@ -72,28 +72,30 @@ pub(super) struct CachedResponse {
 impl CachedResponse {
     /// Its events. All of its prompt was cached, as it is billed.
     pub(super) fn events(&self) -> impl Iterator<Item = GenerationEvent> + use<> {
-        let read = |event: GenerationEvent| match event {
-            GenerationEvent::Finished { reason, usage } => GenerationEvent::Finished {
-                reason,
-                usage: Usage { cached_tokens: usage.prompt_tokens, ..usage },
-            },
+        self.events.clone().into_iter().map(|event| match event {
+            GenerationEvent::Finished { reason, usage } => {
+                GenerationEvent::Finished { reason, usage: all_cached(usage) }
+            }
             other => other,
-        };
-        self.events.clone().into_iter().map(read)
+        })
     }
 
     /// How it ended.
     pub(super) fn end(&self) -> Option<(FinishReason, Usage)> {
-        self.events().find_map(|event| match event {
-            GenerationEvent::Finished { reason, usage } => Some((reason, usage)),
+        match self.events.last()? {
+            GenerationEvent::Finished { reason, usage } => Some((*reason, all_cached(*usage))),
             _ => None,
-        })
+        }
     }
 
     /// How old it is.
     pub(super) fn age(&self) -> Duration {
         self.made.elapsed()
     }
+}
+
+fn all_cached(usage: Usage) -> Usage {
+    Usage { cached_tokens: usage.prompt_tokens, ..usage }
 }
 
 /// Each answer is kept as long as its route says.
@@ -219,14 +221,14 @@ impl Dispatcher {
         let Some(Cacheable { alias, deployment, adapter, ttl }) = cacheable(&table, pending) else {
             return Ok(CacheOutcome::Off);
         };
-        let mut request = pending.generation().clone();
-        deployment.defaults.complete(&mut request, pending.asked());
+        let mut request = pending.request.clone();
+        deployment.defaults.complete(&mut request, &pending.asked);
         if !is_deterministic(&request) {
             return Ok(CacheOutcome::Off);
         }
-        let key = key(&table, deployment, adapter, &pending.owner(), request);
+        let key = key(&table, deployment, adapter, &pending.caller.owner(), request);
         loop {
-            if pending.cache_use() == CacheUse::Take
+            if pending.cache_use == CacheUse::Take
                 && let Some(response) = self.response_cache.answers.get(&key)
             {
                 self.metrics.response_cache("hit");
@@ -246,22 +248,17 @@ impl Dispatcher {
                     }));
                 }
                 // What it gets would be older than this request.
-                Err(_) if pending.cache_use() == CacheUse::Refresh => return Ok(CacheOutcome::Off),
+                Err(_) if pending.cache_use == CacheUse::Refresh => return Ok(CacheOutcome::Off),
                 Err(running) => running,
             };
             // Its headers need not wait for it.
             pending.is_not_prepared();
-            let ended = async { while running.changed().await.is_ok() {} };
             tokio::select! {
-                () = async {
-                    match pending.deadline() {
-                        Some(deadline) => drop(timeout_at(deadline.until, ended).await),
-                        None => ended.await,
-                    }
-                } => {}
+                () = async { while running.changed().await.is_ok() {} } => {}
+                () = Deadline::passed(pending.deadline) => {}
                 () = self.closing.cancelled() => return Err(shutdown_error()),
             }
-            if let Some(deadline) = pending.deadline()
+            if let Some(deadline) = pending.deadline
                 && deadline.remaining().is_none()
             {
                 return Err(deadline.exceeded("an equal request had no answer by then"));
@@ -282,13 +279,13 @@ struct Cacheable<'t> {
 
 /// Whose answers to this request are kept, if anybody's are.
 fn cacheable<'t>(table: &'t RoutingTable, pending: &PendingRequest) -> Option<Cacheable<'t>> {
-    if pending.cache_use() == CacheUse::Never || table.aliases.is_empty() {
+    if pending.cache_use == CacheUse::Never || table.aliases.is_empty() {
         return None;
     }
     let (model, scope) = (pending.model(), pending.scope());
-    let alias = table.matching_alias(model, scope)?;
+    let Resolution { resolved, adapter, alias, .. } = table.resolve_request(model, scope, pending.facts());
+    let alias = alias?;
     let ttl = alias.cache_ttl?;
-    let Resolution { resolved, adapter, .. } = table.resolve_request(model, scope, pending.facts());
     let Resolved::Deployments(deployments) = resolved else { return None };
     Some(Cacheable { alias, deployment: deployments.first()?, adapter, ttl })
 }

@@ -102,23 +102,23 @@ pub(super) fn choose<'a>(
     (scope, facts): (&ModelScope, Option<&RequestFacts>),
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
 ) -> RouteDecision<'a> {
-    let Resolution { resolved, adapter, pick: target_pick } = table.resolve_request(model, scope, facts);
+    let Resolution { resolved, adapter, pick: target_pick, .. } = table.resolve_request(model, scope, facts);
     let deployments = match resolved {
         Resolved::Deployments(deployments) => deployments,
         other => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
     };
-    if target_pick == TargetPick::Fastest {
-        let endpoints = deployments.iter().flat_map(|deployment| deployment.endpoints_with(adapter));
-        if let Some(endpoint) = pick(endpoints.collect())
-            && let Some(deployment) = deployments.iter().find(|one| one.endpoints.contains(endpoint))
-        {
-            return RouteDecision::Try(deployment, endpoint, adapter);
-        }
-    }
-    for deployment in &deployments {
-        if let Some(endpoint) = pick(deployment.endpoints_with(adapter).collect()) {
-            return RouteDecision::Try(deployment, endpoint, adapter);
-        }
+    let endpoints = |deployment: &&'a Deployment| deployment.endpoints_with(adapter);
+    let found = match target_pick {
+        TargetPick::Fastest => pick(deployments.iter().flat_map(endpoints).collect()).and_then(|endpoint| {
+            let mut owners = deployments.iter();
+            Some((owners.find(|one| one.endpoints.contains(endpoint))?, endpoint))
+        }),
+        TargetPick::InOrder | TargetPick::Largest | TargetPick::Unknown => deployments
+            .iter()
+            .find_map(|deployment| Some((deployment, pick(endpoints(deployment).collect())?))),
+    };
+    if let Some((deployment, endpoint)) = found {
+        return RouteDecision::Try(deployment, endpoint, adapter);
     }
     match deployments.iter().find_map(|deployment| Some((deployment, pending_reason(deployment, adapter)?))) {
         Some((deployment, reason)) => RouteDecision::Wait(deployment, reason),

@@ -154,7 +154,6 @@ impl RequestFacts {
     ) -> Self {
         let (complexity, task) = classify(request);
         Self {
-            task: headers.task.unwrap_or(task),
             complexity,
             prompt_tokens: prompt_tokens(request),
             tools: request.tools.len(),

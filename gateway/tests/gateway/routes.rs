@@ -55,6 +55,11 @@ async fn answer(request: reqwest::RequestBuilder) -> String {
     body["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
 }
 
+/// A route to `m` that keeps answers.
+fn keeping() -> Value {
+    json!({"models": ["auto"], "targets": to("m"), "cache": {"ttlSeconds": 60}})
+}
+
 fn says(text: &str) -> Value {
     json!({"model": "auto", "messages": [{"role": "user", "content": text}]})
 }
@@ -288,11 +293,7 @@ async fn vectors_and_counts_of_tokens_go_the_same_way() {
 async fn a_route_keeps_answers_for_the_caller_that_had_them() {
     let lab = GatewayLab::start(limits()).await;
     let engine = named(&lab, "m");
-    publish(
-        &lab,
-        &[("m", &engine)],
-        json!({"models": ["auto"], "targets": to("m"), "cache": {"ttlSeconds": 60}}),
-    );
+    publish(&lab, &[("m", &engine)], keeping());
     let greedy = |more: Value| {
         let mut body = says("Hi");
         body["temperature"] = json!(0);
@@ -340,7 +341,7 @@ async fn a_route_keeps_answers_for_the_caller_that_had_them() {
     assert!(stream.contains("\"content\":\"m\"") && stream.ends_with("[DONE]\n\n"), "{stream}");
     assert_eq!(engine.requests(), asked);
     // While the model is not there, the answer is.
-    let names = names(json!({"models": ["auto"], "targets": to("m"), "cache": {"ttlSeconds": 60}}));
+    let names = names(keeping());
     lab.publish_with(&[("m", DeploymentState::Working("copying".into()), &[])], names);
     assert_eq!(answer(lab.chat(greedy(json!({})))).await, "m");
     let names = lab.metrics().await;
@@ -351,11 +352,7 @@ async fn a_route_keeps_answers_for_the_caller_that_had_them() {
 async fn callers_do_not_share_what_is_kept() {
     let lab = GatewayLab::start(limits()).await;
     let engine = named(&lab, "m");
-    publish(
-        &lab,
-        &[("m", &engine)],
-        json!({"models": ["auto"], "targets": to("m"), "cache": {"ttlSeconds": 60}}),
-    );
+    publish(&lab, &[("m", &engine)], keeping());
     lab.keys(&[access_key("anna", "s-anna", |_| {}), access_key("berta", "s-berta", |_| {})]);
     let mut greedy = says("Hi");
     greedy["temperature"] = json!(0);
@@ -376,11 +373,7 @@ async fn equal_requests_at_once_are_answered_by_one() {
         }
         _ => vec![started(), token("m"), ScriptStep::Until(waits.clone()), finished(FinishReason::Stop)],
     });
-    publish(
-        &lab,
-        &[("m", &engine)],
-        json!({"models": ["auto"], "targets": to("m"), "cache": {"ttlSeconds": 60}}),
-    );
+    publish(&lab, &[("m", &engine)], keeping());
     let ask = |text: &str| {
         let mut body = says(text);
         body["temperature"] = json!(0);

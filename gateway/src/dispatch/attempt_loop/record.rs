@@ -1,7 +1,7 @@
 //! What the request log gets of a choice: the engine and the candidates beside it. Not here: the choice, see
 //! `route_decision`.
 
-use super::AttemptLoop;
+use super::{AttemptLoop, ScoredReplica};
 use crate::backends::ReplicaScore;
 use crate::request_log::{EndpointScore, NewAttempt, Score, ScorePart};
 use crate::routes::{Deployment, Endpoint, RoutingTable};
@@ -17,27 +17,33 @@ impl AttemptLoop<'_> {
     ) {
         self.record_route(table);
         let Self { request, backoffs, scores, .. } = self;
-        // Where the fastest target is picked, those of the others were compared as well.
-        let was_compared = |other: &&Endpoint| scores.iter().any(|(group, ..)| *group == other.group);
-        let elsewhere = table.deployments.iter().filter(|other| !std::ptr::eq(*other, deployment));
-        let elsewhere = elsewhere.flat_map(|other| &other.endpoints).filter(was_compared);
+        let score_of = |group: &str| scores.iter().find(|scored| scored.group == group);
         let others = deployment.endpoints_with(adapter).filter(|other| *other != endpoint);
-        let candidates: Vec<&Endpoint> = std::iter::once(endpoint).chain(others).chain(elsewhere).collect();
-        let candidates = candidates.into_iter().map(|candidate| {
-            let scored = scores.iter().find(|(group, ..)| *group == candidate.group);
-            let (cached_tokens, score) = scored.map(|(_, cached, score)| (*cached, logged(score))).unzip();
+        let candidates = std::iter::once(endpoint).chain(others).map(|candidate| {
+            let scored = score_of(&candidate.group);
             EndpointScore {
                 node: candidate.node.clone(),
                 group: candidate.group.clone(),
                 chosen: candidate == endpoint,
                 backed_off: backoffs.contains_key(candidate),
-                cached_tokens,
-                score,
+                cached_tokens: scored.map(|scored| scored.cached_tokens),
+                score: scored.map(|scored| logged(&scored.score)),
             }
         });
+        // Where the fastest target is picked, those of the others were compared as well.
+        let is_elsewhere =
+            |scored: &&ScoredReplica| deployment.endpoints.iter().all(|own| own.group != scored.group);
+        let elsewhere = scores.iter().filter(is_elsewhere).map(|scored| EndpointScore {
+            node: scored.node.clone(),
+            group: scored.group.clone(),
+            cached_tokens: Some(scored.cached_tokens),
+            score: Some(logged(&scored.score)),
+            ..EndpointScore::default()
+        });
+        let candidates: Vec<EndpointScore> = candidates.chain(elsewhere).collect();
         let resumed_after_tokens = request.request.emitted.len();
         let new = NewAttempt { deployment, endpoint, adapter, resumed_after_tokens };
-        request.recorder.attempt(new, candidates);
+        request.recorder.attempt(new, candidates.into_iter());
     }
 
     /// Records the ModelRoute that has the model's name, if one has.
