@@ -99,10 +99,11 @@ impl Metrics {
             )?,
             response_cache: add(
                 registry,
-                counter(
+                counter_from_zero(
                     "response_cache_total",
                     "Requests of routes that keep answers, and whether they got one that is kept (hit, miss).",
-                    &["outcome"],
+                    "outcome",
+                    &["hit", "miss"],
                 )?,
             )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
@@ -112,10 +113,11 @@ impl Metrics {
             )?,
             outcomes: add(
                 registry,
-                counter(
+                counter_from_zero(
                     "flow_control_requests_total",
                     "Requests by what became of them before an engine took them.",
-                    &["outcome"],
+                    "outcome",
+                    &["dispatched", "evicted", "cancelled", "rejected"],
                 )?,
             )?,
             first_token: add(
@@ -248,6 +250,18 @@ fn full_name(name: &str) -> String {
 
 fn counter(name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
     IntCounterVec::new(Opts::new(full_name(name), help), labels)
+}
+
+/// A counter by a label whose values are known: each is shown from the start, as 0, so that the first event is a rise.
+fn counter_from_zero(
+    name: &str,
+    help: &str,
+    label: &str,
+    values: &[&str],
+) -> Result<IntCounterVec, prometheus::Error> {
+    let counter = counter(name, help, &[label])?;
+    values.iter().for_each(|value| drop(counter.with_label_values(&[value])));
+    Ok(counter)
 }
 
 fn gauge(name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
