@@ -16,6 +16,7 @@ mod inference_node;
 mod model;
 mod model_copy;
 mod model_deployment;
+mod model_provider;
 mod model_route;
 pub mod names;
 mod node_pool;
@@ -31,6 +32,7 @@ mod spread;
 mod strip_patterns;
 mod tier;
 mod transfers;
+mod zone;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -47,6 +49,7 @@ pub use inference_node::*;
 pub use model::*;
 pub use model_copy::*;
 pub use model_deployment::*;
+pub use model_provider::*;
 pub use model_route::*;
 pub use node_pool::*;
 pub use references::*;
@@ -64,6 +67,7 @@ pub use spread::*;
 pub use strip_patterns::strip_pattern;
 pub use tier::*;
 pub use transfers::*;
+pub use zone::Zone;
 
 /// API group of every kind.
 pub const GROUP: &str = "russet.dev";
@@ -88,6 +92,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         ShardGroup::crd(),
         Shard::crd(),
         ModelRoute::crd(),
+        ModelProvider::crd(),
         AccessKey::crd(),
         Approval::crd(),
         Benchmark::crd(),

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{RouteRule, RouteTarget, TargetPick};
+use crate::{FallbackCause, RouteRule, RouteTarget, TargetPick, Zone};
 
 /// Model names for deployments.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -47,12 +47,24 @@ pub struct ModelRouteSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub rules: Vec<RouteRule>,
-    /// Target deployments of requests that no rule matches.
+    /// Targets of requests that no rule matches.
     #[schemars(length(min = 1, max = 16))]
     pub targets: Vec<RouteTarget>,
     /// Which of these targets gets a request.
     #[serde(default)]
     pub pick: TargetPick,
+    /// How far from home its requests may be answered. Labels `russet.dev/zone` of the AccessKey, of the namespaces of key and
+    /// route, and of the header `x-russet-labels` can only narrow it.
+    #[serde(default, skip_serializing_if = "Zone::is_local")]
+    pub zone: Zone,
+    /// Why a request goes from a deployment on to a provider that is named after it; otherwise it waits for the deployment.
+    #[serde(default = "fallback_on", skip_serializing_if = "is_every_cause")]
+    #[schemars(length(max = 4), extend("x-kubernetes-list-type" = "set"))]
+    pub fallback_on: Vec<FallbackCause>,
+    /// With `fallbackOn: [Deadline]`: the longest expected wait for a first token. Absent: the time that the request has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub max_wait_seconds: Option<u32>,
     /// Keeps answers to requests that have one answer, and gives them to the same caller again. Absent: none is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<RouteCache>,
@@ -78,6 +90,16 @@ fn deadline_seconds() -> u32 {
     300
 }
 
+fn fallback_on() -> Vec<FallbackCause> {
+    use FallbackCause::{Deadline, Error, Overloaded, Unavailable};
+    vec![Unavailable, Overloaded, Deadline, Error]
+}
+
+/// Whether a list needs not be written.
+fn is_every_cause(causes: &[FallbackCause]) -> bool {
+    causes == fallback_on()
+}
+
 impl Default for ModelRouteSpec {
     fn default() -> Self {
         Self {
@@ -85,6 +107,9 @@ impl Default for ModelRouteSpec {
             rules: Vec::new(),
             targets: Vec::new(),
             pick: TargetPick::default(),
+            zone: Zone::default(),
+            fallback_on: fallback_on(),
+            max_wait_seconds: None,
             cache: None,
             on_unavailable: OnUnavailable::default(),
             deadline_seconds: deadline_seconds(),

@@ -10,6 +10,13 @@ pub const CA_SECRET: &str = "russet-ca";
 /// those Secrets creates it. The operator binds it to a node while that node fetches, and never reads the
 /// Secrets.
 pub const SOURCES_ROLE: &str = "russet-sources";
+/// Role in a namespace that lists the Secrets with keys of its ModelProviders, and the RoleBinding that lets gateways read
+/// those. A user who may read the Secrets creates both.
+pub const PROVIDERS_ROLE: &str = "russet-providers";
+/// ServiceAccount of gateways that the chart installs, in [`SYSTEM_NAMESPACE`].
+pub const GATEWAY_SERVICE_ACCOUNT: &str = "russet-gateway";
+/// Label on AccessKeys and Namespaces, and of the header `x-russet-labels`: the [`crate::Zone`] in which requests stay.
+pub const LABEL_REQUEST_ZONE: &str = "russet.dev/zone";
 /// Signer of node and component certificates.
 pub const NODE_SIGNER: &str = "russet.dev/node";
 /// Category that lists every kind: `kubectl get russet`.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Schedule};
+use crate::{LocalReference, Schedule, Zone};
 
 /// Targets for the requests that match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -23,6 +23,9 @@ pub struct RouteRule {
     /// Which target gets a request.
     #[serde(default)]
     pub pick: TargetPick,
+    /// How far from home its requests may be answered; it can only narrow the route's own. Absent: as far as the route's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<Zone>,
 }
 
 /// What a request must be to match.
@@ -115,15 +118,68 @@ pub enum TargetPick {
     Unknown,
 }
 
-/// A target of a route.
+/// A target of a route: a deployment, or a model of a provider.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "has(self.deploymentRef) != has(self.providerRef)",
+     "message": "a target has a deploymentRef or a providerRef, and not both"},
+    {"rule": "has(self.providerRef) == has(self.model)",
+     "message": "a target with a providerRef names one of its models, and no other target does"},
+]))]
 pub struct RouteTarget {
     /// A ModelDeployment of the same namespace.
-    pub deployment_ref: LocalReference,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment_ref: Option<LocalReference>,
+    /// A ModelProvider of the same namespace, in a zone that the route allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_ref: Option<LocalReference>,
+    /// The model, as the provider names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub model: Option<String>,
     /// With `pick: InOrder`: its share of the conversations, by the sum of all weights. A conversation stays where it began.
     /// 0: it only takes what the others cannot. Absent everywhere: the first target takes all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1000))]
     pub weight: Option<u32>,
+}
+
+impl RouteTarget {
+    /// A deployment, without a weight.
+    pub fn deployment(name: impl Into<String>) -> Self {
+        Self { deployment_ref: Some(LocalReference::new(name)), ..Self::default() }
+    }
+
+    /// A model of a provider, without a weight.
+    pub fn provider(name: impl Into<String>, model: impl Into<String>) -> Self {
+        Self { provider_ref: Some(LocalReference::new(name)), model: Some(model.into()), ..Self::default() }
+    }
+
+    /// Name of the deployment, if it is one.
+    pub fn deployment_name(&self) -> Option<&str> {
+        self.deployment_ref.as_ref().map(|reference| reference.name.as_str())
+    }
+
+    /// Name of the provider, if it is a model of one.
+    pub fn provider_name(&self) -> Option<&str> {
+        self.provider_ref.as_ref().map(|reference| reference.name.as_str())
+    }
+}
+
+/// Why a request goes from a deployment on to a provider that is named after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum FallbackCause {
+    /// No replica is ready.
+    Unavailable,
+    /// All replicas are full.
+    Overloaded,
+    /// It would have to wait longer than `maxWaitSeconds`, or than the request has time.
+    Deadline,
+    /// An engine failed with it.
+    Error,
+    /// A value from a newer release; it is never the cause.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }

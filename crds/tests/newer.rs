@@ -56,7 +56,7 @@ fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
 type ReadFn = fn(Value) -> Result<(), serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, ReadFn); 13] = [
+const READERS: [(&str, ReadFn); 14] = [
     ("InferenceNode", read::<InferenceNode>),
     ("NodePool", read::<NodePool>),
     ("ShardingStrategy", read::<ShardingStrategy>),
@@ -67,6 +67,7 @@ const READERS: [(&str, ReadFn); 13] = [
     ("ShardGroup", read::<ShardGroup>),
     ("Shard", read::<Shard>),
     ("ModelRoute", read::<ModelRoute>),
+    ("ModelProvider", read::<ModelProvider>),
     ("AccessKey", read::<AccessKey>),
     ("Approval", read::<Approval>),
     ("Benchmark", read::<Benchmark>),

@@ -301,8 +301,7 @@ mod tests {
                 state: DeploymentState::Ready,
                 endpoints: vec![two.clone()],
             }],
-            aliases: vec![],
-            models: Default::default(),
+            ..RoutingTable::default()
         });
         let remaining: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
         assert_eq!(remaining, [two]);

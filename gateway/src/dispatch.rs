@@ -12,6 +12,7 @@
 //!           hold ─▶ deadline ─▶ error
 //! ```
 
+mod answer_stream;
 mod attempt_loop;
 mod attempts;
 mod deadline;
@@ -35,7 +36,7 @@ pub use crate::backends::ReplicaChoice;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
-use crate::routes::{Deployment, Resolved};
+use crate::routes::{Deployment, Resolved, deployments};
 use attempt_loop::OpenedStream;
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
@@ -148,10 +149,10 @@ impl Dispatcher {
     /// Lets the deployments of a model go to sleep as far as this caller is concerned; an error for an unknown name.
     pub(crate) fn unload(&self, model: &str, caller: &Caller) -> Result<(), GatewayError> {
         let table = self.table();
-        let Resolved::Deployments(deployments) = table.resolve(model, caller.scope()) else {
+        let Resolved::Targets(targets) = table.resolve(model, caller.scope()) else {
             return Err(self.unknown(model, caller));
         };
-        for deployment in deployments {
+        for deployment in deployments(&targets) {
             self.demand.unload(deployment, caller);
         }
         Ok(())
@@ -165,7 +166,7 @@ impl Dispatcher {
     /// Whether requests can say how long a deployment of this model stays loaded.
     pub(crate) fn honours_keep_alive(&self, model: &str, caller: &Caller) -> bool {
         match self.table().resolve(model, caller.scope()) {
-            Resolved::Deployments(deployments) => deployments.iter().any(|one| one.idle_limits.is_some()),
+            Resolved::Targets(targets) => deployments(&targets).iter().any(|one| one.idle_limits.is_some()),
             _ => false,
         }
     }

@@ -36,6 +36,10 @@ pub enum ErrorKind {
     InvalidApiKey,
     /// The key does not allow the model.
     ModelForbidden,
+    /// The request may only be answered nearer to home than anything that could answer it.
+    ZoneDenied,
+    /// A provider outside of the cluster did not answer, or not to the end.
+    ProviderFailed,
     /// The key's request quota is used up.
     QuotaExceeded,
     /// No such path.
@@ -89,6 +93,8 @@ impl ErrorKind {
             Self::Forbidden => "forbidden",
             Self::InvalidApiKey => "invalid_api_key",
             Self::ModelForbidden => "model_forbidden",
+            Self::ZoneDenied => "zone_denied",
+            Self::ProviderFailed => "provider_failed",
             Self::QuotaExceeded => "quota_exceeded",
             Self::UnknownPath => "unknown_url",
             Self::MethodNotAllowed => "method_not_allowed",

@@ -240,7 +240,11 @@ impl Caller {
     pub(crate) fn facts(&self) -> FactsCaller<'_> {
         match self {
             Self::Anonymous => FactsCaller::default(),
-            Self::Key(key) => FactsCaller { key: Some(&key.name), labels: Some(&key.labels) },
+            Self::Key(key) => FactsCaller {
+                key: Some(&key.name),
+                namespace: Some(&key.namespace),
+                labels: Some(&key.labels),
+            },
         }
     }
 

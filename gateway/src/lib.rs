@@ -6,8 +6,9 @@
 //!
 //! ```text
 //! HTTP ─▶ listen ─▶ middleware ─▶ dialects/* ─▶ serving ─▶ dispatch (hold, route, retry) ─▶ backends ─gRPC─▶ rank 0
-//!                     ▲                                        ▲   └─▶ demand ─▶ ModelDeployment.status.demand
-//!             keys: AccessKeys        routes: ModelDeployments, ShardGroups, ModelRoutes, Models
+//!                     ▲                                        ▲   ├─▶ zones ─▶ providers ─HTTPS─▶ other servers
+//!                     │                                        │   └─▶ demand ─▶ ModelDeployment.status.demand
+//!             keys: AccessKeys        routes: ModelDeployments, ShardGroups, ModelRoutes, ModelProviders, Models
 //!                                                                  benchmarks ─▶ backends ─gRPC─▶ rank 0
 //! ```
 
@@ -34,6 +35,7 @@ mod middleware;
 mod model_copies;
 pub mod origins;
 mod prompt_marks;
+mod providers;
 mod rejection;
 pub mod request_defaults;
 mod request_id;
@@ -45,5 +47,6 @@ pub mod server;
 mod serving;
 pub mod strip_patterns;
 mod watch;
+pub mod zones;
 
 pub use server::{Error, GatewayConfig, run};

@@ -40,6 +40,7 @@ pub struct Metrics {
     retries: IntCounterVec,
     continued: IntCounterVec,
     response_cache: IntCounterVec,
+    provider_requests: IntCounterVec,
     running: IntGaugeVec,
     queue: IntGaugeVec,
     outcomes: IntCounterVec,
@@ -104,6 +105,14 @@ impl Metrics {
                     "Requests of routes that keep answers, and whether they got one that is kept (hit, miss).",
                     "outcome",
                     &["hit", "miss"],
+                )?,
+            )?,
+            provider_requests: add(
+                registry,
+                counter(
+                    "provider_request_total",
+                    "Requests sent to providers outside of the cluster, and what became of them.",
+                    &["provider", "outcome"],
                 )?,
             )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
@@ -177,6 +186,11 @@ impl Metrics {
     /// A request of a route that keeps answers got one that is kept, or did not.
     pub fn response_cache(&self, outcome: &str) {
         self.response_cache.with_label_values(&[outcome]).inc();
+    }
+
+    /// A request to a provider ended so.
+    pub fn provider_request(&self, provider: &str, outcome: &str) {
+        self.provider_requests.with_label_values(&[provider, outcome]).inc();
     }
 
     /// Counts a request of a key, and whether it exceeded the quota.

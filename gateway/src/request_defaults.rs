@@ -50,6 +50,11 @@ impl AskedParameters {
         let GenerationRequest { sampling, template_arguments, .. } = request;
         Self { left_out, sampling: sampling.clone(), template_arguments: template_arguments.clone() }
     }
+
+    /// The sampling as its client sent it, and what it left out of that.
+    pub(crate) fn sampling(&self) -> (&Sampling, LeftOut) {
+        (&self.sampling, self.left_out)
+    }
 }
 
 impl RequestDefaults {

@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use crate::keys::Caller;
 use crate::request_id::RequestId;
 pub use record::{
-    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, RequestEnd,
-    RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, ProviderRecord,
+    RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
 };
 pub(crate) use recorder::{NewAttempt, Recorder};
 

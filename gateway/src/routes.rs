@@ -9,21 +9,26 @@ mod model_details;
 mod objects;
 mod rules;
 mod scope;
+mod target;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_crds::{RouteTask, TargetPick};
+use russet_crds::{RouteTask, TargetPick, Zone};
 
 use crate::request_defaults::RequestDefaults;
+use crate::zones::ZoneLimit;
+pub(crate) use complexity::BYTES_PER_TOKEN;
 pub use complexity::Complexity;
+pub(crate) use facts::LABELS;
 pub use facts::{FactsCaller, RequestFacts, RouteHeaders, task_name};
 pub use follow::follow;
 pub use model_details::{FetchState, ModelDetails, ModelHeaders};
 pub use rules::{RoutePolicy, TargetSelection, Targets, Verdict};
 pub use scope::ModelScope;
+pub use target::{Provider, Target, TargetName, deployments};
 
 /// The state the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,8 +37,12 @@ pub struct RoutingTable {
     pub synced: bool,
     /// By namespace and name, `default` first.
     pub deployments: Vec<Deployment>,
-    /// Names that ModelRoutes give to deployments.
+    /// Names that ModelRoutes give to deployments and models of providers.
     pub aliases: Vec<ModelAlias>,
+    /// ModelProviders, by namespace and name.
+    pub providers: Vec<Provider>,
+    /// What the labels `russet.dev/zone` of namespaces say; none until they are listed, when nothing may leave.
+    pub namespace_zones: Option<BTreeMap<String, String>>,
     /// What is known of Models, by namespace and name; empty until they are listed, which routing does not wait for.
     pub models: BTreeMap<(String, String), ModelDetails>,
 }
@@ -124,8 +133,8 @@ pub struct ModelAlias {
 /// The result of resolving a model name.
 #[derive(Debug, PartialEq)]
 pub enum Resolved<'a> {
-    /// These deployments serve it, tried in order; never empty.
-    Deployments(Vec<&'a Deployment>),
+    /// These serve it, tried in order; never empty.
+    Targets(Vec<Target<'a>>),
     /// A ModelRoute has the name, but none of the targets that it selects exists.
     Dangling(&'a ModelAlias, TargetSelection<'a>),
     /// Several namespaces have the name; these are its full names.
@@ -139,14 +148,19 @@ pub enum Resolved<'a> {
 /// What a name leads to for one request.
 #[derive(Debug, PartialEq)]
 pub struct Resolution<'a> {
-    /// The deployments, in the order in which they are tried, or why there are none.
+    /// What it may go to, in the order in which that is tried, or why there is nothing.
     pub resolved: Resolved<'a>,
     /// The adapter that answers; it is empty where the model itself does.
     pub adapter: &'a str,
-    /// Which of the deployments gets the request.
-    pub pick: TargetPick,
-    /// The name of a ModelRoute that it leads through.
-    pub alias: Option<&'a ModelAlias>,
+    /// The name of a ModelRoute that it leads through, and what that selects for the request.
+    pub alias: Option<(&'a ModelAlias, TargetSelection<'a>)>,
+}
+
+impl Resolution<'_> {
+    /// Which of the targets gets the request.
+    pub fn pick(&self) -> TargetPick {
+        self.alias.map_or(TargetPick::InOrder, |(_, selection)| selection.targets.pick)
+    }
 }
 
 /// What a name belongs to.
@@ -225,22 +239,19 @@ impl RoutingTable {
     ) -> Resolution<'_> {
         let (model, _) = self.plain_name(model, scope);
         if !scope.allows(model) {
-            return Resolution {
-                resolved: Resolved::Forbidden,
-                adapter: "",
-                pick: TargetPick::InOrder,
-                alias: None,
-            };
+            return Resolution { resolved: Resolved::Forbidden, adapter: "", alias: None };
         }
         let (resolved, adapter, alias) = match self.adapted(model, scope, facts) {
-            Some((found, adapter, alias)) => (Resolved::Deployments(found), adapter, alias),
+            Some((found, adapter, alias)) => {
+                (Resolved::Targets(found.into_iter().map(Target::Deployment).collect()), adapter, alias)
+            }
             None => {
                 let (resolved, alias) = self.owned(self.owner(model, scope), facts);
                 (resolved, "", alias)
             }
         };
-        let pick = alias.map_or(TargetPick::InOrder, |alias| alias.policy.select(facts).targets.pick);
-        Resolution { resolved, adapter, pick, alias }
+        let alias = alias.map(|alias| (alias, alias.policy.select(facts)));
+        Resolution { resolved, adapter, alias }
     }
 
     /// The task that the name of a model ends in, if it does.
@@ -293,9 +304,10 @@ impl RoutingTable {
         {
             return None;
         }
-        let (Resolved::Deployments(mut found), alias) = self.owned(self.owner(name, scope), facts) else {
+        let (Resolved::Targets(found), alias) = self.owned(self.owner(name, scope), facts) else {
             return None;
         };
+        let mut found = deployments(&found);
         found.retain(|deployment| deployment.adapters.contains_key(adapter));
         let (adapter, _) = found.first()?.adapters.get_key_value(adapter)?;
         Some((found, adapter, alias))
@@ -331,8 +343,8 @@ impl RoutingTable {
             .filter(|alias| scope.sees_namespace(&alias.namespace) && alias.claims(model))
             .collect();
         let own = self.by_own_name(model, scope);
-        if let Resolved::Deployments(found) = &own {
-            let route = found.first().and_then(|owner| {
+        if let Resolved::Targets(found) = &own {
+            let route = found.first().and_then(|owner| owner.deployment()).and_then(|owner| {
                 claims.iter().find(|one| one.namespace == owner.namespace && one.pattern == model)
             });
             return route.map_or(NameOwner::Other(own), |route| NameOwner::Route(route));
@@ -363,29 +375,73 @@ impl RoutingTable {
         if let Some(full) = deployments().find(|deployment| {
             model.split_once('/') == Some((deployment.namespace.as_str(), deployment.name.as_str()))
         }) {
-            return Resolved::Deployments(vec![full]);
+            return Resolved::Targets(vec![Target::Deployment(full)]);
         }
         let same: Vec<&Deployment> = deployments().filter(|deployment| deployment.name == model).collect();
         match same.as_slice() {
             [] => Resolved::Unknown,
-            [only] => Resolved::Deployments(vec![only]),
-            [first, ..] if first.namespace == DEFAULT_NAMESPACE => Resolved::Deployments(vec![first]),
+            [only] => Resolved::Targets(vec![Target::Deployment(only)]),
+            [first, ..] if first.namespace == DEFAULT_NAMESPACE => {
+                Resolved::Targets(vec![Target::Deployment(first)])
+            }
             several => Resolved::Ambiguous(several.iter().map(|one| one.full_name()).collect()),
         }
     }
 
     fn targets<'a>(&'a self, alias: &'a ModelAlias, facts: Option<&RequestFacts>) -> Resolved<'a> {
         let selection = alias.policy.select(facts);
-        let find = |target: &str| {
-            let mut deployments = self.deployments.iter();
-            deployments.find(|one| one.namespace == alias.namespace && one.name == target)
+        let find = |target: &'a TargetName| match target {
+            TargetName::Deployment(name) => {
+                let mut deployments = self.deployments.iter();
+                let is_named = |one: &&Deployment| one.namespace == alias.namespace && one.name == *name;
+                deployments.find(is_named).map(Target::Deployment)
+            }
+            TargetName::Provider { provider, model } => {
+                let mut providers = self.providers.iter();
+                let is_named = |one: &&Provider| one.namespace == alias.namespace && one.name == *provider;
+                providers.find(is_named).map(|provider| Target::Provider(provider, model))
+            }
         };
-        let mut found: Vec<&Deployment> = selection.in_order().filter_map(find).collect();
+        let mut found: Vec<Target<'_>> = selection.in_order().filter_map(find).collect();
         if selection.targets.pick == TargetPick::Largest {
-            // Of equal ones the first.
-            found.sort_by_key(|deployment| std::cmp::Reverse(self.parameters(deployment)));
+            // Of equal ones the first. What a provider's models have nobody knows.
+            let parameters = |target: &Target<'_>| target.deployment().map(|one| self.parameters(one));
+            found.sort_by_key(|target| std::cmp::Reverse(parameters(target)));
         }
-        if found.is_empty() { Resolved::Dangling(alias, selection) } else { Resolved::Deployments(found) }
+        if found.is_empty() { Resolved::Dangling(alias, selection) } else { Resolved::Targets(found) }
+    }
+
+    /// How far from home a request through this name may be answered: as the route, its rule, the namespaces of route and
+    /// key, the key and the request itself say. Of a request of which nothing is known it is the strictest.
+    pub fn zone_limit(
+        &self,
+        alias: &ModelAlias,
+        selection: &TargetSelection<'_>,
+        facts: Option<&RequestFacts>,
+    ) -> ZoneLimit {
+        let Some(facts) = facts else {
+            let by = "the gateway, which knows no labels of the request,";
+            return ZoneLimit::of_route(Zone::Local, by.to_owned());
+        };
+        let ModelAlias { route, namespace, policy, .. } = alias;
+        let by_rule = selection
+            .zone
+            .zip(selection.rule)
+            .map(|(zone, rule)| ZoneLimit::of_route(zone, format!("the rule {rule} of ModelRoute {route}")));
+        ZoneLimit::of_route(policy.zone, format!("spec.zone of ModelRoute {route}"))
+            .narrowed(by_rule)
+            .narrowed(self.namespace_limit(namespace))
+            .narrowed(facts.key_namespace.as_deref().and_then(|namespace| self.namespace_limit(namespace)))
+            .narrowed(facts.zone.clone())
+    }
+
+    /// What a namespace says of that, if it says anything.
+    fn namespace_limit(&self, namespace: &str) -> Option<ZoneLimit> {
+        let Some(zones) = &self.namespace_zones else {
+            let by = "the gateway, which has not read the namespaces' labels yet,";
+            return Some(ZoneLimit::of_route(Zone::Local, by.to_owned()));
+        };
+        zones.get(namespace).map(|zone| ZoneLimit::of_label(zone, &format!("the namespace {namespace}")))
     }
 
     /// Parameters of a deployment's model; 0 until its headers are read.
@@ -395,14 +451,17 @@ impl RoutingTable {
     }
 
     /// All model names that a caller may request, each with its deployments: for each deployment the shortest
-    /// name that resolves to it, and the names of ModelRoutes that are not patterns; behind each those of its adapters.
+    /// name that resolves to it, and the names of ModelRoutes that are not patterns, without deployments where they lead to
+    /// providers alone; behind each those of its adapters.
     pub fn models(&self, scope: &ModelScope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
         for deployment in self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace)) {
             let adapters = deployment.adapters.keys().map(String::as_str);
             for adapter in std::iter::once("").chain(adapters) {
                 let resolves_here = |id: &String| match self.resolve_adapter(id, scope) {
-                    (Resolved::Deployments(found), by) => found == [deployment] && by == adapter,
+                    (Resolved::Targets(found), by) => {
+                        found == [Target::Deployment(deployment)] && by == adapter
+                    }
                     _ => false,
                 };
                 let ids =
@@ -417,16 +476,18 @@ impl RoutingTable {
                 |id: &String| self.matching_alias(id, scope).is_some_and(|found| std::ptr::eq(found, alias));
             let ids = [alias.pattern.clone(), format!("{}/{}", alias.namespace, alias.pattern)];
             let Some(id) = ids.into_iter().find(leads_here) else { continue };
-            let Resolved::Deployments(targets) = self.targets(alias, None) else { continue };
-            let adapters: BTreeSet<&str> =
-                targets.iter().flat_map(|target| target.adapters.keys().map(String::as_str)).collect();
+            let Resolved::Targets(targets) = self.targets(alias, None) else { continue };
+            let adapters: BTreeSet<&str> = deployments(&targets)
+                .into_iter()
+                .flat_map(|target| target.adapters.keys().map(String::as_str))
+                .collect();
             for adapter in std::iter::once("").chain(adapters) {
                 let id = with_adapter(id.clone(), adapter);
-                if let (Resolved::Deployments(found), by) = self.resolve_adapter(&id, scope)
+                if let (Resolved::Targets(found), by) = self.resolve_adapter(&id, scope)
                     && by == adapter
                     && !models.iter().any(|(other, _)| *other == id)
                 {
-                    models.push((id, found));
+                    models.push((id, deployments(&found)));
                 }
             }
         }
@@ -517,6 +578,8 @@ mod tests {
                 deployment("office", "shared"),
             ],
             models: BTreeMap::new(),
+            providers: Vec::new(),
+            namespace_zones: None,
             aliases: vec![
                 alias("gpt-4o", "usual", &["gone", "large", "small"]),
                 alias("meta-llama/*", "llama", &["large"]),
@@ -531,7 +594,7 @@ mod tests {
     fn a_name_leads_to_the_deployments_it_says() {
         let table = table();
         let found = |model: &str| match table.resolve(model, &ModelScope::ALL) {
-            Resolved::Deployments(found) => found.iter().map(|one| one.full_name()).collect(),
+            Resolved::Targets(found) => found.iter().map(|one| one.full_name()).collect(),
             Resolved::Dangling(alias, _) => vec![format!("dangling {}", alias.route)],
             Resolved::Ambiguous(names) => vec![format!("one of {}", names.join(" "))],
             Resolved::Forbidden => vec!["forbidden".to_owned()],
@@ -565,7 +628,7 @@ mod tests {
         table.deployments[4].adapters = adapters(&["pirate"]);
         table.aliases.push(alias("large:clerk", "own", &["twin"]));
         let found = |model: &str, scope: &ModelScope| match table.resolve_adapter(model, scope) {
-            (Resolved::Deployments(found), adapter) => format!("{} {adapter}", found[0].full_name()),
+            (Resolved::Targets(found), adapter) => format!("{} {adapter}", found[0].full_name()),
             (Resolved::Forbidden, _) => "forbidden".to_owned(),
             (other, _) => format!("{other:?}"),
         };
@@ -598,7 +661,11 @@ mod tests {
         assert!(names(&ModelScope::ALL).contains(&"lab/twin:pirate".to_owned()));
         assert!(names(&ModelScope::ALL).contains(&"gpt-4o:pirate".to_owned()));
         for (id, found) in table.models(&ModelScope::ALL) {
-            assert_eq!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(found), "{id}");
+            assert_eq!(
+                table.resolve(&id, &ModelScope::ALL),
+                Resolved::Targets(found.into_iter().map(Target::Deployment).collect()),
+                "{id}"
+            );
         }
     }
 
@@ -609,7 +676,7 @@ mod tests {
         table.deployments[1].adapters.insert("latest".into(), "m".into());
         table.deployments[2].adapters.insert("pirate".into(), "m".into());
         let found = |model: &str, scope: &ModelScope| match table.resolve_adapter(model, scope) {
-            (Resolved::Deployments(found), adapter) => format!("{} {adapter}", found[0].full_name()),
+            (Resolved::Targets(found), adapter) => format!("{} {adapter}", found[0].full_name()),
             (other, _) => format!("{other:?}"),
         };
         for (model, expected) in [
@@ -629,7 +696,7 @@ mod tests {
         let found = |model: &str, scope: &ModelScope| table.resolve(model, scope);
         assert_eq!(found("nix:latest", &ModelScope::ALL), Resolved::Unknown);
         let only = |pattern: &str| ModelScope::new("default", &[pattern.to_owned()]);
-        assert!(matches!(found("large:latest", &only("large")), Resolved::Deployments(_)));
+        assert!(matches!(found("large:latest", &only("large")), Resolved::Targets(_)));
         assert_eq!(found("large:latest", &only("twin")), Resolved::Forbidden);
         // A key for the model is none for its adapter of that name.
         assert_eq!(found("twin:latest", &only("twin")), Resolved::Forbidden);
@@ -645,6 +712,8 @@ mod tests {
         let table = RoutingTable {
             synced: true,
             models: BTreeMap::new(),
+            providers: Vec::new(),
+            namespace_zones: None,
             deployments: vec![
                 deployment("default", "smoke"),
                 deployment("evil", "trap"),
@@ -687,18 +756,22 @@ mod tests {
             ("only", "evil/trap"),
         ] {
             let found = match table.resolve(model, &ModelScope::ALL) {
-                Resolved::Deployments(found) => found[0].full_name(),
+                Resolved::Targets(found) => found[0].full_name(),
                 Resolved::Ambiguous(names) => names.join(" or "),
                 other => format!("{other:?}"),
             };
             assert_eq!(found, expected, "{model}");
         }
         for (id, found) in table.models(&ModelScope::ALL) {
-            assert_eq!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(found), "{id}");
+            assert_eq!(
+                table.resolve(&id, &ModelScope::ALL),
+                Resolved::Targets(found.into_iter().map(Target::Deployment).collect()),
+                "{id}"
+            );
         }
         let lab = ModelScope::new("lab", &[]);
         assert!(
-            matches!(table.resolve("gpt-4o", &lab), Resolved::Deployments(found) if found[0].name == "twin")
+            matches!(table.resolve("gpt-4o", &lab), Resolved::Targets(found) if found[0].full_name() == "lab/twin")
         );
     }
 
@@ -711,7 +784,7 @@ mod tests {
             ["default/small", "twin", "large", "lab/shared", "lab/twin", "office/shared", "gpt-4o", "small"]
         );
         for id in ids {
-            assert!(matches!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(_)), "{id}");
+            assert!(matches!(table.resolve(&id, &ModelScope::ALL), Resolved::Targets(_)), "{id}");
         }
     }
 
@@ -744,7 +817,7 @@ mod tests {
             (&scope("default", &["gpt-*"]), "large", "forbidden"),
         ] {
             let found = match table.resolve(model, scope) {
-                Resolved::Deployments(found) => found[0].full_name(),
+                Resolved::Targets(found) => found[0].full_name(),
                 Resolved::Forbidden => "forbidden".into(),
                 Resolved::Unknown => "unknown".into(),
                 other => format!("{other:?}"),

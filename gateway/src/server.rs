@@ -161,6 +161,7 @@ pub async fn run(
     tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
     let copies = Some(ModelCopies::new(client.clone()));
+    let secrets = client.clone();
     let managed = model_management.map(|find| Arc::new(ManagedModels::new(client.clone(), find)));
     tasks.spawn(
         "benchmarks",
@@ -203,6 +204,7 @@ pub async fn run(
         responses,
         copies,
         managed,
+        secrets: Some(secrets),
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -233,6 +235,8 @@ pub struct GatewayServer {
     copies: Option<ModelCopies>,
     /// Creates and deletes models for clients.
     managed: Option<Arc<ManagedModels>>,
+    /// Reads the keys of providers.
+    secrets: Option<kube::Client>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -266,6 +270,7 @@ impl GatewayServer {
             responses: None,
             copies: None,
             managed: None,
+            secrets: None,
         }
     }
 
@@ -291,6 +296,7 @@ impl GatewayServer {
             responses,
             copies,
             managed,
+            secrets,
         } = self;
         let kept = match responses {
             Some(config) => open_store(config).await,
@@ -309,7 +315,8 @@ impl GatewayServer {
         let backends = Arc::new(Backends::new(tls).with_choice(limits.replica_choice));
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
         let dispatcher =
-            Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone());
+            Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone())
+                .with_secrets(secrets);
         let api =
             ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed);
         let api = Arc::new(api);

@@ -195,6 +195,7 @@ pub mod tests {
             groups: holding(objects.groups),
             shards: holding(objects.shards),
             routes: holding(Vec::new()),
+            providers: holding(Vec::new()),
             leases: holding(Vec::new()),
             requests: holding(Vec::new()),
             changes: std::sync::Arc::default(),

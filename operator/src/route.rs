@@ -1,5 +1,5 @@
-//! ModelRoutes: whether every deployment they name exists, one of them is ready, and their rules can be read. Not here:
-//! routing of requests (`gateway`).
+//! ModelRoutes: whether every deployment and provider they name exists, one of them answers, and their rules can be read.
+//! Not here: routing of requests (`gateway`).
 
 mod decide;
 
@@ -9,9 +9,10 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use russet_crds::{ModelDeployment, ModelRoute};
+use russet_crds::{ModelDeployment, ModelProvider, ModelRoute};
 use thiserror::Error;
 
+use self::decide::FoundTarget;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
 use crate::ssa;
@@ -33,15 +34,16 @@ pub enum Error {
 /// Reconciles one route.
 pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<Action, Error> {
     let namespace = route.namespace().unwrap_or_default();
-    let find = |name: &str| {
+    let deployment = |name: &str| {
         let key: ObjectRef<ModelDeployment> = ObjectRef::new(name).within(&namespace);
         context.stores.deployments.get(&key)
     };
-    let targets: Vec<_> = route
-        .spec
-        .all_targets()
-        .map(|target| (target.deployment_ref.name.as_str(), find(&target.deployment_ref.name)))
-        .collect();
+    let provider = |name: &str| {
+        let key: ObjectRef<ModelProvider> = ObjectRef::new(name).within(&namespace);
+        context.stores.providers.get(&key)
+    };
+    let find = |target| FoundTarget::of(target, deployment, provider);
+    let targets: Vec<FoundTarget> = route.spec.all_targets().filter_map(find).collect();
     let status = decide::status(&route, &targets, Timestamp::now());
     if route.status.as_ref() != Some(&status) {
         let name = route.name_any();

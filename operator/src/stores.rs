@@ -8,8 +8,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::reflector::Store;
 use kube::runtime::reflector::store::WriterDropped;
 use russet_crds::{
-    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Shard, ShardGroup,
-    ShardingStrategy, Tier,
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelProvider, ModelRoute, NodePool, Shard,
+    ShardGroup, ShardingStrategy, Tier,
 };
 
 /// One cache per kind.
@@ -37,6 +37,8 @@ pub struct Stores {
     pub shards: Store<Shard>,
     /// Routes.
     pub routes: Store<ModelRoute>,
+    /// Servers outside of the cluster.
+    pub providers: Store<ModelProvider>,
     /// Leases of [`SYSTEM_NAMESPACE`](russet_crds::names::SYSTEM_NAMESPACE).
     pub leases: Store<Lease>,
     /// Certificate requests.
@@ -76,6 +78,7 @@ impl Stores {
     /// The same of a route.
     pub async fn route_kinds(&self) -> Result<(), WriterDropped> {
         self.deployments.wait_until_ready().await?;
+        self.providers.wait_until_ready().await?;
         self.routes.wait_until_ready().await
     }
 

@@ -50,6 +50,7 @@ pub async fn run(
     let (groups, groups_writer) = store();
     let (shards, shards_writer) = store();
     let (routes, routes_writer) = store();
+    let (providers, providers_writer) = store();
     let (leases, leases_writer) = store();
     let (requests, requests_writer) = store();
     let stores = Stores {
@@ -64,6 +65,7 @@ pub async fn run(
         groups,
         shards,
         routes,
+        providers,
         leases,
         requests,
         changes: Arc::new(AtomicU64::new(0)),
@@ -113,6 +115,7 @@ pub async fn run(
         reflect(&watching, groups_writer, Triggers::group).boxed(),
         reflect(&watching, shards_writer, Triggers::shard).boxed(),
         reflect(&watching, routes_writer, Triggers::route).boxed(),
+        reflect(&watching, providers_writer, Triggers::provider).boxed(),
         reflect_in(
             &watching,
             Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE),
@@ -263,7 +266,7 @@ async fn reflect_in<K>(
 
 /// Whether a placement may depend on objects of this kind. Leases, on which none does, change most often.
 fn affects_placement(kind: &str) -> bool {
-    !["CertificateSigningRequest", "Lease", "ModelRoute"].contains(&kind)
+    !["CertificateSigningRequest", "Lease", "ModelProvider", "ModelRoute"].contains(&kind)
 }
 
 /// The event with its object decoded, without managed fields: they are not used here, and are half of an

@@ -1,7 +1,8 @@
 //! gRPC services between gateway, agents and engines; TLS identities and their renewal; the API client and its
-//! watches; reserved ports; the failure detector; the timeout of writes; conversions to and from [`russet_wire`].
+//! watches; kinds of networks; reserved ports; the failure detector; the timeout of writes; conversions to and from [`russet_wire`].
 //! Not here: what the messages mean.
 
+pub mod addresses;
 #[cfg(feature = "api")]
 pub mod cache_status;
 mod codec;

@@ -4,12 +4,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use russet_rpc::addresses::{is_public, plain};
 use thiserror::Error;
 
 /// Addresses with a common prefix, as `10.0.0.0/8`.
@@ -61,61 +62,6 @@ impl Cidr {
             _ => false,
         }
     }
-}
-
-/// The IPv4 address that an IPv6 address stands for: mapped, compatible, translated (NAT64) or 6to4. Otherwise itself.
-fn plain(address: IpAddr) -> IpAddr {
-    let IpAddr::V6(address) = address else { return address };
-    let [a, b, c, d, e, f, high, low] = address.segments();
-    let v4 = |high: u16, low: u16| {
-        let ([one, two], [three, four]) = (high.to_be_bytes(), low.to_be_bytes());
-        IpAddr::V4(Ipv4Addr::new(one, two, three, four))
-    };
-    match (a, b, c, d, e, f) {
-        (0, 0, 0, 0, 0, 0xffff) | (0x64, 0xff9b, 0, 0, 0, 0) => v4(high, low),
-        // `::` and `::1` are addresses of their own.
-        (0, 0, 0, 0, 0, 0) if high != 0 => v4(high, low),
-        (0x2002, ..) => v4(b, c),
-        _ => IpAddr::V6(address),
-    }
-}
-
-/// Whether an address is one of the public internet, by IANA's registries of special-purpose addresses.
-fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => is_public_v6(address),
-    }
-}
-
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, c, _] = address.octets();
-    let special = match (a, b, c) {
-        // This network, private, loopback.
-        (0 | 10 | 127, ..) => true,
-        // Carrier-grade NAT.
-        (100, 64..=127, _) => true,
-        // Link-local: a cloud's metadata service is 169.254.169.254.
-        (169, 254, _) => true,
-        (172, 16..=31, _) | (192, 168, _) => true,
-        // Protocol assignments, 6to4 relays; benchmarks; documentation.
-        (192, 0, 0 | 2) | (192, 88, 99) | (198, 18..=19, _) | (198, 51, 100) | (203, 0, 113) => true,
-        // Multicast, reserved, broadcast.
-        (224..=255, ..) => true,
-        _ => false,
-    };
-    !special
-}
-
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let [a, b, ..] = address.segments();
-    // Only 2000::/3 is given out; in it: Teredo and its neighbours, documentation, and SRv6 segments.
-    let special = match a {
-        0x2001 => b < 0x200 || b == 0xdb8,
-        0x3fff => b < 0x1000,
-        _ => false,
-    };
-    !special && a & 0xe000 == 0x2000
 }
 
 /// The addresses that requests may go to.

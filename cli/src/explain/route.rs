@@ -5,12 +5,14 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
-use russet_crds::{AccessKey, Model, ModelDeployment, ModelRoute, ShardGroup, TargetPick};
+use russet_crds::{AccessKey, Model, ModelDeployment, ModelProvider, ModelRoute, ShardGroup, TargetPick};
 use russet_gateway::routes::{
-    Deployment, DeploymentState, FactsCaller, ModelScope, RequestFacts, Resolved, RouteHeaders, RoutingTable,
-    task_name,
+    Deployment, DeploymentState, FactsCaller, ModelScope, Provider, RequestFacts, Resolved, RouteHeaders,
+    RoutingTable, Target, task_name,
 };
+use russet_gateway::zones::ZoneLimit;
 use russet_rpc::list_item::list_decodable;
 
 use crate::client::Connection;
@@ -55,7 +57,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         list_decodable(&client).await.with_context(|| unlisted("modeldeployments"))?;
     let groups: Vec<ShardGroup> = list_decodable(&client).await.with_context(|| unlisted("shardgroups"))?;
     let models: Vec<Model> = list_decodable(&client).await.with_context(|| unlisted("models"))?;
-    let table = RoutingTable::from_objects(&deployments, &groups, &routes).with_models(&models);
+    let providers: Vec<ModelProvider> =
+        list_decodable(&client).await.with_context(|| unlisted("modelproviders"))?;
+    let namespaces: Vec<Namespace> = list_decodable(&client).await.with_context(|| unlisted("namespaces"))?;
+    let table = RoutingTable::from_objects(&deployments, &groups, &routes)
+        .with_models(&models)
+        .with_providers(&providers)
+        .with_namespaces(&namespaces);
     let key = match key {
         None => None,
         Some(name) => {
@@ -76,7 +84,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         Err(error) => bail!("{}", error.message),
     };
     let name = key.as_ref().map(ResourceExt::name_any);
-    let caller = FactsCaller { key: name.as_deref(), labels: key.as_ref().map(ResourceExt::labels) };
+    let key_namespace = key.as_ref().and_then(ResourceExt::namespace);
+    let caller = FactsCaller {
+        key: name.as_deref(),
+        namespace: key_namespace.as_deref(),
+        labels: key.as_ref().map(ResourceExt::labels),
+    };
     let at = at.unwrap_or_else(Timestamp::now);
     let facts = RequestFacts::of_prompt(&prompt, &tools, &headers, caller, at);
     out!("{}", explain(&table, &model, &scope, &facts)?)?;
@@ -116,20 +129,31 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
         let _ = write!(text, "\n{}", format_table(&rows));
     }
     let resolution = table.resolve_request(model, scope, Some(facts));
-    let deployments = match resolution.resolved {
-        Resolved::Deployments(deployments) => deployments,
+    let pick = resolution.pick();
+    let targets = match resolution.resolved {
+        Resolved::Targets(targets) => targets,
         Resolved::Dangling(_, selection) => {
-            bail!("{text}\nnone of the targets exists: {}", selection.targets.names.join(", "))
+            let names: Vec<String> = selection.targets.names.iter().map(ToString::to_string).collect();
+            bail!("{text}\nnone of the targets exists: {}", names.join(", "))
         }
         Resolved::Ambiguous(names) => bail!("several namespaces have the name: {}", names.join(", ")),
         Resolved::Forbidden => bail!("the key does not allow the model {model}"),
         Resolved::Unknown => bail!("there is no model {model}"),
     };
     let mut rows = vec![["TARGET", "REPLICAS", "STATE"].map(str::to_owned).to_vec()];
-    for deployment in deployments {
-        rows.push(vec![deployment.full_name(), deployment.endpoints.len().to_string(), state(deployment)]);
+    let limit = resolution.alias.map(|(alias, selection)| table.zone_limit(alias, &selection, Some(facts)));
+    for target in &targets {
+        let (replicas, state) = match target {
+            Target::Deployment(deployment) => (deployment.endpoints.len().to_string(), state(deployment)),
+            Target::Provider(provider, _) => ("-".to_owned(), permission(provider, limit.as_ref())),
+        };
+        rows.push(vec![target.full_name(), replicas, state]);
     }
-    let order = match resolution.pick {
+    let leaves = targets.iter().any(|target| target.deployment().is_none());
+    if let Some(limit) = limit.filter(|_| leaves) {
+        let _ = writeln!(text, "\nZone {}, as {} says.", limit.zone(), limit.by());
+    }
+    let order = match pick {
         TargetPick::Fastest => {
             "The one that is expected to answer first gets the request, of those that are ready."
         }
@@ -142,6 +166,17 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
     Ok(text)
 }
 
+/// Whether a request may go to a provider.
+fn permission(provider: &Provider, limit: Option<&ZoneLimit>) -> String {
+    let zone = provider.spec.zone;
+    match limit {
+        Some(limit) if limit.allows(zone) => {
+            format!("zone {zone}, allowed; where no deployment before it answers")
+        }
+        _ => format!("zone {zone}, not allowed"),
+    }
+}
+
 fn state(deployment: &Deployment) -> String {
     match &deployment.state {
         DeploymentState::Ready => "ready".to_owned(),
@@ -152,9 +187,7 @@ fn state(deployment: &Deployment) -> String {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{
-        LocalReference, ModelDeploymentSpec, ModelRouteSpec, RouteMatch, RouteRule, RouteTarget, RouteTask,
-    };
+    use russet_crds::{ModelDeploymentSpec, ModelRouteSpec, RouteMatch, RouteRule, RouteTarget, RouteTask};
 
     use super::*;
 
@@ -166,7 +199,7 @@ mod tests {
             object.metadata.namespace = Some("default".into());
             object
         };
-        let target = |name: &str| RouteTarget { deployment_ref: LocalReference::new(name), weight: None };
+        let target = |name: &str| RouteTarget::deployment(name);
         let mut route = ModelRoute::new(
             "auto",
             ModelRouteSpec {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use russet_gateway::request_log::{
-    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, LimitsRecord, RequestEnd, RequestRecord,
-    RuleMismatch,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, LimitsRecord, ProviderRecord, RequestEnd,
+    RequestRecord, RuleMismatch,
 };
 
 use crate::get::format_table;
@@ -220,10 +220,14 @@ fn timeline(record: &RequestRecord) -> Vec<(f64, String)> {
         let mut add =
             |at: Option<f64>, words: String| events.extend(at.map(|at| (at, format!("{whose}{words}"))));
         let AttemptRecord { number, node, group, epoch, address, .. } = attempt;
-        add(
-            Some(attempt.sent_ms),
-            format!("attempt {number}: sent to node {node} ({group}, epoch {epoch}, {address})"),
-        );
+        let sent = match &attempt.provider {
+            Some(provider) => {
+                let ProviderRecord { name, model, zone, .. } = provider;
+                format!("attempt {number}: left for ModelProvider {name} (zone {zone}), model {model}")
+            }
+            None => format!("attempt {number}: sent to node {node} ({group}, epoch {epoch}, {address})"),
+        };
+        add(Some(attempt.sent_ms), sent);
         add(attempt.prepared_ms, "prompt prepared by the engine".to_owned());
         let cached =
             attempt.cached_tokens.map(|cached| format!(", {cached} of them cached")).unwrap_or_default();
@@ -336,6 +340,10 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
         all.push(format!("It got an answer that its ModelRoute keeps, {age:?} old; no engine was asked."));
     }
     for attempt in &record.attempts {
+        if let Some(provider) = &attempt.provider {
+            all.extend(departure(attempt, provider));
+            continue;
+        }
         all.push(format!("Attempt {} went to node {}: {}.", attempt.number, attempt.node, choice(attempt)));
         match &attempt.outcome {
             Some(AttemptOutcome::Busy { .. }) => {
@@ -357,6 +365,20 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
     }
     if record.attempts.is_empty() && matches!(record.end, Some(RequestEnd::Failed { .. })) {
         all.push("It was not sent to any engine.".to_owned());
+    }
+    all
+}
+
+/// Why an attempt went to a provider, and what came of it.
+fn departure(attempt: &AttemptRecord, provider: &ProviderRecord) -> Vec<String> {
+    let ProviderRecord { name, zone, limit, limit_by, .. } = provider;
+    let number = attempt.number;
+    let mut all = vec![format!(
+        "Attempt {number} left the cluster for ModelProvider {name} in the zone {zone}, the first target that could answer; the \
+         request may go as far as {limit}, by {limit_by}."
+    )];
+    if let Some(AttemptOutcome::Busy { .. } | AttemptOutcome::Lost { .. }) = &attempt.outcome {
+        all.push(format!("ModelProvider {name} did not answer, so the gateway went on to the next target."));
     }
     all
 }
@@ -423,6 +445,24 @@ mod tests {
             r#"{"model": "auto", "route": {"model_route": "default/auto", "request": {"task": "chat"}}}"#;
         let text = render(&serde_json::from_str(without).unwrap());
         assert!(text.contains("none of whose rules\n           matches, with the targets"), "{text}");
+    }
+
+    #[test]
+    fn a_departure_is_said_with_who_allowed_it() {
+        let json = r#"{"model": "auto", "attempts": [
+            {"number": 1, "sent_ms": 1, "ended_ms": 2, "outcome": {"kind": "lost", "message": "ModelProvider default/p: 503"},
+             "provider": {"name": "default/p", "model": "org/big", "zone": "Cloud", "limit": "Cloud",
+                          "limit_by": "spec.zone of ModelRoute default/auto"}}]}"#;
+        let text = render(&serde_json::from_str(json).unwrap());
+        for expected in [
+            "attempt 1: left for ModelProvider default/p (zone Cloud), model org/big",
+            "Attempt 1 left the cluster for ModelProvider default/p in the zone Cloud",
+            "as far as Cloud, by spec.zone of ModelRoute default/auto.",
+            "ModelProvider default/p did not answer, so the gateway went on",
+        ] {
+            let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(flat.contains(expected), "{expected}\n{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! How long a request is expected to take at a replica, in milliseconds: it goes where that is least. Pure.
 
+use std::time::Duration;
+
 use russet_rpc::engine::EngineLoad;
 
 /// Rates of an engine that has measured none yet.
@@ -42,6 +44,11 @@ pub(crate) struct ReplicaScore {
 }
 
 impl ReplicaScore {
+    /// How long the first token of its answer takes.
+    pub(crate) fn first_token(&self) -> Duration {
+        Duration::try_from_secs_f64((self.load + self.queue + self.prompt) / 1000.0).unwrap_or(Duration::MAX)
+    }
+
     /// The score of a request at a replica.
     pub(crate) fn new(replica: &ReplicaState, request: &NewRequest) -> Self {
         let ReplicaState { in_flight, unread_tokens, load } = replica;

@@ -87,6 +87,9 @@ pub(crate) struct BatchRecord {
     pub(crate) metadata: Option<Map<String, Value>>,
     /// How long the files of its results are kept, where the client says it.
     pub(crate) output_seconds: Option<u64>,
+    /// The header `x-russet-labels` of the request that made it: its lines have it too.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) labels: String,
 }
 
 impl BatchRecord {

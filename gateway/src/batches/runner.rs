@@ -32,6 +32,7 @@ use crate::keys::Caller;
 use crate::request_id::RequestId;
 use crate::request_limits::LowestPriority;
 use crate::response_store::{FilePart, FilePurpose, ResponseStore, ResponseStoreError};
+use crate::routes::LABELS;
 use crate::serving::{BatchDialect, Dialect, unix_seconds};
 
 /// Lines of a batch that run or wait for their turn.
@@ -330,6 +331,11 @@ impl BatchRun {
         request
             .headers_mut()
             .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        if let Ok(labels) = header::HeaderValue::from_str(&batch.record.labels)
+            && !labels.is_empty()
+        {
+            request.headers_mut().insert(LABELS, labels);
+        }
         request.extensions_mut().insert::<Caller>(caller);
         request.extensions_mut().insert(id);
         request.extensions_mut().insert(LowestPriority);

@@ -18,7 +18,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorKind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-        ErrorKind::Forbidden | ErrorKind::ModelForbidden => StatusCode::FORBIDDEN,
+        ErrorKind::Forbidden | ErrorKind::ModelForbidden | ErrorKind::ZoneDenied => StatusCode::FORBIDDEN,
         ErrorKind::InvalidApiKey => StatusCode::UNAUTHORIZED,
         ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
@@ -34,6 +34,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
         | ErrorKind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::ProviderFailed => StatusCode::BAD_GATEWAY,
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         ErrorKind::StoreFull => StatusCode::INSUFFICIENT_STORAGE,
         ErrorKind::Internal | ErrorKind::PoisonRequest => StatusCode::INTERNAL_SERVER_ERROR,

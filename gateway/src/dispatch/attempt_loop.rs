@@ -3,30 +3,34 @@
 //!
 //! ```text
 //! ┌─▶ set_remaining_time ─▶ latest_table ─▶ choose ─▶ Refuse ─▶ error
+//! ├──────── busy or failed ───────────────────┼─▶ Leave ─▶ try_provider ─▶ first text
 //! │                                           ├─▶ Try ─▶ try_endpoint ─▶ first text
 //! ├──────── busy or lost: backoff ────────────┼──────────────┘
 //! │                                           └─▶ Wait ─▶ hold_deadline ─▶ hold ─▶ wait_for_change
 //! └───────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
+mod provider;
 mod record;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use russet_crds::FallbackCause;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::answer_stream::AnswerStream;
 use super::attempts::{Attempts, ends_engines, interrupted, overloaded, resume_mismatch};
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
 use super::pending_request::{PendingRequest, RequestKind};
 use super::pooling_call::PoolingReply;
-use super::route_decision::{ResumePoint, RouteDecision, choose_model, choose_resume};
+use super::route_decision::{ResumePoint, RouteDecision, Wish, choose_model, choose_resume};
 use super::suspects::{Isolation, Suspicion};
 use super::token_count::token_count;
 use crate::backends::{RankedPrompt, ReplicaScore};
@@ -36,7 +40,7 @@ use crate::metrics::RequestTracker;
 use crate::routes::{Deployment, Endpoint, RoutingTable};
 
 /// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
-pub(super) type OpenedStream = (GenerationEvent, EngineStream);
+pub(super) type OpenedStream = (GenerationEvent, AnswerStream);
 
 /// What an engine answered with.
 enum Opened {
@@ -174,6 +178,10 @@ struct AttemptLoop<'a> {
     scores: Vec<ScoredReplica>,
     /// What the request waits for, for the error at its deadline: set by `hold`.
     waiting_for: String,
+    /// Models of providers that did not answer it, and why: set by `try_provider`.
+    refusals: HashMap<(String, String), String>,
+    /// The error of an engine that failed with it: set by `try_endpoint`. It may go on to providers then, and to no engine.
+    engine_error: Option<GatewayError>,
 }
 
 impl<'a> AttemptLoop<'a> {
@@ -192,6 +200,8 @@ impl<'a> AttemptLoop<'a> {
             unread_tokens: 0,
             scores: Vec::new(),
             waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
+            refusals: HashMap::new(),
+            engine_error: None,
             request,
             tracker,
         }
@@ -202,8 +212,23 @@ impl<'a> AttemptLoop<'a> {
             self.set_remaining_time()?;
             let now = Instant::now();
             let table = self.latest_table(now);
-            match self.choose(&table) {
-                RouteDecision::Refuse(error) => return Err(error),
+            let decision = self.choose(&table);
+            if !matches!(decision, RouteDecision::Leave(_))
+                && let Some(error) = self.engine_error.take()
+            {
+                return Err(error);
+            }
+            match decision {
+                RouteDecision::Refuse(error) => {
+                    self.record_route(&table);
+                    return Err(error);
+                }
+                RouteDecision::Leave(departure) => {
+                    self.record_route(&table);
+                    if let Some(opened) = self.try_provider(*departure).await? {
+                        return Ok(opened);
+                    }
+                }
                 RouteDecision::Try(deployment, endpoint, adapter) => {
                     self.record_attempt(&table, deployment, endpoint, adapter);
                     if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
@@ -247,17 +272,27 @@ impl<'a> AttemptLoop<'a> {
         let quickest = |endpoints: Vec<&'t Endpoint>| {
             let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
             let candidates = self.dispatcher.backends.ranked(ready, &prompt);
-            let best = candidates.first()?.endpoint;
+            let best = candidates.first()?;
+            let picked = (best.endpoint, best.score.first_token());
             scored.replace(candidates);
-            Some(best)
+            Some(picked)
+        };
+        let cause = match (&self.engine_error, &self.request.attempts.last_busy) {
+            (Some(_), _) => Some(FallbackCause::Error),
+            (None, Some(_)) => Some(FallbackCause::Overloaded),
+            (None, None) => None,
         };
         let decision = match &self.request.resume_point {
-            None => choose_model(
-                table,
-                self.request.models(),
-                (self.request.scope(), self.request.facts()),
-                quickest,
-            ),
+            None => {
+                let wish = Wish {
+                    scope: self.request.scope(),
+                    facts: self.request.facts(),
+                    cause,
+                    left: self.request.deadline.and_then(|deadline| deadline.remaining()),
+                    closed: &|provider, model| self.closed(provider, model),
+                };
+                choose_model(table, self.request.models(), &wish, quickest)
+            }
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };
         let scored = scored.into_inner();
@@ -294,7 +329,12 @@ impl<'a> AttemptLoop<'a> {
             }
             Err(AttemptError::Rejected(error)) => {
                 self.request.recorder.rejected(&error);
-                return Err(error);
+                if error.kind != ErrorKind::Internal || self.request.resume_point.is_some() {
+                    return Err(error);
+                }
+                // The next choice returns it, unless a provider may be asked.
+                self.engine_error = Some(error);
+                return Ok(None);
             }
             Err(AttemptError::Busy(message)) => {
                 self.request.recorder.busy(&message);
@@ -454,7 +494,7 @@ impl<'a> AttemptLoop<'a> {
                         ),
                         prompt_tokens: prompt,
                     });
-                    return Ok((first, stream));
+                    return Ok((first, AnswerStream::Engine(stream)));
                 }
             }
         }

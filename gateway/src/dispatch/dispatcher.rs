@@ -16,6 +16,7 @@ use crate::demand::{DemandTracker, HeldRequest, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::Metrics;
+use crate::providers::{Providers, SecretReader};
 use crate::routes::{Deployment, RoutingTable};
 
 /// Timeouts and limits of dispatch.
@@ -93,6 +94,7 @@ pub struct Dispatcher {
     pub(super) closing: CancellationToken,
     pub(super) suspects: Suspects,
     pub(super) response_cache: Arc<ResponseCache>,
+    pub(super) providers: Arc<Providers>,
 }
 
 impl Dispatcher {
@@ -108,7 +110,14 @@ impl Dispatcher {
     ) -> Self {
         let response_cache = ResponseCache::new(limits.response_cache_bytes);
         let suspects = Suspects::default();
-        Self { table, backends, demand, metrics, limits, closing, suspects, response_cache }
+        let providers = Arc::new(Providers::new(SecretReader::new(None), metrics.clone()));
+        Self { table, backends, demand, metrics, limits, closing, suspects, response_cache, providers }
+    }
+
+    /// The same, which reads the keys of providers from this cluster.
+    pub(crate) fn with_secrets(self, client: Option<kube::Client>) -> Self {
+        let providers = Arc::new(Providers::new(SecretReader::new(client), self.metrics.clone()));
+        Self { providers, ..self }
     }
 
     /// The latest routing table.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt as _};
 use russet_wire::event::GenerationEvent;
 
+use super::answer_stream::AnswerStream;
 use super::attempt_loop::OpenedStream;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::AttemptError;
@@ -74,7 +75,7 @@ impl ResponseStream {
                         return;
                     }
                     Ok(token) => {
-                        request.record_emitted(stream.emitted.len());
+                        request.record_emitted(stream.emitted());
                         yield Ok(token);
                         event = stream.output().await;
                         continue;
@@ -88,8 +89,15 @@ impl ResponseStream {
                         GatewayError::new(ErrorKind::Overloaded, message)
                     }
                     Err(AttemptError::Lost { message, .. }) => {
+                        let AnswerStream::Engine(lost) = stream else {
+                            let error = GatewayError::new(ErrorKind::ProviderFailed, message);
+                            tracker.failed(&error);
+                            request.recorder().failed(&error);
+                            yield Err(error);
+                            return;
+                        };
                         // It is large and seldom there: not a part of every response.
-                        let resumed = dispatcher.resume(&mut request, stream, message, &mut tracker);
+                        let resumed = dispatcher.resume(&mut request, lost, message, &mut tracker);
                         match Box::pin(resumed).await {
                             Ok((more, other)) => {
                                 (event, stream) = (Ok(more), other);

@@ -284,10 +284,10 @@ fn cacheable<'t>(table: &'t RoutingTable, pending: &PendingRequest) -> Option<Ca
     }
     let (model, scope) = (pending.model(), pending.scope());
     let Resolution { resolved, adapter, alias, .. } = table.resolve_request(model, scope, pending.facts());
-    let alias = alias?;
+    let (alias, _) = alias?;
     let ttl = alias.cache_ttl?;
-    let Resolved::Deployments(deployments) = resolved else { return None };
-    Some(Cacheable { alias, deployment: deployments.first()?, adapter, ttl })
+    let Resolved::Targets(targets) = resolved else { return None };
+    Some(Cacheable { alias, deployment: targets.first()?.deployment()?, adapter, ttl })
 }
 
 /// Whether the same request has the same answer each time. Tools make an agent of it, whose next request is another one.

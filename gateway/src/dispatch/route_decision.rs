@@ -2,23 +2,40 @@
 //! which of several endpoints is the quickest (`backends`).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use russet_crds::TargetPick;
+use russet_crds::{FallbackCause, TargetPick};
 
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::routes::{
-    Deployment, DeploymentState, Endpoint, ModelScope, RequestFacts, Resolution, Resolved, RoutingTable,
+    Deployment, DeploymentState, Endpoint, ModelScope, Provider, RequestFacts, Resolved, RoutingTable,
+    Target, TargetName, deployments,
 };
+use crate::zones::ZoneLimit;
 
 /// The next action.
 #[derive(Debug, PartialEq)]
 pub(super) enum RouteDecision<'a> {
     /// Send the request to this endpoint of this deployment, for this adapter; it is empty where the model itself answers.
     Try(&'a Deployment, &'a Endpoint, &'a str),
+    /// Send the request to a provider outside of the cluster.
+    Leave(Box<Departure<'a>>),
     /// No endpoint is ready, but this deployment may become ready; the text is the reason.
     Wait(&'a Deployment, String),
     /// Waiting would not help.
     Refuse(GatewayError),
+}
+
+/// Where a request leaves to.
+#[derive(Debug, PartialEq)]
+pub(super) struct Departure<'a> {
+    pub(super) provider: &'a Provider,
+    /// The model, as the provider names it.
+    pub(super) model: &'a str,
+    /// How far it may go.
+    pub(super) limit: ZoneLimit,
+    /// The deployment that would have been preferred and may become ready: the request is its demand too.
+    pub(super) awaited: Option<&'a Deployment>,
 }
 
 /// Where a started response can be resumed.
@@ -40,7 +57,7 @@ pub(super) struct ResumePoint {
 pub(super) fn choose_resume<'a>(
     table: &'a RoutingTable,
     resume_point: &ResumePoint,
-    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<Picked<'a>>,
 ) -> RouteDecision<'a> {
     let ResumePoint { deployment: name, model, adapter: (adapter, adapter_model), prompt_tokens: _ } =
         resume_point;
@@ -52,7 +69,7 @@ pub(super) fn choose_resume<'a>(
         |of: &BTreeMap<String, String>| adapter.is_empty() || of.get(adapter) == Some(adapter_model);
     let same = deployment.endpoints.iter().filter(|endpoint| endpoint.model == *model);
     let same = same.filter(|endpoint| has_adapter(&endpoint.adapters));
-    if let Some(endpoint) = pick(same.collect()) {
+    if let Some((endpoint, _)) = pick(same.collect()) {
         let adapter = endpoint.adapters.get_key_value(adapter).map_or("", |(name, _)| name);
         return RouteDecision::Try(deployment, endpoint, adapter);
     }
@@ -72,18 +89,35 @@ pub(super) fn choose_resume<'a>(
     }
 }
 
-/// The decision for the first of several models that has an endpoint which `pick` accepts; else for the first that is worth
-/// waiting for, else for the first.
+/// What of a request decides where it goes.
+pub(super) struct Wish<'r> {
+    /// The model names that its caller may use.
+    pub(super) scope: &'r ModelScope,
+    /// What is known of it.
+    pub(super) facts: Option<&'r RequestFacts>,
+    /// Why engines got it and do not answer it, if so.
+    pub(super) cause: Option<FallbackCause>,
+    /// The time that it has left.
+    pub(super) left: Option<Duration>,
+    /// Why a provider is not asked.
+    pub(super) closed: &'r dyn Fn(&Provider, &str) -> Option<String>,
+}
+
+/// An endpoint, and how long a first token takes there, as far as that is known.
+pub(super) type Picked<'a> = (&'a Endpoint, Duration);
+
+/// The decision for the first of several models that can be answered now; else for the first that is worth waiting for, else
+/// for the first.
 pub(super) fn choose_model<'a, 'm>(
     table: &'a RoutingTable,
     models: impl Iterator<Item = &'m str>,
-    request: (&ModelScope, Option<&RequestFacts>),
-    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+    wish: &Wish<'_>,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<Picked<'a>>,
 ) -> RouteDecision<'a> {
     let mut best = None;
     for model in models {
-        match (choose(table, model, request, &pick), &best) {
-            (decision @ RouteDecision::Try(..), _) => return decision,
+        match (choose(table, model, wish, &pick), &best) {
+            (decision @ (RouteDecision::Try(..) | RouteDecision::Leave(..)), _) => return decision,
             (decision, None) | (decision @ RouteDecision::Wait(..), Some(RouteDecision::Refuse(_))) => {
                 best = Some(decision);
             }
@@ -95,35 +129,107 @@ pub(super) fn choose_model<'a, 'm>(
     })
 }
 
-/// The first target with an endpoint that `pick` accepts; otherwise wait or reject by the deployments' state.
+/// Targets that are tried together.
+enum Step<'a> {
+    Engines(Vec<&'a Deployment>),
+    Provider(&'a Provider, &'a str),
+}
+
+/// The targets in the order in which they are tried.
+fn steps<'a>(targets: Vec<Target<'a>>, pick: TargetPick) -> Vec<Step<'a>> {
+    let engines = match pick {
+        // Of all deployments the fastest replica; nobody knows how fast a provider is.
+        TargetPick::Fastest => vec![Step::Engines(deployments(&targets))],
+        TargetPick::InOrder | TargetPick::Largest | TargetPick::Unknown => Vec::new(),
+    };
+    let is_single = engines.is_empty();
+    let others = targets.into_iter().filter_map(|target| match target {
+        Target::Deployment(deployment) => is_single.then(|| Step::Engines(vec![deployment])),
+        Target::Provider(provider, model) => Some(Step::Provider(provider, model)),
+    });
+    engines.into_iter().chain(others).collect()
+}
+
+/// The first target that can answer now; otherwise wait or reject by the deployments' state.
 pub(super) fn choose<'a>(
     table: &'a RoutingTable,
     model: &str,
-    (scope, facts): (&ModelScope, Option<&RequestFacts>),
-    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+    wish: &Wish<'_>,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<Picked<'a>>,
 ) -> RouteDecision<'a> {
-    let Resolution { resolved, adapter, pick: target_pick, .. } = table.resolve_request(model, scope, facts);
-    let deployments = match resolved {
-        Resolved::Deployments(deployments) => deployments,
-        other => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
+    let resolution = table.resolve_request(model, wish.scope, wish.facts);
+    let (adapter, target_pick, alias) = (resolution.adapter, resolution.pick(), resolution.alias);
+    let targets = match resolution.resolved {
+        Resolved::Targets(targets) => targets,
+        other => return RouteDecision::Refuse(unresolved(table, model, wish.scope, &other)),
     };
-    let endpoints = |deployment: &&'a Deployment| deployment.endpoints_with(adapter);
-    let found = match target_pick {
-        TargetPick::Fastest => pick(deployments.iter().flat_map(endpoints).collect()).and_then(|endpoint| {
-            let mut owners = deployments.iter();
-            Some((owners.find(|one| one.endpoints.contains(endpoint))?, endpoint))
-        }),
-        TargetPick::InOrder | TargetPick::Largest | TargetPick::Unknown => deployments
-            .iter()
-            .find_map(|deployment| Some((deployment, pick(endpoints(deployment).collect())?))),
-    };
-    if let Some((deployment, endpoint)) = found {
+    let policy = alias.map(|(alias, _)| &*alias.policy);
+    let is_cause = |cause| policy.is_some_and(|policy| policy.fallback_on.contains(&cause));
+    let max_wait = policy.and_then(|policy| policy.max_wait).or(wish.left);
+    let all = deployments(&targets);
+    let (mut waiting, mut slow, mut denied, mut closed) = (None, None, None, Vec::new());
+    // Why the engines before a provider do not answer.
+    let mut cause = None;
+    for step in steps(targets, target_pick) {
+        match step {
+            Step::Engines(_) if wish.cause == Some(FallbackCause::Error) => cause = wish.cause,
+            Step::Engines(engines) => {
+                let endpoints = engines.iter().flat_map(|one| one.endpoints_with(adapter)).collect();
+                let found = pick(endpoints).and_then(|(endpoint, wait)| {
+                    let mut owners = engines.iter().copied();
+                    Some((owners.find(|one| one.endpoints.contains(endpoint))?, endpoint, wait))
+                });
+                match found {
+                    Some((deployment, endpoint, wait)) if max_wait.is_some_and(|most| wait > most) => {
+                        slow.get_or_insert((deployment, endpoint));
+                        cause = Some(FallbackCause::Deadline);
+                    }
+                    Some((deployment, endpoint, _)) => {
+                        return RouteDecision::Try(deployment, endpoint, adapter);
+                    }
+                    None => {
+                        let pending = |one: &&'a Deployment| Some((*one, pending_reason(one, adapter)?));
+                        waiting = waiting.or_else(|| engines.iter().find_map(pending));
+                        cause = Some(wish.cause.unwrap_or(FallbackCause::Unavailable));
+                    }
+                }
+            }
+            Step::Provider(provider, provider_model) => {
+                if cause.is_some_and(|cause| !is_cause(cause)) {
+                    continue;
+                }
+                let limit = alias.map(|(alias, selection)| table.zone_limit(alias, &selection, wish.facts));
+                let Some(limit) = limit else { continue };
+                if !limit.allows(provider.spec.zone) {
+                    denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.full_name()));
+                } else if let Some(why) = (wish.closed)(provider, provider_model) {
+                    closed.push(format!("ModelProvider {} ({provider_model}): {why}", provider.full_name()));
+                } else {
+                    let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
+                    return RouteDecision::Leave(Box::new(Departure {
+                        provider,
+                        model: provider_model,
+                        limit,
+                        awaited,
+                    }));
+                }
+            }
+        }
+    }
+    if let Some((deployment, endpoint)) = slow {
         return RouteDecision::Try(deployment, endpoint, adapter);
     }
-    match deployments.iter().find_map(|deployment| Some((deployment, pending_reason(deployment, adapter)?))) {
-        Some((deployment, reason)) => RouteDecision::Wait(deployment, reason),
-        None => RouteDecision::Refuse(not_servable(model, &deployments)),
+    if let Some((deployment, reason)) = waiting {
+        return RouteDecision::Wait(deployment, reason);
     }
+    RouteDecision::Refuse(match denied {
+        Some(denied) => denied,
+        None if closed.is_empty() => not_servable(model, &all),
+        None => {
+            let message = format!("model `{model}` cannot be answered now: {}", closed.join("; "));
+            GatewayError::new(ErrorKind::ProviderFailed, message).retry_after(RETRY_AFTER)
+        }
+    })
 }
 
 /// Why a deployment without endpoints may become ready soon; `None` if it will not.
@@ -173,7 +279,7 @@ pub(super) fn unknown(
     (scope, facts): (&ModelScope, Option<&RequestFacts>),
 ) -> Option<GatewayError> {
     match table.resolve_request(model, scope, facts).resolved {
-        Resolved::Deployments(_) => None,
+        Resolved::Targets(_) => None,
         other => Some(unresolved(table, model, scope, &other)),
     }
 }
@@ -200,12 +306,12 @@ fn unresolved(
             "model `{model}` is a name of ModelRoute {}, but none of {} targets exists: {}",
             alias.route,
             selection.rule.map_or("its".to_owned(), |rule| format!("the rule {rule}'s")),
-            selection.targets.names.join(", ")
+            selection.targets.names.iter().map(TargetName::to_string).collect::<Vec<_>>().join(", ")
         ),
         Resolved::Ambiguous(names) => {
             format!("model `{model}` exists in several namespaces; request one of: {}", names.join(", "))
         }
-        Resolved::Deployments(_) | Resolved::Unknown => {
+        Resolved::Targets(_) | Resolved::Unknown => {
             let names: Vec<String> = table.models(scope).into_iter().map(|(id, _)| id).collect();
             let shown =
                 names.iter().take(MAX_LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -227,9 +333,12 @@ fn unresolved(
 mod tests {
     use std::sync::Arc;
 
+    use jiff::Timestamp;
+    use russet_crds::{ModelProviderSpec, ModelRoute, ModelRouteSpec, RouteTarget, Zone};
+
     use super::*;
     use crate::request_defaults::RequestDefaults;
-    use crate::routes::{ModelAlias, RoutePolicy};
+    use crate::routes::{FactsCaller, ModelAlias, RouteHeaders, RoutePolicy};
 
     fn endpoint(address: &str) -> Endpoint {
         let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
@@ -265,6 +374,8 @@ mod tests {
         RoutingTable {
             synced: true,
             models: BTreeMap::new(),
+            providers: Vec::new(),
+            namespace_zones: None,
             deployments: vec![
                 deployment("up", DeploymentState::Ready, &["1", "2"]),
                 deployment("late", DeploymentState::Working("copying".into()), &["3"]),
@@ -283,9 +394,32 @@ mod tests {
     fn summary(decision: RouteDecision<'_>) -> String {
         match decision {
             RouteDecision::Try(_, endpoint, _) => format!("try {}", endpoint.address),
+            RouteDecision::Leave(departure) => {
+                let awaited = departure.awaited.map_or(String::new(), |one| format!(", awaits {}", one.name));
+                format!("leave for {} of {}{awaited}", departure.model, departure.provider.name)
+            }
             RouteDecision::Wait(_, message) => format!("wait: {message}"),
             RouteDecision::Refuse(error) => format!("{}: {}", error.kind.as_str(), error.message),
         }
+    }
+
+    fn is_open(_: &Provider, _: &str) -> Option<String> {
+        None
+    }
+
+    fn is_shut(_: &Provider, _: &str) -> Option<String> {
+        Some("503".to_owned())
+    }
+
+    fn plain_wish() -> Wish<'static> {
+        static EVERYTHING: ModelScope = ModelScope::ALL;
+        Wish { scope: &EVERYTHING, facts: None, cause: None, left: None, closed: &is_open }
+    }
+
+    /// Picks the first endpoint that is none of these.
+    fn first_but<'t>(backed_off: &[&str]) -> impl Fn(Vec<&'t Endpoint>) -> Option<Picked<'t>> {
+        let is_free = |endpoint: &&Endpoint| !backed_off.contains(&endpoint.address.as_str());
+        move |endpoints| Some((endpoints.into_iter().find(is_free)?, Duration::ZERO))
     }
 
     #[test]
@@ -332,9 +466,7 @@ mod tests {
                 "model_not_ready: ModelDeployment default/rolling changed from the Model small to large",
             ),
         ] {
-            let decision = choose_resume(&table, &resume_point(name), |endpoints| {
-                endpoints.into_iter().find(|endpoint| !backed_off.contains(&endpoint.address.as_str()))
-            });
+            let decision = choose_resume(&table, &resume_point(name), first_but(&backed_off));
             assert_eq!(summary(decision), expected, "{case}");
         }
     }
@@ -345,7 +477,7 @@ mod tests {
 
     #[test]
     fn endpoints_without_the_desired_adapter_are_not_tried() {
-        let any = |endpoints: Vec<&'static Endpoint>| endpoints.into_iter().next();
+        let any = |endpoints: Vec<&'static Endpoint>| Some((endpoints.into_iter().next()?, Duration::ZERO));
         let choose_of = |wanted: &[(&str, &str)], has: &[(&str, &str)], model: &str, resume: Option<&str>| {
             let mut one = deployment("chat", DeploymentState::Ready, &["1", "2"]);
             one.adapters = adapters(wanted);
@@ -356,7 +488,7 @@ mod tests {
                 ..RoutingTable::default()
             }));
             match resume {
-                None => choose(table, model, (&ModelScope::ALL, None), any),
+                None => choose(table, model, &plain_wish(), any),
                 Some(adapter_model) => {
                     let point = ResumePoint {
                         deployment: "default/chat".into(),
@@ -390,10 +522,7 @@ mod tests {
     fn first_ready_target_is_chosen_else_a_pending_one_awaited() {
         let table = table();
         let decision = |model: &str, backed_off: &[&str]| {
-            let decision = choose(&table, model, (&ModelScope::ALL, None), |endpoints| {
-                endpoints.into_iter().find(|endpoint| !backed_off.contains(&endpoint.address.as_str()))
-            });
-            summary(decision)
+            summary(choose(&table, model, &plain_wish(), first_but(backed_off)))
         };
         for (model, backed_off, expected) in [
             ("up", vec![], "try 1"),
@@ -427,5 +556,143 @@ mod tests {
         let error = unknown(&empty, "nix", (&ModelScope::ALL, None)).unwrap();
         assert!(error.message.contains("neither does any other"), "{error}");
         assert_eq!(error.param.as_deref(), Some("model"));
+    }
+
+    fn facts(zone: Option<&str>) -> RequestFacts {
+        let labels = zone.map(|zone| format!("russet.dev/zone={zone}")).unwrap_or_default();
+        let headers = RouteHeaders::parse("", &labels).unwrap();
+        RequestFacts::of_prompt("Hi", &[], &headers, FactsCaller::default(), Timestamp::UNIX_EPOCH)
+    }
+
+    /// A table with a route `m` to these targets: names of deployments, or of providers with a zone.
+    fn outside(targets: &[&str], change: impl Fn(&mut ModelRouteSpec)) -> RoutingTable {
+        let target = |name: &&str| match zone_of(name) {
+            Some(_) => RouteTarget::provider(*name, "big"),
+            None => RouteTarget::deployment(*name),
+        };
+        let mut spec = ModelRouteSpec {
+            models: vec!["m".into()],
+            targets: targets.iter().map(target).collect(),
+            zone: Zone::Cloud,
+            ..ModelRouteSpec::default()
+        };
+        change(&mut spec);
+        let mut route = ModelRoute::new("r", spec);
+        route.metadata.namespace = Some("default".into());
+        let providers = ["near", "far"].map(|name| Provider {
+            namespace: "default".into(),
+            name: name.into(),
+            spec: ModelProviderSpec { zone: zone_of(name).unwrap(), ..ModelProviderSpec::default() },
+        });
+        RoutingTable {
+            aliases: RoutingTable::from_objects([], [], [&route]).aliases,
+            providers: providers.to_vec(),
+            namespace_zones: Some(BTreeMap::new()),
+            ..table()
+        }
+    }
+
+    fn zone_of(name: &str) -> Option<Zone> {
+        match name {
+            "near" => Some(Zone::Lan),
+            "far" => Some(Zone::Cloud),
+            _ => None,
+        }
+    }
+
+    fn decided(table: &RoutingTable, facts: Option<&RequestFacts>, change: impl Fn(&mut Wish<'_>)) -> String {
+        let mut wish = Wish { facts, ..plain_wish() };
+        change(&mut wish);
+        let wait = Duration::from_secs(30);
+        let decision = choose(table, "m", &wish, |endpoints| Some((endpoints.into_iter().next()?, wait)));
+        summary(decision)
+    }
+
+    #[test]
+    fn a_provider_is_asked_where_no_deployment_before_it_answers() {
+        let any = |_: &mut ModelRouteSpec| {};
+        let open = facts(None);
+        for (targets, expected) in [
+            (&["up", "far"][..], "try 1"),
+            (&["soon", "far"], "leave for big of far, awaits soon"),
+            (&["stuck", "near", "far"], "leave for big of near"),
+            (&["far", "up"], "leave for big of far"),
+            (&["soon", "far", "up"], "leave for big of far, awaits soon"),
+        ] {
+            assert_eq!(decided(&outside(targets, any), Some(&open), |_| {}), expected, "{targets:?}");
+        }
+        // Only for a cause that the route names.
+        let patient = |spec: &mut ModelRouteSpec| spec.fallback_on = vec![FallbackCause::Overloaded];
+        let table = outside(&["soon", "far"], patient);
+        assert_eq!(decided(&table, Some(&open), |_| {}), "wait: copying");
+        let full = |wish: &mut Wish<'_>| wish.cause = Some(FallbackCause::Overloaded);
+        assert_eq!(decided(&table, Some(&open), full), "leave for big of far, awaits soon");
+        // One that is left alone is passed over.
+        let shut = outside(&["far"], any);
+        let refused = decided(&shut, Some(&open), |wish| wish.closed = &is_shut);
+        assert_eq!(
+            refused,
+            "provider_failed: model `m` cannot be answered now: ModelProvider default/far (big): 503"
+        );
+        assert_eq!(
+            decided(&outside(&["soon", "far"], any), Some(&open), |wish| wish.closed = &is_shut),
+            "wait: copying"
+        );
+    }
+
+    #[test]
+    fn a_wait_that_is_too_long_bursts() {
+        let within = |seconds| move |spec: &mut ModelRouteSpec| spec.max_wait_seconds = Some(seconds);
+        let open = facts(None);
+        let decide = |table: &RoutingTable| decided(table, Some(&open), |_| {});
+        assert_eq!(decide(&outside(&["up", "far"], within(30))), "try 1", "30 s are expected");
+        assert_eq!(decide(&outside(&["up", "far"], within(29))), "leave for big of far");
+        // Without anybody to burst to it waits where it would have.
+        assert_eq!(decide(&outside(&["up"], within(29))), "try 1");
+        let home = facts(Some("Local"));
+        assert_eq!(decided(&outside(&["up", "far"], within(29)), Some(&home), |_| {}), "try 1");
+        // The time that a request has counts where the route says nothing.
+        let hurried = |wish: &mut Wish<'_>| wish.left = Some(Duration::from_secs(10));
+        assert_eq!(decided(&outside(&["up", "far"], |_| {}), Some(&open), hurried), "leave for big of far");
+    }
+
+    #[test]
+    fn no_target_of_a_route_leads_beyond_any_of_its_limits() {
+        let zones = [None, Some("Local"), Some("Lan"), Some("Cloud"), Some("Mars")];
+        let permitted = |name: Option<&str>| name.map_or(Zone::Cloud, Zone::of_label);
+        let mut left = 0;
+        for route in [Zone::Local, Zone::Lan, Zone::Cloud] {
+            for (label, namespace) in
+                zones.iter().flat_map(|label| zones.iter().map(move |other| (*label, *other)))
+            {
+                for targets in [&["near", "far"][..], &["far", "near"], &["soon", "far"], &["stuck", "near"]]
+                {
+                    let mut table = outside(targets, |spec| spec.zone = route);
+                    let label_of = |zone: &str| BTreeMap::from([("default".to_owned(), zone.to_owned())]);
+                    table.namespace_zones = Some(namespace.map(label_of).unwrap_or_default());
+                    let limit = route.min(permitted(label)).min(permitted(namespace));
+                    let decision = decided(&table, Some(&facts(label)), |_| {});
+                    let reached =
+                        ["near", "far"].into_iter().find(|name| decision.contains(&format!("of {name}")));
+                    let case = format!("{route} {label:?} {namespace:?} {targets:?}: {decision}");
+                    if let Some(reached) = reached.filter(|_| decision.starts_with("leave")) {
+                        left += 1;
+                        assert!(zone_of(reached).unwrap() <= limit, "{case}");
+                    } else {
+                        let denied = decision.starts_with("zone_denied");
+                        assert!(denied || decision == "wait: copying", "{case}");
+                        assert!(
+                            targets.iter().filter_map(|name| zone_of(name)).all(|zone| zone > limit),
+                            "{case}"
+                        );
+                    }
+                    // Of a request of which nothing is known, and before the namespaces are, nothing leaves.
+                    assert!(!decided(&table, None, |_| {}).starts_with("leave"), "{case}");
+                    table.namespace_zones = None;
+                    assert!(!decided(&table, Some(&facts(label)), |_| {}).starts_with("leave"), "{case}");
+                }
+            }
+        }
+        assert!(left > 50, "{left}");
     }
 }

@@ -1,7 +1,7 @@
 //! Which objects a pull and a copy create. Pure: of what is there, what is missing.
 
 use kube::ResourceExt as _;
-use russet_crds::{ModelDeployment, ModelSource, WeightQuantization};
+use russet_crds::{ModelDeployment, ModelSource, RouteTarget, WeightQuantization};
 
 use super::ModelStep;
 use super::objects::{ManagedObject, NamespaceObjects, Requester, hash, is_alive, title};
@@ -109,8 +109,7 @@ fn alias(
 ) -> Result<Vec<ModelStep>, GatewayError> {
     let Requester { namespace, name, .. } = requester;
     if let Some(route) = objects.route_of(name) {
-        let existing: Vec<&str> =
-            route.spec.all_targets().map(|target| target.deployment_ref.name.as_str()).collect();
+        let existing: Vec<&str> = route.spec.all_targets().filter_map(RouteTarget::deployment_name).collect();
         if existing == targets {
             return Ok(Vec::new());
         }

@@ -180,8 +180,7 @@ impl Requester {
             Some(slug) => format!("{slug}-{}", hash(alias)),
             None => hash(alias),
         };
-        let target =
-            |name: &String| RouteTarget { deployment_ref: LocalReference::new(name.clone()), weight: None };
+        let target = |name: &String| RouteTarget::deployment(name.clone());
         let spec = ModelRouteSpec {
             models: vec![alias.to_owned()],
             targets: targets.iter().map(target).collect(),

@@ -54,7 +54,7 @@ impl NamespaceObjects {
             }
             let mut removed = vec![object];
             if let ([target], true) = (route.spec.targets.as_slice(), route.spec.rules.is_empty())
-                && let Some(deployment) = self.deployment(&target.deployment_ref.name)
+                && let Some(deployment) = target.deployment_name().and_then(|name| self.deployment(name))
                 && names::is_managed_by_gateway(&deployment.metadata)
                 // Whoever asked for the deployment by its own name still has that.
                 && requested_name(deployment) != Some(deployment.name_any().as_str())
@@ -109,7 +109,7 @@ impl NamespaceObjects {
     fn routes_to(&self, deployment: &ModelDeployment) -> impl Iterator<Item = &ModelRoute> {
         let name = deployment.name_any();
         let leads = move |route: &&ModelRoute| {
-            route.spec.all_targets().any(|target| target.deployment_ref.name == name)
+            route.spec.all_targets().any(|target| target.deployment_name() == Some(name.as_str()))
         };
         self.routes.iter().filter(|route| is_alive(&route.metadata)).filter(leads)
     }

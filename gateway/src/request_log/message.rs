@@ -31,6 +31,7 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::Forbidden
         | ErrorKind::InvalidApiKey
         | ErrorKind::ModelForbidden
+        | ErrorKind::ZoneDenied
         | ErrorKind::QuotaExceeded
         | ErrorKind::UnknownPath
         | ErrorKind::MethodNotAllowed
@@ -45,6 +46,7 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::Overloaded
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
+        | ErrorKind::ProviderFailed
         | ErrorKind::PoisonRequest
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded

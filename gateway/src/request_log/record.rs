@@ -159,8 +159,11 @@ pub struct AttemptRecord {
     /// Which of several responses it is for.
     #[serde(skip_serializing_if = "is_zero")]
     pub response: u32,
-    /// `namespace/name` of the ModelDeployment.
+    /// `namespace/name` of the ModelDeployment; empty where a provider was asked.
     pub deployment: String,
+    /// The provider outside of the cluster that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider: Option<ProviderRecord>,
     /// The adapter that answers; empty where the model itself does.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub adapter: String,
@@ -194,6 +197,22 @@ pub struct AttemptRecord {
     pub cached_tokens: Option<u32>,
     /// What came of it; none while it runs.
     pub outcome: Option<AttemptOutcome>,
+}
+
+/// A provider that a request left for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProviderRecord {
+    /// `namespace/name` of the ModelProvider.
+    pub name: String,
+    /// The model, as the provider names it.
+    pub model: String,
+    /// Where it is.
+    pub zone: Word,
+    /// How far from home the request might be answered.
+    pub limit: Word,
+    /// Who says so.
+    pub limit_by: String,
 }
 
 /// A replica that could have been chosen.

@@ -9,12 +9,15 @@ use russet_wire::event::{FinishReason, Usage};
 
 use super::message::{loggable, may_quote, shortened};
 use super::{
-    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, RequestEnd,
-    RequestRecord, RouteRecord, RuleMismatch, ScorePart,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, ProviderRecord,
+    RequestEnd, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
 };
 use crate::error::GatewayError;
 use crate::keys::Quota;
-use crate::routes::{Deployment, Endpoint, ModelAlias, RequestFacts, Verdict, task_name};
+use crate::routes::{
+    Deployment, Endpoint, ModelAlias, Provider, RequestFacts, TargetName, Verdict, task_name,
+};
+use crate::zones::ZoneLimit;
 
 /// Most holds, attempts, candidates of an attempt, and targets of a route that a record keeps.
 const MAX_PARTS: usize = 8;
@@ -130,7 +133,7 @@ impl Recorder {
                 record.route = Some(RouteRecord {
                     model_route: alias.route.clone(),
                     pattern: shortened(&alias.pattern),
-                    targets: selection.in_order().take(MAX_PARTS).map(str::to_owned).collect(),
+                    targets: selection.in_order().take(MAX_PARTS).map(TargetName::to_string).collect(),
                     rule: selection.rule.map(str::to_owned),
                     mismatches: mismatches.collect(),
                     request: facts.map(FactsRecord::from),
@@ -198,6 +201,32 @@ impl Recorder {
                 candidates: candidates.take(MAX_PARTS).collect(),
                 candidates_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
                 resumed_after_tokens: u32::try_from(resumed_after_tokens).unwrap_or(u32::MAX),
+                sent_ms: now,
+                ..AttemptRecord::default()
+            });
+        });
+        self.attempt = number;
+    }
+
+    /// The request leaves for a model of a provider, as this limit allows.
+    pub(crate) fn left(&mut self, provider: &Provider, model: &str, limit: &ZoneLimit) {
+        let (response, mut number) = (self.response, 0);
+        self.write(|record, now| {
+            close_holds(record, response, now);
+            number = record.attempts.last().map_or(0, |last| last.number) + 1;
+            record.attempts_left_out += make_place(&mut record.attempts);
+            let provider = ProviderRecord {
+                name: provider.full_name(),
+                model: shortened(model),
+                zone: provider.spec.zone.as_str().into(),
+                limit: limit.zone().as_str().into(),
+                limit_by: shortened(limit.by()),
+            };
+            let provider = Some(provider);
+            record.attempts.push(AttemptRecord {
+                number,
+                response,
+                provider,
                 sent_ms: now,
                 ..AttemptRecord::default()
             });

@@ -13,7 +13,7 @@ const MAX_TEXT_BYTES: usize = 32 * 1024;
 /// Of all texts together. The oldest count, so that what counted once counts again.
 const MAX_BYTES: usize = 256 * 1024;
 /// Bytes of a token, in the mean of languages and code.
-pub(super) const BYTES_PER_TOKEN: usize = 4;
+pub(crate) const BYTES_PER_TOKEN: usize = 4;
 
 /// Words that set conditions.
 static CONSTRAINTS: LazyLock<Option<Regex>> = LazyLock::new(|| {

@@ -5,18 +5,19 @@ use std::hash::Hasher as _;
 
 use axum::http::{HeaderMap, HeaderName};
 use jiff::Timestamp;
-use russet_crds::RouteTask;
+use russet_crds::{RouteTask, names};
 use russet_wire::conversation::{Message, Tool};
 use russet_wire::request::{GenerationRequest, RawPrompt};
 use twox_hash::xxhash3_64::Hasher;
 
 use super::complexity::{BYTES_PER_TOKEN, Complexity, classify};
 use crate::error::{ErrorKind, GatewayError};
+use crate::zones::ZoneLimit;
 
 /// Names the task of a request.
 const TASK: HeaderName = HeaderName::from_static("x-russet-task");
 /// Labels of a request, such as `team=blue,urgent=yes`.
-const LABELS: HeaderName = HeaderName::from_static("x-russet-labels");
+pub(crate) const LABELS: HeaderName = HeaderName::from_static("x-russet-labels");
 /// Most labels that a request brings.
 const MAX_LABELS: usize = 16;
 /// Most characters of a label's name: of Kubernetes' prefix, slash and name.
@@ -88,6 +89,14 @@ impl RouteHeaders {
         Ok(Self { task, labels })
     }
 
+    /// The value of the header of labels in a request, which later requests are to have too; an error names what is wrong with
+    /// it.
+    pub(crate) fn labels_text(headers: &HeaderMap) -> Result<String, GatewayError> {
+        Self::read(headers)?;
+        let text = headers.get(&LABELS).and_then(|value| value.to_str().ok());
+        Ok(text.unwrap_or_default().to_owned())
+    }
+
     /// The same with this task, where no header names one.
     pub fn or_task(self, task: Option<RouteTask>) -> Self {
         Self { task: self.task.or(task), ..self }
@@ -128,6 +137,10 @@ pub struct RequestFacts {
     pub labels: BTreeMap<String, String>,
     /// Name of its AccessKey; none without one.
     pub key: Option<String>,
+    /// Namespace of the AccessKey.
+    pub key_namespace: Option<String>,
+    /// How far from home it may be answered, as the labels of its key and of its headers say; the stricter counts.
+    pub zone: Option<ZoneLimit>,
     /// The same for all requests of a conversation.
     pub conversation: u64,
     /// When it arrived.
@@ -139,6 +152,8 @@ pub struct RequestFacts {
 pub struct FactsCaller<'a> {
     /// The name of the key.
     pub key: Option<&'a str>,
+    /// Its namespace.
+    pub namespace: Option<&'a str>,
     /// Its labels.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
@@ -190,6 +205,16 @@ impl RequestFacts {
     }
 
     fn new(task: RouteTask, headers: &RouteHeaders, caller: FactsCaller<'_>, at: Timestamp) -> Self {
+        let zone_of = |labels: Option<&BTreeMap<String, String>>, on: &str| {
+            let value = labels?.get(names::LABEL_REQUEST_ZONE)?;
+            Some(ZoneLimit::of_label(value, on))
+        };
+        let of_header = zone_of(Some(&headers.labels), "the request's headers");
+        let of_key = zone_of(caller.labels, &format!("AccessKey {}", caller.key.unwrap_or_default()));
+        let zone = match (of_key, of_header) {
+            (Some(of_key), of_header) => Some(of_key.narrowed(of_header)),
+            (None, of_header) => of_header,
+        };
         let mut labels = headers.labels.clone();
         labels.extend(caller.labels.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
         Self {
@@ -199,6 +224,8 @@ impl RequestFacts {
             tools: 0,
             labels,
             key: caller.key.map(str::to_owned),
+            key_namespace: caller.namespace.map(str::to_owned),
+            zone,
             conversation: 0,
             at,
         }
@@ -277,7 +304,7 @@ mod tests {
     fn a_label_of_the_key_is_not_changed_by_a_header() {
         let headers = read(&[("x-russet-labels", "team=red,urgent=yes")]).unwrap();
         let own = BTreeMap::from([("team".to_owned(), "blue".to_owned())]);
-        let caller = FactsCaller { key: Some("kid"), labels: Some(&own) };
+        let caller = FactsCaller { key: Some("kid"), namespace: Some("default"), labels: Some(&own) };
         let facts = RequestFacts::of_pooling(9, &headers, caller, Timestamp::UNIX_EPOCH);
         assert_eq!((facts.labels["team"].as_str(), facts.labels["urgent"].as_str()), ("blue", "yes"));
         assert_eq!(

@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup,
-    WeightQuantization,
+    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelProvider, ModelRoute, OnUnavailable,
+    ShardGroup, WeightQuantization, names,
 };
 
 use crate::request_defaults::RequestDefaults;
 use crate::strip_patterns::StripPatterns;
 
 use super::{
-    DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, IdleLimits, ModelAlias, ModelDetails,
+    DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, IdleLimits, ModelAlias, ModelDetails, Provider,
     RoutePolicy, RoutingTable,
 };
 
@@ -103,7 +104,7 @@ impl RoutingTable {
         aliases.sort_by_cached_key(|alias| {
             (alias.namespace != DEFAULT_NAMESPACE, alias.route.clone(), alias.pattern.clone())
         });
-        Self { synced: true, deployments, aliases, models: BTreeMap::new() }
+        Self { synced: true, deployments, aliases, ..Self::default() }
     }
 
     /// The same with what is known of these Models.
@@ -113,6 +114,29 @@ impl RoutingTable {
             ((model.namespace().unwrap_or_default(), model.name_any()), ModelDetails::of(model))
         };
         Self { models: models.into_iter().map(details).collect(), ..self }
+    }
+
+    /// The same with these ModelProviders.
+    #[must_use]
+    pub fn with_providers<'a>(self, providers: impl IntoIterator<Item = &'a ModelProvider>) -> Self {
+        let there = providers.into_iter().filter(|object| object.metadata.deletion_timestamp.is_none());
+        let provider = |object: &ModelProvider| Provider {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            spec: object.spec.clone(),
+        };
+        let mut providers: Vec<Provider> = there.map(provider).collect();
+        providers.sort_by_cached_key(|one| (one.namespace.clone(), one.name.clone()));
+        Self { providers, ..self }
+    }
+
+    /// The same with what the labels of these Namespaces say.
+    #[must_use]
+    pub fn with_namespaces<'a>(self, namespaces: impl IntoIterator<Item = &'a Namespace>) -> Self {
+        let zone = |object: &Namespace| {
+            Some((object.name_any(), object.labels().get(names::LABEL_REQUEST_ZONE)?.clone()))
+        };
+        Self { namespace_zones: Some(namespaces.into_iter().filter_map(zone).collect()), ..self }
     }
 }
 
@@ -216,6 +240,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::routes::TargetName;
 
     fn condition(kind: Type, status: bool, message: &str) -> Vec<Condition> {
         let mut conditions = Vec::new();
@@ -335,7 +360,7 @@ mod tests {
 
     #[test]
     fn each_name_of_a_route_is_a_name_of_its_targets() {
-        let target = RouteTarget { deployment_ref: LocalReference::new("chat"), weight: None };
+        let target = RouteTarget::deployment("chat");
         let mut route = ModelRoute::new(
             "usual",
             ModelRouteSpec {
@@ -349,7 +374,7 @@ mod tests {
         let names: Vec<(&str, &str)> =
             table.aliases.iter().map(|alias| (alias.pattern.as_str(), alias.route.as_str())).collect();
         assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
-        assert_eq!(table.aliases[0].policy.otherwise.names, ["chat"]);
+        assert_eq!(table.aliases[0].policy.otherwise.names, [TargetName::Deployment("chat".into())]);
         assert_eq!(table.aliases[0].hold_timeout, Some(Duration::from_secs(300)));
         route.spec.on_unavailable = OnUnavailable::Fail;
         assert_eq!(RoutingTable::from_objects(&[], &[], &[route]).aliases[0].hold_timeout, None);

@@ -1,17 +1,22 @@
 //! The rules of a ModelRoute: which of its targets get a request, and why not those of other rules. Pure.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use russet_crds::active_hours::active_hours;
-use russet_crds::{ModelRouteSpec, Presence, RouteMatch, RouteTarget, Schedule, TargetPick};
+use russet_crds::{
+    FallbackCause, ModelRouteSpec, Presence, RouteMatch, RouteTarget, Schedule, TargetPick, Zone,
+};
 
 use super::facts::{RequestFacts, task_name};
 use super::matches_pattern;
+use super::target::TargetName;
 
 /// Targets of which one gets a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// Names of deployments, in order.
-    pub names: Vec<String>,
+    /// Their names, in order.
+    pub names: Vec<TargetName>,
     /// The weight of each, if any has one.
     weights: Vec<u32>,
     /// Which of them is the first.
@@ -21,19 +26,20 @@ pub struct Targets {
 impl Targets {
     /// Those of a spec.
     pub(super) fn new(targets: &[RouteTarget], pick: TargetPick) -> Self {
-        let names = targets.iter().map(|target| target.deployment_ref.name.clone()).collect();
         let has_weights = targets.iter().any(|target| target.weight.is_some());
-        let weight = |target: &RouteTarget| target.weight.unwrap_or(1);
-        let weights = if has_weights { targets.iter().map(weight).collect() } else { Vec::new() };
+        let named =
+            targets.iter().filter_map(|target| Some((TargetName::of(target)?, target.weight.unwrap_or(1))));
+        let (names, weights): (_, Vec<u32>) = named.unzip();
+        let weights = if has_weights { weights } else { Vec::new() };
         Self { names, weights, pick }
     }
 
     /// The names in the order in which a request of this conversation tries them: the one that has the share first.
-    pub(super) fn in_order(&self, conversation: Option<u64>) -> impl Iterator<Item = &str> {
+    pub(super) fn in_order(&self, conversation: Option<u64>) -> impl Iterator<Item = &TargetName> {
         let first = conversation.and_then(|conversation| self.share(conversation)).unwrap_or(0);
         let others = (0..self.names.len()).filter(move |place| *place != first);
         let places = self.names.get(first).map(|_| first).into_iter().chain(others);
-        places.filter_map(|place| self.names.get(place)).map(String::as_str)
+        places.filter_map(|place| self.names.get(place))
     }
 
     /// The place of the target in whose share a conversation is.
@@ -56,6 +62,8 @@ struct Rule {
     name: String,
     of: RouteMatch,
     targets: Targets,
+    /// How far from home its requests may be answered, where it says so.
+    zone: Option<Zone>,
 }
 
 /// Where the requests of a ModelRoute go.
@@ -64,6 +72,12 @@ pub struct RoutePolicy {
     rules: Vec<Rule>,
     /// Of requests that no rule matches.
     pub otherwise: Targets,
+    /// How far from home requests may be answered.
+    pub zone: Zone,
+    /// Why a request goes from a deployment on to a provider behind it.
+    pub fallback_on: Vec<FallbackCause>,
+    /// The longest wait for a first token that is no cause.
+    pub max_wait: Option<Duration>,
 }
 
 /// The targets of a request, and the rule that named them.
@@ -73,13 +87,15 @@ pub struct TargetSelection<'a> {
     pub rule: Option<&'a str>,
     /// The targets.
     pub targets: &'a Targets,
+    /// How far from home the request may be answered, as the rule says.
+    pub zone: Option<Zone>,
     /// What the request's share is taken by.
     conversation: Option<u64>,
 }
 
 impl<'a> TargetSelection<'a> {
     /// Names of the targets in the order in which the request tries them.
-    pub fn in_order(self) -> impl Iterator<Item = &'a str> {
+    pub fn in_order(self) -> impl Iterator<Item = &'a TargetName> {
         self.targets.in_order(self.conversation)
     }
 }
@@ -100,22 +116,32 @@ impl RoutePolicy {
             name: rule.name.clone(),
             of: rule.r#match.clone(),
             targets: Targets::new(&rule.targets, rule.pick),
+            zone: rule.zone,
         };
         Self {
             rules: spec.rules.iter().map(rule).collect(),
             otherwise: Targets::new(&spec.targets, spec.pick),
+            zone: spec.zone,
+            fallback_on: spec.fallback_on.clone(),
+            max_wait: spec.max_wait_seconds.map(|seconds| Duration::from_secs(seconds.into())),
         }
     }
 
-    /// That of a route without rules.
+    /// That of a route without rules to these deployments.
     pub fn to<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
-        let names = names.into_iter().map(str::to_owned).collect();
-        Self { rules: Vec::new(), otherwise: Targets { names, ..Targets::default() } }
+        let names = names.into_iter().map(|name| TargetName::Deployment(name.to_owned())).collect();
+        Self { otherwise: Targets { names, ..Targets::default() }, ..Self::default() }
     }
 
     /// Whether it looks at what a request is.
     pub fn reads_requests(&self) -> bool {
-        !self.rules.is_empty() || !self.otherwise.weights.is_empty()
+        !self.rules.is_empty() || !self.otherwise.weights.is_empty() || self.leads_outside()
+    }
+
+    /// Whether a request may go to a provider, which takes to know its labels.
+    fn leads_outside(&self) -> bool {
+        let all = self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise]);
+        all.flat_map(|targets| &targets.names).any(|name| matches!(name, TargetName::Provider { .. }))
     }
 
     /// Whether it has rules.
@@ -129,8 +155,10 @@ impl RoutePolicy {
         let matching =
             facts.and_then(|facts| self.rules.iter().find(|rule| mismatch(&rule.of, facts).is_none()));
         match matching {
-            Some(rule) => TargetSelection { rule: Some(&rule.name), targets: &rule.targets, conversation },
-            None => TargetSelection { rule: None, targets: &self.otherwise, conversation },
+            Some(Rule { name, targets, zone, .. }) => {
+                TargetSelection { rule: Some(name), targets, zone: *zone, conversation }
+            }
+            None => TargetSelection { rule: None, targets: &self.otherwise, zone: None, conversation },
         }
     }
 
@@ -222,13 +250,13 @@ fn is_outside(schedules: &[Schedule], at: Timestamp) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use russet_crds::{Day, LocalReference, RouteRule, RouteTask};
+    use russet_crds::{Day, RouteRule, RouteTask};
 
     use super::*;
     use crate::routes::complexity::Complexity;
 
     fn target(name: &str, weight: Option<u32>) -> RouteTarget {
-        RouteTarget { deployment_ref: LocalReference::new(name), weight }
+        RouteTarget { weight, ..RouteTarget::deployment(name) }
     }
 
     fn facts() -> RequestFacts {
@@ -239,6 +267,8 @@ mod tests {
             tools: 2,
             labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
             key: Some("kid-1".to_owned()),
+            key_namespace: None,
+            zone: None,
             conversation: 0,
             at: "2026-11-20T12:00:00Z".parse().unwrap(),
         }
@@ -319,11 +349,15 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides() {
+        let shown = |selection: TargetSelection<'_>| -> Vec<String> {
+            selection.in_order().map(TargetName::to_string).collect()
+        };
         let rule = |name: &str, tasks: &[RouteTask]| RouteRule {
             name: name.into(),
             r#match: RouteMatch { tasks: tasks.to_vec(), ..RouteMatch::default() },
             targets: vec![target(&format!("for-{name}"), None)],
             pick: TargetPick::Fastest,
+            zone: None,
         };
         let policy = RoutePolicy::new(&ModelRouteSpec {
             rules: vec![
@@ -336,12 +370,12 @@ mod tests {
         });
         let selected = policy.select(Some(&facts()));
         assert_eq!((selected.rule, selected.targets.pick), (Some("codes"), TargetPick::Fastest));
-        assert_eq!(selected.in_order().collect::<Vec<_>>(), ["for-codes"]);
+        assert_eq!(shown(selected), ["for-codes"]);
         let verdicts = policy.verdicts(&facts());
-        let shown: Vec<_> = verdicts.iter().map(|one| (one.rule, one.mismatch.as_deref())).collect();
-        assert_eq!(shown, [("thinks", Some("its task is code, not reasoning")), ("codes", None)]);
+        let verdicts: Vec<_> = verdicts.iter().map(|one| (one.rule, one.mismatch.as_deref())).collect();
+        assert_eq!(verdicts, [("thinks", Some("its task is code, not reasoning")), ("codes", None)]);
         let other = policy.select(None);
-        assert_eq!((other.rule, other.in_order().collect::<Vec<_>>()), (None, vec!["rest"]));
+        assert_eq!((other.rule, shown(other)), (None, vec!["rest".to_owned()]));
         assert!(policy.reads_requests() && !RoutePolicy::default().reads_requests());
     }
 
@@ -355,8 +389,9 @@ mod tests {
                 .collect();
             Targets::new(&targets, TargetPick::InOrder)
         };
-        let first =
-            |targets: &Targets, conversation| targets.in_order(Some(conversation)).next().map(str::to_owned);
+        let first = |targets: &Targets, conversation| {
+            targets.in_order(Some(conversation)).next().map(TargetName::to_string)
+        };
         let canary = of(&[Some(90), Some(10), Some(0)]);
         let numbers = 0..10_000_u64;
         let hashes = numbers.map(|number| twox_hash::XxHash3_64::oneshot(&number.to_le_bytes()));
@@ -370,7 +405,7 @@ mod tests {
         assert!((800..1200).contains(&count("1")) && count("2") == 0 && count("0") > 8000, "{counts:?}");
         // Without weights, without a share, or unknown: as written.
         for targets in [of(&[None, None]), of(&[Some(0), Some(0)]), canary] {
-            assert_eq!(targets.in_order(None).next(), Some("0"));
+            assert_eq!(targets.in_order(None).next().map(TargetName::to_string).as_deref(), Some("0"));
         }
         assert_eq!(first(&of(&[None, None]), 1), Some("0".to_owned()));
         assert_eq!(first(&of(&[Some(0), Some(0)]), 1), Some("0".to_owned()));

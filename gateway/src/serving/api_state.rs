@@ -25,7 +25,7 @@ use crate::managed_models::ManagedModels;
 use crate::metrics::Metrics;
 use crate::model_copies::ModelCopies;
 use crate::request_log::RequestLog;
-use crate::routes::{Deployment, RequestFacts, Resolved, RouteHeaders, RoutingTable};
+use crate::routes::{Deployment, RequestFacts, Resolved, RouteHeaders, RoutingTable, deployments};
 use crate::strip_patterns::StripPatterns;
 
 /// State of the routes of all dialects.
@@ -138,8 +138,9 @@ impl ApiState {
     /// What is taken out of this caller's prompts to a model: what its first deployment says.
     pub(super) fn strip_patterns(&self, model: &str, caller: &Caller) -> StripPatterns {
         match self.dispatcher.table().resolve_adapter(model, caller.scope()) {
-            (Resolved::Deployments(deployments), _) => {
-                deployments.first().map(|first| first.defaults.strip_patterns.clone()).unwrap_or_default()
+            (Resolved::Targets(targets), _) => {
+                let first = deployments(&targets).into_iter().next();
+                first.map(|first| first.defaults.strip_patterns.clone()).unwrap_or_default()
             }
             _ => StripPatterns::default(),
         }
@@ -193,8 +194,8 @@ impl ApiState {
     pub(crate) fn model(&self, id: &str, caller: &Caller) -> Result<ModelSummary, GatewayError> {
         let table = self.dispatcher.table();
         match table.resolve_adapter(id, caller.scope()) {
-            (Resolved::Deployments(deployments), adapter) => {
-                Ok(self.summary(&table, id, &deployments, adapter))
+            (Resolved::Targets(targets), adapter) => {
+                Ok(self.summary(&table, id, &deployments(&targets), adapter))
             }
             _ => Err(self.dispatcher.unknown(id, caller)),
         }

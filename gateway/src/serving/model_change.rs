@@ -18,7 +18,7 @@ use crate::json_body::JsonBody;
 use crate::keys::{ApiKey, Caller};
 use crate::managed_models::{ManagedModels, denied};
 use crate::request_log::Recorder;
-use crate::routes::{Resolved, RoutingTable, untagged};
+use crate::routes::{Resolved, RoutingTable, deployments, untagged};
 
 /// How long a response waits until this gateway sees what was changed, so that its client's next request does too.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
@@ -88,7 +88,7 @@ impl ModelChange {
         };
         api.record_changes(caller, recorder, &changes);
         let is_there = |table: &RoutingTable| {
-            matches!(table.resolve(&name, caller.scope()), Resolved::Deployments(_) | Resolved::Ambiguous(_))
+            matches!(table.resolve(&name, caller.scope()), Resolved::Targets(_) | Resolved::Ambiguous(_))
         };
         if !changes.is_empty() {
             api.wait_for_table(SYNC_TIMEOUT, |table| is_there(table) != is_deleted).await;
@@ -120,8 +120,16 @@ fn check_scope(api: &ApiState, caller: &Caller, names: &[&str]) -> Result<(), Ga
 /// The deployments that a name leads to.
 fn targets(api: &ApiState, caller: &Caller, source: &str) -> Result<Vec<String>, GatewayError> {
     match api.dispatcher.table().resolve_adapter(source, caller.scope()) {
-        (Resolved::Deployments(found), "") => Ok(found.iter().map(|one| one.name.clone()).collect()),
-        (Resolved::Deployments(_), adapter) => {
+        (Resolved::Targets(found), "") => {
+            let names: Vec<String> = deployments(&found).into_iter().map(|one| one.name.clone()).collect();
+            if names.is_empty() {
+                let message =
+                    format!("`{source}` leads to providers alone; write a ModelRoute for another name of it");
+                return Err(GatewayError::field("source", message));
+            }
+            Ok(names)
+        }
+        (Resolved::Targets(_), adapter) => {
             let message = format!(
                 "`{source}` is the adapter {adapter} of a model, and only a model has further names; copy the model, and ask \
                  for NAME:{adapter}"

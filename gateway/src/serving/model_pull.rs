@@ -23,7 +23,7 @@ use crate::managed_models::denied;
 use crate::model_copies::CopyProgress;
 use crate::request_log::Recorder;
 use crate::routes::{
-    Deployment, DeploymentState, FetchState, ModelDetails, Resolved, RoutingTable, untagged,
+    Deployment, DeploymentState, FetchState, ModelDetails, Resolved, RoutingTable, deployments, untagged,
 };
 
 /// Time between two looks at the copies: agents report them every two seconds.
@@ -157,7 +157,9 @@ async fn create_missing(
 impl<'a> PullTarget<'a> {
     fn find(table: &'a RoutingTable, name: &str, caller: &Caller) -> Option<Self> {
         let model = match table.resolve_adapter(name, caller.scope()) {
-            (Resolved::Deployments(deployments), adapter) => PulledModel::Deployed { deployments, adapter },
+            (Resolved::Targets(targets), adapter) if !deployments(&targets).is_empty() => {
+                PulledModel::Deployed { deployments: deployments(&targets), adapter }
+            }
             _ => {
                 let (namespace, model) = table.undeployed_model(name, caller.scope())?;
                 PulledModel::Undeployed { namespace, model }

@@ -35,6 +35,8 @@ pub(crate) struct NewBatch {
     pub(crate) metadata: Option<Map<String, Value>>,
     /// How long these are kept, where the client says it.
     pub(crate) output_seconds: Option<u64>,
+    /// The header `x-russet-labels`.
+    pub(crate) labels: String,
 }
 
 /// Batches of a list, the newest first.
@@ -93,7 +95,7 @@ impl OwnBatches {
     }
 
     fn batch(&self, dialect: &Dialect, new: NewBatch) -> Batch {
-        let NewBatch { id, endpoint, input, output, errors, metadata, output_seconds } = new;
+        let NewBatch { id, endpoint, input, output, errors, metadata, output_seconds, labels } = new;
         let created_at = unix_seconds();
         let record = BatchRecord {
             endpoint,
@@ -101,6 +103,7 @@ impl OwnBatches {
             expires_at: created_at + WINDOW_SECONDS,
             metadata,
             output_seconds,
+            labels,
             ..BatchRecord::default()
         };
         let (owner, dialect) = (self.owner.clone(), dialect.name.to_owned());

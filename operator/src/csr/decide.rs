@@ -16,6 +16,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use russet_crds::names::NODE_SIGNER;
+use russet_rpc::tls::GATEWAY_USER;
 
 use super::sign::{self, RequestedIdentity};
 use super::token::{SecretVersion, TokenState};
@@ -32,8 +33,6 @@ const NODE_USER: &str = "russet:node:";
 const NODE_ACCOUNT: &str = "system:serviceaccount:russet-nodes:";
 /// Suffix of the DNS name in a node's certificate.
 const NODE_DOMAIN: &str = ".node.russet.dev";
-/// The gateway's user (CN).
-const GATEWAY_USER: &str = "russet:gateway";
 /// The gateway's user where the API server does not accept its certificate.
 const GATEWAY_ACCOUNT: &str = "system:serviceaccount:russet-system:russet-gateway";
 /// The DNS name in the gateway's certificate.

@@ -9,8 +9,8 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelRoute, NodePool,
-    Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelProvider,
+    ModelRoute, NodePool, RouteTarget, Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
 };
 
 use crate::stores::Stores;
@@ -207,10 +207,7 @@ impl Triggers {
         // Also those that it named before, which are not recorded.
         self.enqueue_strategies();
         self.enqueue_tiers();
-        enqueue(&self.stores.routes, &self.routes, |route| {
-            route.namespace() == deployment.namespace()
-                && route.spec.all_targets().any(|target| target.deployment_ref.name == deployment.name_any())
-        });
+        self.enqueue_routes(deployment, RouteTarget::deployment_name);
     }
 
     pub fn group(&self, group: &ShardGroup, change: ObjectChange<ShardGroup>) {
@@ -252,6 +249,18 @@ impl Triggers {
 
     pub fn route(&self, route: &ModelRoute, _: ObjectChange<ModelRoute>) {
         self.routes.add(ObjectRef::from_obj(route));
+    }
+
+    pub fn provider(&self, provider: &ModelProvider, _: ObjectChange<ModelProvider>) {
+        self.enqueue_routes(provider, RouteTarget::provider_name);
+    }
+
+    /// Routes of which a target is this object.
+    fn enqueue_routes<K: Resource>(&self, object: &K, name: fn(&RouteTarget) -> Option<&str>) {
+        enqueue(&self.stores.routes, &self.routes, |route| {
+            route.namespace() == object.namespace()
+                && route.spec.all_targets().any(|target| name(target) == Some(&object.name_any()))
+        });
     }
 
     pub fn request(&self, request: &CertificateSigningRequest, _: ObjectChange<CertificateSigningRequest>) {

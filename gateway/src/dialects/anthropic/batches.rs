@@ -24,6 +24,7 @@ use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::request_id::RequestId;
 use crate::response_store::{BatchQuery, FilePurpose};
+use crate::routes::RouteHeaders;
 use crate::serving::{ApiState, BatchDialect, BatchPage, NewBatch, OwnBatches, read_bytes};
 use batch_body::{BaseUrl, batch_body};
 
@@ -63,6 +64,13 @@ async fn create(
                 return Err(error);
             }
         };
+        let labels = match RouteHeaders::labels_text(request.headers()) {
+            Ok(labels) => labels,
+            Err(error) => {
+                discard(request.into_body()).await;
+                return Err(error);
+            }
+        };
         let (body, _permit) = read_bytes(&api, &caller, request).await?;
         let _lines = api.own_responses(&caller).map(|own| own.hold(body.len())).transpose()?;
         let parsed = tokio::task::spawn_blocking(move || request::parse(&body)).await;
@@ -78,6 +86,7 @@ async fn create(
             errors: format!("msgbatch_{unique}_errors"),
             metadata: None,
             output_seconds: None,
+            labels,
         };
         own.begin_checked(&DIALECT, new, lines, total).await
     };

@@ -16,7 +16,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         | ErrorKind::ContextLengthExceeded
         | ErrorKind::PreviousResponseNotFound => (400, INVALID),
         ErrorKind::InvalidApiKey => (401, "authentication_error"),
-        ErrorKind::Forbidden | ErrorKind::ModelForbidden => (403, "permission_error"),
+        ErrorKind::Forbidden | ErrorKind::ModelForbidden | ErrorKind::ZoneDenied => (403, "permission_error"),
         ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
         | ErrorKind::RequestNotFound
@@ -36,6 +36,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         | ErrorKind::ModelNotReady
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
+        | ErrorKind::ProviderFailed
         | ErrorKind::ShuttingDown => (529, "overloaded_error"),
     }
 }

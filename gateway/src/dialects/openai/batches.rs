@@ -22,6 +22,7 @@ use crate::error::GatewayError;
 use crate::keys::Caller;
 use crate::request_id::RequestId;
 use crate::response_store::{BatchQuery, FilePurpose};
+use crate::routes::RouteHeaders;
 use crate::serving::{ApiState, BatchDialect, BatchPage, NewBatch, read_json};
 use batch_body::batch_body;
 use request::BatchRequest;
@@ -56,6 +57,13 @@ async fn create(
                 return Err(error);
             }
         };
+        let labels = match RouteHeaders::labels_text(request.headers()) {
+            Ok(labels) => labels,
+            Err(error) => {
+                discard(request.into_body()).await;
+                return Err(error);
+            }
+        };
         let (body, _permit) = read_json(&api, &id, &caller, request).await?;
         let BatchRequest { endpoint, input, metadata, output_seconds } = BatchRequest::parse(body)?;
         api.own_files(&caller)?.get(&input).await?;
@@ -68,6 +76,7 @@ async fn create(
             errors: format!("file-{unique}err"),
             metadata,
             output_seconds,
+            labels,
         };
         own.begin(&DIALECT, new).await
     };

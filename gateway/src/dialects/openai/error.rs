@@ -26,13 +26,14 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::BatchNotFound
         | ErrorKind::PreviousResponseNotFound
         | ErrorKind::MethodNotAllowed => "invalid_request_error",
-        ErrorKind::Forbidden => "permission_error",
+        ErrorKind::Forbidden | ErrorKind::ZoneDenied => "permission_error",
         // The exhausted resource: OpenAI says `requests` or `tokens`.
         ErrorKind::QuotaExceeded => "requests",
         ErrorKind::Overloaded => "rate_limit_error",
         ErrorKind::ModelNotReady
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
+        | ErrorKind::ProviderFailed
         | ErrorKind::ShuttingDown
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded

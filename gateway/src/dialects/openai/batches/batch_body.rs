@@ -23,6 +23,7 @@ pub(super) fn batch_body(batch: &Batch) -> Value {
         line_errors,
         metadata,
         output_seconds: _,
+        labels: _,
     } = record;
     let ended_as = |expected: BatchStatus| ended_at.filter(|_| *status == expected);
     // They are there once nothing is added to them.

@@ -1,0 +1,94 @@
+//! ModelProvider: a server outside of this cluster that answers requests, where a ModelRoute says so.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{LocalReference, Zone};
+
+/// A server outside of this cluster that answers requests of ModelRoutes which name it as a target.
+#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "ModelProvider",
+    namespaced,
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "mprovider",
+    category = "russet",
+    printcolumn(name = "API", type_ = "string", json_path = ".spec.api"),
+    printcolumn(name = "Endpoint", type_ = "string", json_path = ".spec.endpoint"),
+    printcolumn(name = "Zone", type_ = "string", json_path = ".spec.zone"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "self.zone != 'Cloud' || self.endpoint.startsWith('https://')",
+     "message": "a provider of the zone Cloud needs an endpoint with https://, or its key and all prompts could be read on the way"},
+]))]
+pub struct ModelProviderSpec {
+    /// The API that it speaks. llama.cpp, LM Studio, Ollama, OpenRouter, vLLM and another Russet speak OpenAI's.
+    #[serde(default)]
+    pub api: ProviderApi,
+    /// Where its API begins: what comes before `/chat/completions`, such as `https://openrouter.ai/api/v1`; with
+    /// `api: Anthropic` what comes before `/messages`, such as `https://api.anthropic.com/v1`.
+    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^https?://[^/?#@\s]+(/[^?#\s]*)?$"))]
+    pub endpoint: String,
+    /// Where it is. Gateways hold it to that: with `Local` they connect to loopback addresses alone, with `Lan` to private
+    /// ones, whatever its name resolves to.
+    #[serde(default = "cloud")]
+    pub zone: Zone,
+    /// A Secret of the same namespace that has its key as `token`; the Role `russet-providers` must name it, as
+    /// `russet credentials add NAME --for providers` sees to. Absent: it wants no key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<LocalReference>,
+    /// Requests that each gateway sends to it at once; the others go on to the next target.
+    #[serde(default = "max_concurrent_requests")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub max_concurrent_requests: u32,
+    /// How long it may take to begin an answer, and to go on with it.
+    #[serde(default = "timeout_seconds")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub timeout_seconds: u32,
+}
+
+impl Default for ModelProviderSpec {
+    fn default() -> Self {
+        Self {
+            api: ProviderApi::default(),
+            endpoint: String::new(),
+            zone: cloud(),
+            secret_ref: None,
+            max_concurrent_requests: max_concurrent_requests(),
+            timeout_seconds: timeout_seconds(),
+        }
+    }
+}
+
+fn cloud() -> Zone {
+    Zone::Cloud
+}
+
+fn max_concurrent_requests() -> u32 {
+    32
+}
+
+/// Half of what clients wait for a first byte.
+fn timeout_seconds() -> u32 {
+    120
+}
+
+/// The API of a provider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ProviderApi {
+    /// OpenAI's Chat Completions.
+    #[default]
+    OpenAI,
+    /// Anthropic's Messages.
+    Anthropic,
+    /// A value from a newer release; such a provider gets no requests.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}

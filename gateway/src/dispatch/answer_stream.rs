@@ -1,0 +1,110 @@
+//! The stream of an answer: of an engine, or of a provider. A provider never resumes an answer and none of its answers is
+//! resumed: once a byte was sent, another one would go on with another answer.
+
+use std::pin::pin;
+
+use russet_wire::event::GenerationEvent;
+use tokio_util::sync::CancellationToken;
+
+use super::deadline::Deadline;
+use super::dispatcher::Dispatcher;
+use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error};
+use crate::error::{ErrorKind, GatewayError};
+use crate::providers::{ProviderError, ProviderRequest, ProviderStream};
+use crate::zones::Cleared;
+
+/// Where the events of an answer come from.
+pub(super) enum AnswerStream {
+    /// An engine of this cluster.
+    Engine(EngineStream),
+    /// A provider outside of it.
+    Provider(ProviderAnswer),
+}
+
+impl AnswerStream {
+    /// The next event that the client sees: a `Token` that adds something, or `Finished`. Cancel-safe.
+    pub(super) async fn output(&mut self) -> Result<GenerationEvent, AttemptError> {
+        match self {
+            Self::Engine(stream) => stream.output().await,
+            Self::Provider(answer) => answer.output().await,
+        }
+    }
+
+    /// Tokens of the response that came from it.
+    pub(super) fn emitted(&self) -> usize {
+        match self {
+            Self::Engine(stream) => stream.emitted.len(),
+            Self::Provider(answer) => answer.emitted,
+        }
+    }
+
+    /// Closes the stream after the last event of the response.
+    pub(super) fn finish(self) {
+        match self {
+            Self::Engine(stream) => stream.finish(),
+            Self::Provider(_) => {}
+        }
+    }
+}
+
+/// The answer of a provider, within the deadline of the request.
+pub(super) struct ProviderAnswer {
+    stream: ProviderStream,
+    deadline: Option<Deadline>,
+    closing: CancellationToken,
+    /// Events with text so far: about as many tokens.
+    emitted: usize,
+}
+
+impl ProviderAnswer {
+    /// Sends a request to its provider.
+    pub(super) async fn open(
+        dispatcher: &Dispatcher,
+        cleared: Cleared<ProviderRequest>,
+        deadline: Option<Deadline>,
+    ) -> Result<Self, AttemptError> {
+        let closing = dispatcher.closing.clone();
+        let opening = pin!(dispatcher.providers.open(cleared));
+        let opened = tokio::select! {
+            opened = opening => opened,
+            () = Deadline::passed(deadline) => return Err(passed(deadline)),
+            () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+        };
+        let stream = opened.map_err(|error| attempt_error(error, false))?;
+        Ok(Self { stream, deadline, closing, emitted: 0 })
+    }
+
+    /// The next event that the client sees. Cancel-safe.
+    pub(super) async fn output(&mut self) -> Result<GenerationEvent, AttemptError> {
+        let event = tokio::select! {
+            biased;
+            event = self.stream.event() => event,
+            () = Deadline::passed(self.deadline) => return Err(passed(self.deadline)),
+            () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+        };
+        let event = event.map_err(|error| attempt_error(error, self.emitted > 0))?;
+        self.emitted += usize::from(matches!(event, GenerationEvent::Token { .. }));
+        Ok(event)
+    }
+}
+
+/// The error at the deadline of a request.
+fn passed(deadline: Option<Deadline>) -> AttemptError {
+    let waiting = "the provider has not sent all of its answer";
+    AttemptError::Rejected(deadline.map_or_else(
+        || GatewayError::new(ErrorKind::DeadlineExceeded, waiting),
+        |deadline| deadline.exceeded(waiting),
+    ))
+}
+
+/// What an error of a provider is for the request, of whose answer the client has something already or not.
+fn attempt_error(error: ProviderError, has_begun: bool) -> AttemptError {
+    match error {
+        ProviderError::Rejected(error) => AttemptError::Rejected(error),
+        ProviderError::Busy(message, _) | ProviderError::Failed(message) if has_begun => {
+            AttemptError::Rejected(GatewayError::new(ErrorKind::ProviderFailed, message))
+        }
+        ProviderError::Busy(message, _) => AttemptError::Busy(message),
+        ProviderError::Failed(message) => AttemptError::Lost { work: LostWork::None, message },
+    }
+}

@@ -1,0 +1,124 @@
+//! Providers outside of this cluster: what they are asked, what they answer, and whether they are asked at all. Not here:
+//! which requests go to them (`routes`), and how far from home those may go (`zones`).
+//!
+//! ```text
+//! attempt_loop ─▶ zones: Cleared ─▶ client ─▶ openai | anthropic: body ─▶ HTTPS
+//!       ▲                                                                   │
+//!       └── events ◀── provider_stream ◀── openai | anthropic ◀── server_sent_events
+//! ```
+
+mod anthropic;
+mod circuit;
+mod client;
+mod openai;
+mod provider_stream;
+mod request;
+mod secrets;
+mod server_sent_events;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::routes::Provider;
+use circuit::Circuit;
+use client::HttpClients;
+pub(crate) use client::ProviderError;
+pub(crate) use provider_stream::ProviderStream;
+pub(crate) use request::{ProviderRequest, untranslatable};
+pub(crate) use secrets::SecretReader;
+
+/// What this gateway knows of the providers.
+pub(crate) struct Providers {
+    clients: Result<HttpClients, String>,
+    secrets: SecretReader,
+    metrics: Arc<Metrics>,
+    circuits: Mutex<HashMap<ModelKey, Circuit>>,
+    in_flight: Mutex<HashMap<String, Arc<AtomicU32>>>,
+}
+
+/// `namespace/name` of a provider, its endpoint, and one of its models: one whose endpoint is mended starts anew.
+type ModelKey = (String, String, String);
+
+fn key(provider: &Provider, model: &str) -> ModelKey {
+    (provider.full_name(), provider.spec.endpoint.clone(), model.to_owned())
+}
+
+/// Most circuits that are remembered: more providers and models than anybody has.
+const MAX_CIRCUITS: usize = 10_000;
+
+/// One of the requests that a provider has at once.
+pub(crate) struct ProviderPermit(Arc<AtomicU32>);
+
+impl Drop for ProviderPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Providers {
+    /// Providers whose keys are read so.
+    pub(crate) fn new(secrets: SecretReader, metrics: Arc<Metrics>) -> Self {
+        let clients = HttpClients::new().map_err(|error| error.to_string());
+        Self { clients, secrets, metrics, circuits: Mutex::default(), in_flight: Mutex::default() }
+    }
+
+    /// Why a model of a provider is not asked now, if it is not.
+    pub(crate) fn closed(&self, provider: &Provider, model: &str) -> Option<String> {
+        let circuits = self.circuits.lock();
+        let circuit = circuits.get(&key(provider, model))?;
+        let left = circuit.open_for(Instant::now())?;
+        Some(format!("it is left alone for {} s: {}", left.as_secs().max(1), circuit.last_error()))
+    }
+
+    /// One of the requests that the provider may have at once; none while it has as many as it may have.
+    fn permit(&self, provider: &Provider) -> Option<ProviderPermit> {
+        let running = self.in_flight.lock().entry(provider.full_name()).or_default().clone();
+        let limit = provider.spec.max_concurrent_requests;
+        let taken = running.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            (count < limit).then_some(count.saturating_add(1))
+        });
+        taken.is_ok().then(|| ProviderPermit(running))
+    }
+
+    /// Counts how a request ended, and opens the circuit of a model that fails.
+    fn record(&self, provider: &Provider, model: &str, outcome: Outcome<'_>) {
+        self.metrics.provider_request(&provider.full_name(), outcome.as_str());
+        let mut circuits = self.circuits.lock();
+        if circuits.len() >= MAX_CIRCUITS {
+            circuits.clear();
+        }
+        let circuit = circuits.entry(key(provider, model)).or_default();
+        match outcome {
+            Outcome::Answered => *circuit = Circuit::default(),
+            // What it says of the request says nothing of the provider.
+            Outcome::Rejected => circuit.trial_ended(),
+            Outcome::Failed { message, pause } => circuit.failed(message, pause, Instant::now()),
+        }
+    }
+}
+
+/// How a request to a provider ended.
+#[derive(Clone, Copy, Debug)]
+enum Outcome<'a> {
+    /// With an answer.
+    Answered,
+    /// The provider refused the request for what is in it.
+    Rejected,
+    /// The provider did not answer, or not to the end; it may ask for a pause.
+    Failed { message: &'a str, pause: Option<std::time::Duration> },
+}
+
+impl Outcome<'_> {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Rejected => "rejected",
+            Self::Failed { .. } => "failed",
+        }
+    }
+}
