@@ -55,10 +55,10 @@ pub struct ModelRouteSpec {
     pub pick: TargetPick,
     /// How far from home its requests may be answered. Labels `russet.dev/zone` of the AccessKey, of the namespaces of key and
     /// route, and of the header `x-russet-labels` can only narrow it.
-    #[serde(default, skip_serializing_if = "Zone::is_local")]
+    #[serde(default)]
     pub zone: Zone,
     /// Why a request goes from a deployment on to a provider that is named after it; otherwise it waits for the deployment.
-    #[serde(default = "fallback_on", skip_serializing_if = "is_every_cause")]
+    #[serde(default = "fallback_on")]
     #[schemars(length(max = 4), extend("x-kubernetes-list-type" = "set"))]
     pub fallback_on: Vec<FallbackCause>,
     /// With `fallbackOn: [Deadline]`: the longest expected wait for a first token. Absent: the time that the request has.
@@ -93,11 +93,6 @@ fn deadline_seconds() -> u32 {
 fn fallback_on() -> Vec<FallbackCause> {
     use FallbackCause::{Deadline, Error, Overloaded, Unavailable};
     vec![Unavailable, Overloaded, Deadline, Error]
-}
-
-/// Whether a list needs not be written.
-fn is_every_cause(causes: &[FallbackCause]) -> bool {
-    causes == fallback_on()
 }
 
 impl Default for ModelRouteSpec {

@@ -34,11 +34,6 @@ impl Zone {
         if self == Self::Unknown { Self::Local } else { self }
     }
 
-    /// Whether it is this cluster.
-    pub fn is_local(&self) -> bool {
-        *self == Self::Local
-    }
-
     /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -2,6 +2,7 @@
 //! watch that cannot read one object would miss all others.
 
 use russet_crds::*;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
@@ -49,11 +50,12 @@ fn enums(schema: &Value, found: &mut Vec<Vec<String>>) {
     }
 }
 
-fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
-    serde_json::from_value::<K>(object).map(drop)
+/// The object as this release understands it.
+fn read<K: DeserializeOwned + Serialize>(object: Value) -> Result<Value, serde_json::Error> {
+    serde_json::to_value(serde_json::from_value::<K>(object)?)
 }
 
-type ReadFn = fn(Value) -> Result<(), serde_json::Error>;
+type ReadFn = fn(Value) -> Result<Value, serde_json::Error>;
 
 /// Every kind, and how it is read.
 const READERS: [(&str, ReadFn); 14] = [
@@ -72,6 +74,55 @@ const READERS: [(&str, ReadFn); 14] = [
     ("Approval", read::<Approval>),
     ("Benchmark", read::<Benchmark>),
 ];
+
+/// A value with no more than its schema requires.
+fn least(schema: &Value) -> Value {
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    match schema["type"].as_str() {
+        Some("object") => {
+            required.map(|name| (name.to_owned(), least(&schema["properties"][name]))).collect()
+        }
+        Some("array") => json!([]),
+        _ => schema["enum"].get(0).cloned().unwrap_or_else(|| newer(schema)),
+    }
+}
+
+/// The value as an API server stores it: with the defaults of its schema.
+fn stored(schema: &Value, mut value: Value) -> Value {
+    if let Value::Object(fields) = &mut value {
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let default = field.get("default").filter(|_| !fields.contains_key(name)).cloned();
+            if let Some(given) = fields.remove(name).or(default) {
+                fields.insert(name.clone(), stored(field, given));
+            }
+        }
+    }
+    value
+}
+
+/// Whoever writes an object and whoever reads it back mean the same by what it does not say.
+#[test]
+fn defaults_of_the_schema_are_those_of_the_types() {
+    let mut defaults = 0;
+    for definition in all() {
+        let definition = serde_json::to_value(definition).unwrap();
+        let kind = definition["spec"]["names"]["kind"].as_str().unwrap();
+        let (_, read) = READERS.iter().find(|(name, _)| *name == kind).expect(kind);
+        for version in definition["spec"]["versions"].as_array().unwrap() {
+            let schema = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
+            let object = |spec: Value| {
+                json!({
+                    "apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "metadata": {"name": "a"}, "spec": spec,
+                })
+            };
+            let written = least(schema);
+            let kept = stored(schema, written.clone());
+            defaults += usize::from(kept != written);
+            assert_eq!(read(object(written)).unwrap(), read(object(kept)).unwrap(), "{kind}");
+        }
+    }
+    assert!(defaults > 8, "only {defaults} kinds have defaults");
+}
 
 #[test]
 fn every_kind_is_read_with_words_and_fields_of_a_newer_release() {

@@ -19,6 +19,7 @@ mod server_sent_events;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -51,6 +52,22 @@ fn key(provider: &Provider, model: &str) -> ModelKey {
 /// Most circuits that are remembered: more providers and models than anybody has.
 const MAX_CIRCUITS: usize = 10_000;
 
+/// Why a provider is not asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Closed {
+    /// For people.
+    pub(crate) why: String,
+    /// Whether it only has too much to do.
+    pub(crate) is_busy: bool,
+}
+
+impl Closed {
+    /// Closed for another reason than too many requests.
+    pub(crate) fn for_good(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_busy: false }
+    }
+}
+
 /// One of the requests that a provider has at once.
 pub(crate) struct ProviderPermit(Arc<AtomicU32>);
 
@@ -68,11 +85,12 @@ impl Providers {
     }
 
     /// Why a model of a provider is not asked now, if it is not.
-    pub(crate) fn closed(&self, provider: &Provider, model: &str) -> Option<String> {
+    pub(crate) fn closed(&self, provider: &Provider, model: &str) -> Option<Closed> {
         let circuits = self.circuits.lock();
         let circuit = circuits.get(&key(provider, model))?;
         let left = circuit.open_for(Instant::now())?;
-        Some(format!("it is left alone for {} s: {}", left.as_secs().max(1), circuit.last_error()))
+        let why = format!("it is left alone for {} s: {}", left.as_secs().max(1), circuit.last_error());
+        Some(Closed { why, is_busy: circuit.is_busy() })
     }
 
     /// One of the requests that the provider may have at once; none while it has as many as it may have.
@@ -97,7 +115,9 @@ impl Providers {
             Outcome::Answered => *circuit = Circuit::default(),
             // What it says of the request says nothing of the provider.
             Outcome::Rejected => circuit.trial_ended(),
-            Outcome::Failed { message, pause } => circuit.failed(message, pause, Instant::now()),
+            Outcome::Failed { message, is_busy, pause } => {
+                circuit.failed(message, is_busy, pause, Instant::now());
+            }
         }
     }
 }
@@ -110,7 +130,7 @@ enum Outcome<'a> {
     /// The provider refused the request for what is in it.
     Rejected,
     /// The provider did not answer, or not to the end; it may ask for a pause.
-    Failed { message: &'a str, pause: Option<std::time::Duration> },
+    Failed { message: &'a str, is_busy: bool, pause: Option<Duration> },
 }
 
 impl Outcome<'_> {

@@ -37,6 +37,7 @@ pub const READERS: [(&str, Given, &[Page]); 3] = [
             // Leaves the deployment `smoke`, which the next pages ask.
             Page { name: "docs/catalog.md", before: &[] },
             Page { name: "docs/routes.md", before: &[] },
+            Page { name: "docs/providers.md", before: &[] },
             Page { name: "docs/gateway.md", before: &[] },
             Page {
                 name: "docs/plan.md",

@@ -152,8 +152,14 @@ pub const INVARIANTS: &[Invariant] = &[
     },
     Invariant {
         title: "Private data stays home",
-        rule: "There are no external providers in this release, so nothing executes this yet.",
-        executors: &[],
+        rule: "A request goes to a provider only where its route, its rule, the namespaces of route and key, the key and \
+               the request itself allow that zone; the narrowest counts, and nothing is the default. One function clears \
+               it, the client takes no other, and connects to addresses of the zone alone.",
+        executors: &[
+            "no_way_leads_a_request_beyond_its_zone",
+            "no_target_of_a_route_leads_beyond_any_of_its_limits",
+            "an_address_of_another_zone_is_not_connected_to",
+        ],
     },
     Invariant {
         title: "A stream never just ends",

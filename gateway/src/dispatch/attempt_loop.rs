@@ -37,6 +37,7 @@ use crate::backends::{RankedPrompt, ReplicaScore};
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
+use crate::providers::Closed;
 use crate::routes::{Deployment, Endpoint, RoutingTable};
 
 /// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
@@ -179,7 +180,7 @@ struct AttemptLoop<'a> {
     /// What the request waits for, for the error at its deadline: set by `hold`.
     waiting_for: String,
     /// Models of providers that did not answer it, and why: set by `try_provider`.
-    refusals: HashMap<(String, String), String>,
+    refusals: HashMap<(String, String), Closed>,
     /// The error of an engine that failed with it: set by `try_endpoint`. It may go on to providers then, and to no engine.
     engine_error: Option<GatewayError>,
 }

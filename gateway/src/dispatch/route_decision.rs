@@ -7,6 +7,7 @@ use std::time::Duration;
 use russet_crds::{FallbackCause, TargetPick};
 
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::providers::Closed;
 use crate::routes::{
     Deployment, DeploymentState, Endpoint, ModelScope, Provider, RequestFacts, Resolved, RoutingTable,
     Target, TargetName, deployments,
@@ -100,7 +101,7 @@ pub(super) struct Wish<'r> {
     /// The time that it has left.
     pub(super) left: Option<Duration>,
     /// Why a provider is not asked.
-    pub(super) closed: &'r dyn Fn(&Provider, &str) -> Option<String>,
+    pub(super) closed: &'r dyn Fn(&Provider, &str) -> Option<Closed>,
 }
 
 /// An endpoint, and how long a first token takes there, as far as that is known.
@@ -168,6 +169,7 @@ pub(super) fn choose<'a>(
     let max_wait = policy.and_then(|policy| policy.max_wait).or(wish.left);
     let all = deployments(&targets);
     let (mut waiting, mut slow, mut denied, mut closed) = (None, None, None, Vec::new());
+    let mut all_busy = true;
     // Why the engines before a provider do not answer.
     let mut cause = None;
     for step in steps(targets, target_pick) {
@@ -202,7 +204,8 @@ pub(super) fn choose<'a>(
                 let Some(limit) = limit else { continue };
                 if !limit.allows(provider.spec.zone) {
                     denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.full_name()));
-                } else if let Some(why) = (wish.closed)(provider, provider_model) {
+                } else if let Some(Closed { why, is_busy }) = (wish.closed)(provider, provider_model) {
+                    all_busy &= is_busy;
                     closed.push(format!("ModelProvider {} ({provider_model}): {why}", provider.full_name()));
                 } else {
                     let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
@@ -227,7 +230,8 @@ pub(super) fn choose<'a>(
         None if closed.is_empty() => not_servable(model, &all),
         None => {
             let message = format!("model `{model}` cannot be answered now: {}", closed.join("; "));
-            GatewayError::new(ErrorKind::ProviderFailed, message).retry_after(RETRY_AFTER)
+            let kind = if all_busy { ErrorKind::Overloaded } else { ErrorKind::ProviderFailed };
+            GatewayError::new(kind, message).retry_after(RETRY_AFTER)
         }
     })
 }
@@ -403,12 +407,12 @@ mod tests {
         }
     }
 
-    fn is_open(_: &Provider, _: &str) -> Option<String> {
+    fn is_open(_: &Provider, _: &str) -> Option<Closed> {
         None
     }
 
-    fn is_shut(_: &Provider, _: &str) -> Option<String> {
-        Some("503".to_owned())
+    fn is_shut(_: &Provider, _: &str) -> Option<Closed> {
+        Some(Closed::for_good("503"))
     }
 
     fn plain_wish() -> Wish<'static> {

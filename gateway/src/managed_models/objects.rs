@@ -257,6 +257,7 @@ pub(super) mod tests {
         let name = format!("hf-co-o-n-8bit-{}", hash("hf.co/o/n:8bit"));
         let spec = serde_json::json!({
             "models": ["hf.co/o/n:8bit"], "targets": [{"deploymentRef": {"name": "n"}}], "pick": "InOrder",
+            "zone": "Local", "fallbackOn": ["Unavailable", "Overloaded", "Deadline", "Error"],
             "onUnavailable": "Queue", "deadlineSeconds": 300,
         });
         assert_eq!((&route["metadata"], &route["spec"]), (&metadata(&name), &spec));

@@ -20,6 +20,7 @@ pub(crate) struct Circuit {
     failures: u32,
     open_until: Option<Instant>,
     last_error: String,
+    is_busy: bool,
 }
 
 impl Circuit {
@@ -34,8 +35,14 @@ impl Circuit {
         &self.last_error
     }
 
-    /// A request failed; `pause` is what the provider asks for.
-    pub(super) fn failed(&mut self, message: &str, pause: Option<Duration>, now: Instant) {
+    /// Whether it is left alone because it has too many requests.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+
+    /// A request failed, maybe because there are too many; `pause` is what the provider asks for.
+    pub(super) fn failed(&mut self, message: &str, is_busy: bool, pause: Option<Duration>, now: Instant) {
+        self.is_busy = is_busy;
         self.failures = self.failures.saturating_add(1);
         message.clone_into(&mut self.last_error);
         let own = self.failures.checked_sub(MAX_FAILURES);
@@ -61,7 +68,7 @@ mod tests {
         let mut circuit = Circuit::default();
         let mut pauses = Vec::new();
         for _ in 0..12 {
-            circuit.failed("503", None, now);
+            circuit.failed("503", false, None, now);
             let pause = circuit.open_for(now).unwrap_or_default();
             pauses.push(pause.as_secs());
             now += pause;
@@ -69,7 +76,7 @@ mod tests {
         }
         assert_eq!(pauses, [0, 0, 5, 10, 20, 40, 60, 60, 60, 60, 60, 60]);
         circuit.trial_ended();
-        circuit.failed("503", None, now);
+        circuit.failed("503", false, None, now);
         assert_eq!(circuit.open_for(now), None);
     }
 
@@ -78,7 +85,8 @@ mod tests {
         let now = Instant::now();
         for (asked, expected) in [(7, 7), (86_400, 600)] {
             let mut circuit = Circuit::default();
-            circuit.failed("429", Some(Duration::from_secs(asked)), now);
+            circuit.failed("429", true, Some(Duration::from_secs(asked)), now);
+            assert!(circuit.is_busy());
             assert_eq!(circuit.open_for(now), Some(Duration::from_secs(expected)));
             assert_eq!(circuit.last_error(), "429");
         }

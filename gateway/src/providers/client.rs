@@ -135,8 +135,10 @@ impl Providers {
         let outcome = match &sent {
             Ok(_) => return sent,
             Err(ProviderError::Rejected(_)) => Outcome::Rejected,
-            Err(ProviderError::Busy(message, pause)) => Outcome::Failed { message, pause: *pause },
-            Err(ProviderError::Failed(message)) => Outcome::Failed { message, pause: None },
+            Err(ProviderError::Busy(message, pause)) => {
+                Outcome::Failed { message, is_busy: true, pause: *pause }
+            }
+            Err(ProviderError::Failed(message)) => Outcome::Failed { message, is_busy: false, pause: None },
         };
         self.record(&wanted.provider, &wanted.model, outcome);
         sent

@@ -107,7 +107,7 @@ impl ProviderStream {
             Ok(_) => {}
             Err(ProviderError::Rejected(_)) => self.record(Outcome::Rejected),
             Err(ProviderError::Busy(message, _) | ProviderError::Failed(message)) => {
-                self.record(Outcome::Failed { message, pause: None });
+                self.record(Outcome::Failed { message, is_busy: false, pause: None });
             }
         }
         event

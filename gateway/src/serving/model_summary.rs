@@ -46,10 +46,16 @@ pub(crate) struct ServedFiles {
     pub(crate) sampling: GenerationConfig,
 }
 
+/// The context length that lists name for a model that providers alone answer: theirs is unknown, and clients take 0 for a
+/// model that fits nothing.
+const PROVIDER_CONTEXT_TOKENS: u32 = 131_072;
+
 impl ModelSummary {
-    /// The summary of the deployments that `id` resolves to, and of the adapter where it names one.
+    /// The summary of the deployments that `id` resolves to, and of the adapter where it names one. Without any, providers
+    /// answer.
     pub(super) fn new(table: &RoutingTable, id: &str, deployments: &[&Deployment], adapter: &str) -> Self {
-        let ready = deployments.iter().any(|deployment| deployment.endpoints_with(adapter).next().is_some());
+        let ready = deployments.iter().any(|deployment| deployment.endpoints_with(adapter).next().is_some())
+            || deployments.is_empty();
         let message = match deployments.first().map(|deployment| &deployment.state) {
             Some(DeploymentState::Working(message) | DeploymentState::Halted(message)) if !ready => {
                 message.clone()
@@ -59,7 +65,11 @@ impl ModelSummary {
         Self {
             id: id.to_owned(),
             created: deployments.first().map_or(0, |deployment| deployment.created),
-            context_tokens: deployments.iter().map(|one| one.context_tokens).min().unwrap_or(0),
+            context_tokens: deployments
+                .iter()
+                .map(|one| one.context_tokens)
+                .min()
+                .unwrap_or(PROVIDER_CONTEXT_TOKENS),
             ready,
             message,
             deployments: deployments.iter().map(|deployment| deployment.full_name()).collect(),

@@ -36,3 +36,5 @@ mod sdk;
 mod slow_readers;
 mod transcripts;
 mod why;
+#[cfg(target_os = "linux")]
+mod zone_capture;

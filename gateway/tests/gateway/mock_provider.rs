@@ -59,7 +59,12 @@ impl Drop for Running {
 
 impl MockProvider {
     pub async fn start(reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1", reply).await
+    }
+
+    /// The same on an address of this machine.
+    pub async fn start_at(host: &str, reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (running, watched) = watch::channel(0);

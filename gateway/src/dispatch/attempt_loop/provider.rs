@@ -5,20 +5,22 @@ use crate::dispatch::answer_stream::ProviderAnswer;
 use crate::dispatch::engine_stream::AttemptError;
 use crate::dispatch::route_decision::Departure;
 use crate::error::GatewayError;
-use crate::providers::{ProviderRequest, untranslatable};
+use crate::providers::{Closed, ProviderRequest, untranslatable};
 use crate::routes::Provider;
 
 impl AttemptLoop<'_> {
     /// Why this provider is not asked for the request, if so.
-    pub(super) fn closed(&self, provider: &Provider, model: &str) -> Option<String> {
+    pub(super) fn closed(&self, provider: &Provider, model: &str) -> Option<Closed> {
         if !matches!(self.request.kind, RequestKind::Text) {
-            return Some("it is asked for text alone".to_owned());
+            return Some(Closed::for_good("it is asked for text alone"));
         }
-        if let Some(why) = self.refusals.get(&(provider.full_name(), model.to_owned())) {
-            return Some(why.clone());
+        if let Some(closed) = self.refusals.get(&(provider.full_name(), model.to_owned())) {
+            return Some(closed.clone());
         }
         if let Some(wish) = untranslatable(&self.request.request, provider.spec.api) {
-            return Some(format!("its API has no words for what the request asks for: {wish}"));
+            return Some(Closed::for_good(format!(
+                "its API has no words for what the request asks for: {wish}"
+            )));
         }
         self.dispatcher.providers.closed(provider, model)
     }
@@ -64,22 +66,23 @@ impl AttemptLoop<'_> {
         model: &str,
         error: AttemptError,
     ) -> Result<Option<Opened>, GatewayError> {
-        let message = match error {
+        let closed = match error {
             AttemptError::Rejected(error) => {
                 self.request.recorder.rejected(&error);
                 return Err(error);
             }
-            AttemptError::Busy(message) => {
-                self.request.recorder.busy(&message);
-                message
+            AttemptError::Busy(why) => {
+                self.request.recorder.busy(&why);
+                Closed { why, is_busy: true }
             }
             AttemptError::Lost { message, .. } => {
                 self.request.recorder.lost(&message);
-                message
+                Closed::for_good(message)
             }
         };
-        tracing::warn!(model = self.request.model, provider = provider.full_name(), "{message}");
-        self.refusals.insert((provider.full_name(), model.to_owned()), message);
+        let (model_name, why) = (&self.request.model, &closed.why);
+        tracing::warn!(model = model_name, provider = provider.full_name(), "{why}");
+        self.refusals.insert((provider.full_name(), model.to_owned()), closed);
         self.tracker.retried();
         Ok(None)
     }
