@@ -62,6 +62,11 @@ impl DataDir {
         self.gateway().join("responses.db")
     }
 
+    /// The audit log of the gateway.
+    pub fn gateway_audit(&self) -> PathBuf {
+        self.gateway().join("audit")
+    }
+
     /// File with the gateway's URL, there only while the gateway answers; the gateway writes it for `up`.
     pub fn gateway_answers(&self) -> PathBuf {
         self.gateway().join("answers")

@@ -53,6 +53,10 @@ pub struct Arguments {
     responses_store: Option<PathBuf>,
     #[command(flatten)]
     response_store: ResponseStoreArguments,
+    /// Folder to write the audit log to: which request left for which provider, and how far each one went. Without it none
+    /// is written.
+    #[arg(long, value_name = "FOLDER")]
+    audit_log: Option<PathBuf>,
     /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
@@ -130,6 +134,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             hosts: arguments.origins.allow_host,
         },
         responses: arguments.responses_store.map(|path| arguments.response_store.config(&path)),
+        audit_log: arguments.audit_log,
         model_management: arguments.model_management.then(catalog::pullable_models).transpose()?,
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };

@@ -5,6 +5,7 @@ mod agent;
 mod api_error;
 mod apply;
 mod approve;
+mod audit;
 mod backup;
 mod catalog;
 mod client;
@@ -126,6 +127,8 @@ enum Verb {
     Doctor(doctor::Arguments),
     /// Show what a gateway did with one of its last requests, and why.
     Why(why::Arguments),
+    /// Prove from the gateway's audit log how far from home requests went.
+    Audit(audit::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
     /// Show the logs of this machine's processes and engines.
@@ -198,6 +201,7 @@ fn main() -> ExitCode {
             Verb::Helper(arguments) => helper::run(arguments).await,
             Verb::Doctor(arguments) => doctor::run(arguments).await,
             Verb::Why(arguments) => why::run(arguments).await,
+            Verb::Audit(arguments) => audit::run(arguments),
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,

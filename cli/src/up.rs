@@ -74,6 +74,9 @@ pub struct Arguments {
     no_responses_store: bool,
     #[command(flatten)]
     response_store: ResponseStoreArguments,
+    /// Write no audit log; else it is in the folder of the gateway.
+    #[arg(long)]
+    no_audit_log: bool,
     #[command(flatten)]
     etcd: EtcdArguments,
     /// Run no node agent; this machine is only a control plane.
@@ -151,6 +154,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     gateway.arguments.extend(arguments.origins.to_flags());
     if !arguments.no_responses_store {
         gateway.arguments.extend(arguments.response_store.to_flags(&layout.gateway_responses()));
+    }
+    if !arguments.no_audit_log {
+        gateway.arguments.extend(["--audit-log".into(), layout.gateway_audit().display().to_string()]);
     }
     if arguments.model_management {
         // The API server gives the right, and the gateway uses it.

@@ -13,6 +13,7 @@
 //! ```
 
 mod api_timeout;
+pub mod audit;
 mod backends;
 mod background;
 mod batches;

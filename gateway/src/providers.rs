@@ -24,6 +24,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::audit::AuditLog;
 use crate::metrics::Metrics;
 use crate::routes::Provider;
 use circuit::Circuit;
@@ -37,6 +38,7 @@ pub(crate) use secrets::SecretReader;
 pub(crate) struct Providers {
     clients: Result<HttpClients, String>,
     secrets: SecretReader,
+    audit: Option<AuditLog>,
     metrics: Arc<Metrics>,
     circuits: Mutex<HashMap<ModelKey, Circuit>>,
     in_flight: Mutex<HashMap<String, Arc<AtomicU32>>>,
@@ -78,10 +80,10 @@ impl Drop for ProviderPermit {
 }
 
 impl Providers {
-    /// Providers whose keys are read so.
-    pub(crate) fn new(secrets: SecretReader, metrics: Arc<Metrics>) -> Self {
+    /// Providers whose keys are read so, and what is sent to which is written there.
+    pub(crate) fn new(secrets: SecretReader, audit: Option<AuditLog>, metrics: Arc<Metrics>) -> Self {
         let clients = HttpClients::new().map_err(|error| error.to_string());
-        Self { clients, secrets, metrics, circuits: Mutex::default(), in_flight: Mutex::default() }
+        Self { clients, secrets, audit, metrics, circuits: Mutex::default(), in_flight: Mutex::default() }
     }
 
     /// Why a model of a provider is not asked now, if it is not.

@@ -18,6 +18,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::audit::{AuditLog, CompletedRequest};
 use crate::keys::Caller;
 use crate::request_id::RequestId;
 pub use record::{
@@ -35,6 +36,8 @@ const UNIQUE_DIGITS: usize = 24;
 pub(crate) struct RequestLog {
     slots: Box<[Mutex<Option<Arc<LogEntry>>>]>,
     next: AtomicU64,
+    /// Where it is written how requests end.
+    audit: Option<AuditLog>,
 }
 
 /// One request.
@@ -60,7 +63,13 @@ impl Default for RequestLog {
 
 impl RequestLog {
     fn with_slots(count: usize) -> Self {
-        Self { slots: (0..count).map(|_| Mutex::new(None)).collect(), next: AtomicU64::new(0) }
+        let slots = (0..count).map(|_| Mutex::new(None)).collect();
+        Self { slots, next: AtomicU64::new(0), audit: None }
+    }
+
+    /// The same, which also writes there how requests end.
+    pub(crate) fn with_audit_log(self, audit: Option<AuditLog>) -> Self {
+        Self { audit, ..self }
     }
 
     /// Begins the record of a request, in place of the oldest one; the recorder writes it.
@@ -85,7 +94,7 @@ impl RequestLog {
                 drop(oldest);
             }
         }
-        Recorder::new(entry)
+        Recorder::new(entry, self.audit.clone())
     }
 
     /// The request with this id that `reader` may see: of several with an id that clients chose the newest. Looks at
@@ -125,6 +134,23 @@ impl LogEntry {
     fn elapsed_ms(&self) -> f64 {
         // Microseconds are exact enough, and short.
         self.begun.elapsed().as_micros() as f64 / 1000.0
+    }
+
+    /// How it ended, for the audit log.
+    fn completed(&self) -> CompletedRequest {
+        let record = self.record.lock();
+        let outcome = match &record.end {
+            Some(RequestEnd::Finished { .. }) => "finished",
+            Some(RequestEnd::Failed { code, .. }) => code,
+            Some(RequestEnd::ClientLeft | RequestEnd::Other) | None => "client_left",
+        };
+        CompletedRequest {
+            request: self.id.unique.clone(),
+            key: self.caller.key_name(),
+            model: record.model.clone(),
+            zone: record.farthest.to_string(),
+            outcome: outcome.to_owned(),
+        }
     }
 
     /// The record as of now.

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::{AuditError, AuditLog};
 use crate::backends::{self, Backends};
 use crate::batches::BatchContext;
 use crate::benchmarks;
@@ -58,6 +60,8 @@ pub struct GatewayConfig {
     pub responses: Option<ResponseStoreConfig>,
     /// Finds models that clients with such a key may pull; `None` where this gateway creates and deletes none.
     pub model_management: Option<FindCatalogModel>,
+    /// Folder of the audit log; `None` writes none.
+    pub audit_log: Option<PathBuf>,
 }
 
 impl GatewayConfig {
@@ -75,6 +79,7 @@ impl GatewayConfig {
             origins: OriginPolicy::default(),
             responses: None,
             model_management: None,
+            audit_log: None,
         }
     }
 }
@@ -105,6 +110,9 @@ pub enum Error {
     /// The registry already has the gateway's metrics.
     #[error("cannot register the gateway's metrics: the registry has those of another gateway")]
     Metrics(#[source] prometheus::Error),
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// A task that must live is gone.
     #[error(transparent)]
     Task(#[from] TaskEnded),
@@ -129,7 +137,9 @@ pub async fn run(
         origins,
         responses,
         model_management,
+        audit_log,
     } = config;
+    let audit = audit_log.map(|folder| AuditLog::open(&folder)).transpose()?;
     // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
@@ -205,6 +215,7 @@ pub async fn run(
         copies,
         managed,
         secrets: Some(secrets),
+        audit,
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -237,6 +248,8 @@ pub struct GatewayServer {
     managed: Option<Arc<ManagedModels>>,
     /// Reads the keys of providers.
     secrets: Option<kube::Client>,
+    /// Where is written what leaves.
+    audit: Option<AuditLog>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -271,12 +284,18 @@ impl GatewayServer {
             copies: None,
             managed: None,
             secrets: None,
+            audit: None,
         }
     }
 
     /// The same, keeping responses there.
     pub fn with_responses(self, responses: ResponseStoreConfig) -> Self {
         Self { responses: Some(responses), ..self }
+    }
+
+    /// The same, writing there what leaves and how requests end.
+    pub fn with_audit_log(self, audit: AuditLog) -> Self {
+        Self { audit: Some(audit), ..self }
     }
 
     /// Serves until `shutdown`, then lets running responses finish.
@@ -297,6 +316,7 @@ impl GatewayServer {
             copies,
             managed,
             secrets,
+            audit,
         } = self;
         let kept = match responses {
             Some(config) => open_store(config).await,
@@ -316,9 +336,10 @@ impl GatewayServer {
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
         let dispatcher =
             Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone())
-                .with_secrets(secrets);
+                .with_providers(secrets, audit.clone());
         let api =
-            ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed);
+            ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed)
+                .with_audit_log(audit);
         let api = Arc::new(api);
         // What nobody waits for, which ends with this function at the latest.
         let mut offline = JoinSet::new();

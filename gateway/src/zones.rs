@@ -52,7 +52,11 @@ impl ZoneLimit {
         zone: Zone,
         provider: &str,
     ) -> Result<Cleared<T>, GatewayError> {
-        if self.allows(zone) { Ok(Cleared(request, zone)) } else { Err(self.denied(zone, provider)) }
+        if self.allows(zone) {
+            Ok(Cleared { request, zone, limit: self.clone() })
+        } else {
+            Err(self.denied(zone, provider))
+        }
     }
 
     /// The error of a request that only a provider beyond the limit could answer.
@@ -76,13 +80,17 @@ impl ZoneLimit {
 }
 
 /// A request that may go to a provider of this zone, and no farther.
-pub(crate) struct Cleared<T>(T, Zone);
+pub(crate) struct Cleared<T> {
+    request: T,
+    zone: Zone,
+    limit: ZoneLimit,
+}
 
 impl<T> Cleared<T> {
-    /// The request and the zone for which it was cleared.
-    pub(crate) fn into_parts(self) -> (T, Zone) {
-        let Self(request, zone) = self;
-        (request, zone)
+    /// The request, the zone for which it was cleared, and the limit that allows it.
+    pub(crate) fn into_parts(self) -> (T, Zone, ZoneLimit) {
+        let Self { request, zone, limit } = self;
+        (request, zone, limit)
     }
 }
 

@@ -30,7 +30,7 @@ use super::dispatcher::Dispatcher;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
 use super::pending_request::{PendingRequest, RequestKind};
 use super::pooling_call::PoolingReply;
-use super::route_decision::{ResumePoint, RouteDecision, Wish, choose_model, choose_resume};
+use super::route_decision::{ResumePoint, RouteDecision, RouteQuery, choose_model, choose_resume};
 use super::suspects::{Isolation, Suspicion};
 use super::token_count::token_count;
 use crate::backends::{RankedPrompt, ReplicaScore};
@@ -285,14 +285,14 @@ impl<'a> AttemptLoop<'a> {
         };
         let decision = match &self.request.resume_point {
             None => {
-                let wish = Wish {
+                let query = RouteQuery {
                     scope: self.request.scope(),
                     facts: self.request.facts(),
                     cause,
                     left: self.request.deadline.and_then(|deadline| deadline.remaining()),
                     closed: &|provider, model| self.closed(provider, model),
                 };
-                choose_model(table, self.request.models(), &wish, quickest)
+                choose_model(table, self.request.models(), &query, quickest)
             }
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };

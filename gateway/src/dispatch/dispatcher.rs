@@ -11,6 +11,7 @@ use super::engine_stream::shutdown_error;
 use super::response_cache::ResponseCache;
 use super::route_decision::unknown;
 use super::suspects::Suspects;
+use crate::audit::AuditLog;
 use crate::backends::{Backends, ReplicaChoice};
 use crate::demand::{DemandTracker, HeldRequest, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
@@ -110,13 +111,13 @@ impl Dispatcher {
     ) -> Self {
         let response_cache = ResponseCache::new(limits.response_cache_bytes);
         let suspects = Suspects::default();
-        let providers = Arc::new(Providers::new(SecretReader::new(None), metrics.clone()));
+        let providers = Arc::new(Providers::new(SecretReader::new(None), None, metrics.clone()));
         Self { table, backends, demand, metrics, limits, closing, suspects, response_cache, providers }
     }
 
-    /// The same, which reads the keys of providers from this cluster.
-    pub(crate) fn with_secrets(self, client: Option<kube::Client>) -> Self {
-        let providers = Arc::new(Providers::new(SecretReader::new(client), self.metrics.clone()));
+    /// The same, which reads the keys of providers from this cluster, and writes there what leaves.
+    pub(crate) fn with_providers(self, client: Option<kube::Client>, audit: Option<AuditLog>) -> Self {
+        let providers = Arc::new(Providers::new(SecretReader::new(client), audit, self.metrics.clone()));
         Self { providers, ..self }
     }
 

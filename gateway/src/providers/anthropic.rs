@@ -238,7 +238,8 @@ mod tests {
         let left_out = LeftOut { temperature: true, top_k: true, ..LeftOut::default() };
         let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
         let provider = provider("https://api.anthropic.com/v1");
-        let wanted = ProviderRequest { provider, model: "claude".into(), request, sampling, left_out };
+        let wanted =
+            ProviderRequest { provider, model: "claude".into(), request, sampling, left_out, key: None };
         let expected = json!({
             "model": "claude",
             "system": "Be brief.\n\nBe kind.",

@@ -19,9 +19,10 @@ use tokio::time::timeout;
 use super::openai::error_message;
 use super::provider_stream::ProviderStream;
 use super::{Outcome, ProviderPermit, ProviderRequest, Providers, anthropic, openai};
+use crate::audit::DepartedRequest;
 use crate::error::{ErrorKind, GatewayError, shown};
 use crate::routes::Provider;
-use crate::zones::Cleared;
+use crate::zones::{Cleared, ZoneLimit};
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -124,14 +125,14 @@ impl Providers {
         self: &Arc<Self>,
         cleared: Cleared<ProviderRequest>,
     ) -> Result<ProviderStream, ProviderError> {
-        let (wanted, zone) = cleared.into_parts();
+        let (wanted, zone, limit) = cleared.into_parts();
         let name = wanted.provider.full_name();
         let Some(permit) = self.permit(&wanted.provider) else {
             let limit = wanted.provider.spec.max_concurrent_requests;
             let message = format!("ModelProvider {name} has {limit} requests of this gateway already");
             return Err(ProviderError::Busy(message, None));
         };
-        let sent = self.send(&wanted, zone, permit).await;
+        let sent = self.send(&wanted, (zone, limit), permit).await;
         let outcome = match &sent {
             Ok(_) => return sent,
             Err(ProviderError::Rejected(_)) => Outcome::Rejected,
@@ -147,7 +148,7 @@ impl Providers {
     async fn send(
         self: &Arc<Self>,
         wanted: &ProviderRequest,
-        zone: Zone,
+        (zone, limit): (Zone, ZoneLimit),
         permit: ProviderPermit,
     ) -> Result<ProviderStream, ProviderError> {
         let ProviderRequest { provider, .. } = wanted;
@@ -168,6 +169,20 @@ impl Providers {
             }
             None => None,
         };
+        if let Some(audit) = &self.audit {
+            let ProviderRequest { model, request, key, .. } = wanted;
+            let departed = DepartedRequest {
+                request: request.id.clone(),
+                key: key.clone(),
+                provider: name.clone(),
+                model: shown(model),
+                zone: zone.to_string(),
+                limit: limit.zone().to_string(),
+                limit_by: shown(limit.by()),
+            };
+            // Before a byte of it leaves.
+            audit.departed(departed).await.map_err(ProviderError::Failed)?;
+        }
         let call = authorized(client.post(url).json(&body), provider.spec.api, token.as_deref());
         let patience = Duration::from_secs(provider.spec.timeout_seconds.into());
         let response = match timeout(patience, call.send()).await {

@@ -16,7 +16,7 @@ pub(super) const PATH: &str = "/chat/completions";
 
 /// The body of a request.
 pub(super) fn body(wanted: &ProviderRequest) -> Value {
-    let ProviderRequest { provider, model, request, sampling, left_out } = wanted;
+    let ProviderRequest { provider, model, request, sampling, left_out, key: _ } = wanted;
     let mut body = json!({
         "model": model,
         "messages": request.messages.iter().map(message).collect::<Vec<_>>(),
@@ -335,6 +335,7 @@ mod tests {
                 repetition_penalty: true,
                 temperature: false,
             },
+            key: None,
         };
         let expected = json!({
             "model": "qwen/qwen3",
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_tools_are_told_whole() {
+    fn calls_of_tools_come_whole() {
         let parts = [
             r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","type":"function","function":{"name":"f","arguments":""}}]}}]}"#,
             r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\"x\""}}]}}]}"#,

@@ -169,7 +169,7 @@ impl ProviderStream {
         match event {
             GenerationEvent::Finished { reason, usage } => {
                 let Usage { prompt_tokens, completion_tokens, cached_tokens } = usage;
-                let or = |told: u32, own: u32| if told == 0 { own } else { told };
+                let or = |reported: u32, own: u32| if reported == 0 { own } else { reported };
                 let usage = Usage {
                     prompt_tokens: or(prompt_tokens, self.prompt_tokens),
                     completion_tokens: or(completion_tokens, self.pieces),

@@ -18,6 +18,8 @@ pub(crate) struct ProviderRequest {
     pub(crate) sampling: Sampling,
     /// The parameters that its client leaves to whoever answers.
     pub(crate) left_out: LeftOut,
+    /// `namespace/name` of its client's key, for the audit log; no provider is told.
+    pub(crate) key: Option<String>,
 }
 
 /// What this API has no words for, of what a request wants; a provider that speaks it would answer something else.
@@ -25,7 +27,7 @@ pub(crate) fn untranslatable(request: &GenerationRequest, api: ProviderApi) -> O
     let Sampling { logit_bias, typical_p, xtc_probability, dry, min_tokens, temperature, .. } =
         &request.sampling;
     let anthropic = api == ProviderApi::Anthropic;
-    let wishes = [
+    let requirements = [
         (api == ProviderApi::Unknown, "an API of a newer release"),
         (request.raw_prompt.is_some(), "a prompt without messages"),
         (request.continue_final_message, "an answer that is begun"),
@@ -52,7 +54,7 @@ pub(crate) fn untranslatable(request: &GenerationRequest, api: ProviderApi) -> O
             "penalties",
         ),
     ];
-    wishes.into_iter().find(|(wanted, _)| *wanted).map(|(_, wish)| wish)
+    requirements.into_iter().find(|(wanted, _)| *wanted).map(|(_, requirement)| requirement)
 }
 
 #[cfg(test)]
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes_that_an_api_cannot_say_are_named() {
+    fn requirements_beyond_an_api_are_named() {
         let plain = GenerationRequest::default;
         let hot =
             GenerationRequest { sampling: Sampling { temperature: 1.2, ..Sampling::default() }, ..plain() };

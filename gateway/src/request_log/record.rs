@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 
+use russet_crds::Zone;
 use serde::{Deserialize, Serialize};
 
 /// A word that is not ours alone, such as an error code: another release may have more.
@@ -61,6 +62,9 @@ pub struct RequestRecord {
     pub total_ms: f64,
     /// How it ended; none while it runs.
     pub end: Option<RequestEnd>,
+    /// The farthest zone that it went to.
+    #[serde(skip)]
+    pub(super) farthest: Zone,
     /// Whether an engine's words may quote the request, so that an error that repeats them is left out.
     #[serde(skip)]
     pub(super) quoted: bool,

@@ -12,6 +12,7 @@ use super::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, ProviderRecord,
     RequestEnd, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
 };
+use crate::audit::AuditLog;
 use crate::error::GatewayError;
 use crate::keys::Quota;
 use crate::routes::{
@@ -36,12 +37,15 @@ pub(crate) struct Recorder {
 }
 
 /// A request that runs as long as it has recorders.
-struct RunningRequest(Arc<LogEntry>);
+struct RunningRequest(Arc<LogEntry>, Option<AuditLog>);
 
 impl Drop for RunningRequest {
     fn drop(&mut self) {
-        let now = self.0.elapsed_ms();
-        end(&mut self.0.record.lock(), now, RequestEnd::ClientLeft);
+        let Self(entry, audit) = self;
+        end(&mut entry.record.lock(), entry.elapsed_ms(), RequestEnd::ClientLeft);
+        if let Some(audit) = audit {
+            audit.completed(entry.completed());
+        }
     }
 }
 
@@ -59,8 +63,8 @@ pub(crate) struct NewAttempt<'a> {
 
 impl Recorder {
     /// The recorder of a request that has just arrived.
-    pub(super) fn new(entry: Arc<LogEntry>) -> Self {
-        Self { request: Some(Arc::new(RunningRequest(entry))), ..Self::default() }
+    pub(super) fn new(entry: Arc<LogEntry>, audit: Option<AuditLog>) -> Self {
+        Self { request: Some(Arc::new(RunningRequest(entry, audit))), ..Self::default() }
     }
 
     /// The recorder of one of several responses, of which so many in a row are to one prompt.
@@ -72,7 +76,7 @@ impl Recorder {
 
     fn write(&self, change: impl FnOnce(&mut RequestRecord, f64)) {
         if let Some(request) = &self.request {
-            let RunningRequest(entry) = &**request;
+            let RunningRequest(entry, _) = &**request;
             let now = entry.elapsed_ms();
             change(&mut entry.record.lock(), now);
         }
@@ -215,6 +219,7 @@ impl Recorder {
             close_holds(record, response, now);
             number = record.attempts.last().map_or(0, |last| last.number) + 1;
             record.attempts_left_out += make_place(&mut record.attempts);
+            record.farthest = record.farthest.max(provider.spec.zone);
             let provider = ProviderRecord {
                 name: provider.full_name(),
                 model: shortened(model),

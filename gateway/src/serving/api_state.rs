@@ -17,6 +17,7 @@ use super::own_batches::OwnBatches;
 use super::own_files::OwnFiles;
 use super::stalled_reader::ReadLimits;
 use super::streamed_response;
+use crate::audit::AuditLog;
 use crate::body_budget::BodyBudget;
 use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::{ErrorKind, GatewayError};
@@ -89,6 +90,11 @@ impl ApiState {
             },
             started: Instant::now(),
         }
+    }
+
+    /// The same, which writes there how requests end.
+    pub(crate) fn with_audit_log(self, audit: Option<AuditLog>) -> Self {
+        Self { log: self.log.with_audit_log(audit), ..self }
     }
 
     /// The response whose body is this stream, which ends where its client does not read it.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::Stream;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use russet_crds::{AccessKey, AccessKeySpec};
+use russet_gateway::audit::AuditLog;
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::Keyring;
 use russet_gateway::listen::{Certificate, HttpListener, ListenerLimits, ServerFiles};
@@ -443,18 +444,23 @@ impl GatewayLab {
     }
 
     pub async fn start_with(limits: DispatchLimits, listener_limits: ListenerLimits) -> Self {
-        Self::serve(limits, listener_limits, None).await
+        Self::serve(limits, listener_limits, |gateway| gateway).await
     }
 
     /// A gateway that keeps responses.
     pub async fn start_keeping(limits: DispatchLimits, responses: ResponseStoreConfig) -> Self {
-        Self::serve(limits, ListenerLimits::default(), Some(responses)).await
+        Self::serve(limits, ListenerLimits::default(), |gateway| gateway.with_responses(responses)).await
+    }
+
+    /// A gateway with an audit log.
+    pub async fn start_audited(limits: DispatchLimits, audit: AuditLog) -> Self {
+        Self::serve(limits, ListenerLimits::default(), |gateway| gateway.with_audit_log(audit)).await
     }
 
     async fn serve(
         limits: DispatchLimits,
         listener_limits: ListenerLimits,
-        responses: Option<ResponseStoreConfig>,
+        change: impl FnOnce(GatewayServer) -> GatewayServer,
     ) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certificates = Certificates::new();
@@ -466,11 +472,14 @@ impl GatewayLab {
         let (publish, table) = watch::channel(Arc::new(RoutingTable::default()));
         let (keyring, keys) = watch::channel(Arc::new(Keyring::default().updated([], 0)));
         let stop = CancellationToken::new();
-        let mut gateway =
-            GatewayServer::new(listeners, table, keys, certificates.gateway(), limits, listener_limits);
-        if let Some(responses) = responses {
-            gateway = gateway.with_responses(responses);
-        }
+        let gateway = change(GatewayServer::new(
+            listeners,
+            table,
+            keys,
+            certificates.gateway(),
+            limits,
+            listener_limits,
+        ));
         let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
         let client = client(&certificates).build().unwrap();
         Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }

@@ -27,17 +27,17 @@ pub enum Reply {
 
 /// A request that it got.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ReceivedRequest {
     pub path: String,
     pub headers: HeaderMap,
     pub body: Value,
 }
 
-type ReplyFn = dyn Fn(&Asked) -> Reply + Send + Sync;
+type ReplyFn = dyn Fn(&ReceivedRequest) -> Reply + Send + Sync;
 
 pub struct MockProvider {
     pub address: SocketAddr,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<ReceivedRequest>>>,
     /// Answers that have a client.
     running: watch::Receiver<usize>,
     server: tokio::task::JoinHandle<()>,
@@ -45,7 +45,7 @@ pub struct MockProvider {
 
 struct MockState {
     reply: Box<ReplyFn>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<ReceivedRequest>>>,
     running: watch::Sender<usize>,
 }
 
@@ -58,12 +58,15 @@ impl Drop for Running {
 }
 
 impl MockProvider {
-    pub async fn start(reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub async fn start(reply: impl Fn(&ReceivedRequest) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at("127.0.0.1", reply).await
     }
 
     /// The same on an address of this machine.
-    pub async fn start_at(host: &str, reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub async fn start_at(
+        host: &str,
+        reply: impl Fn(&ReceivedRequest) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -80,7 +83,7 @@ impl MockProvider {
     }
 
     /// What it was asked.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<ReceivedRequest> {
         self.asked.lock().unwrap().clone()
     }
 
@@ -116,7 +119,7 @@ async fn answer(State(state): State<Arc<MockState>>, request: axum::extract::Req
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 16 << 20).await.unwrap();
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    let asked = Asked { path: parts.uri.path().to_owned(), headers: parts.headers, body };
+    let asked = ReceivedRequest { path: parts.uri.path().to_owned(), headers: parts.headers, body };
     let reply = (state.reply)(&asked);
     state.asked.lock().unwrap().push(asked);
     let (events, stalls) = match reply {

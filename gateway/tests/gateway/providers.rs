@@ -2,9 +2,11 @@
 //! request that stays at home reaches none, whichever way it takes.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use russet_crds::{ModelRoute, ProviderApi, Zone};
+use russet_gateway::audit::{AuditLog, AuditPeriod, verify};
 use russet_gateway::request_log::{AttemptOutcome, RequestRecord};
 use russet_gateway::response_store::ResponseStoreConfig;
 use russet_gateway::routes::{DeploymentState, Provider, RoutingTable};
@@ -271,7 +273,7 @@ async fn a_client_that_leaves_ends_the_answer_of_a_provider() {
 }
 
 #[tokio::test]
-async fn wishes_that_an_api_has_no_words_for_stay_at_home() {
+async fn requirements_beyond_an_api_stay_at_home() {
     let lab = GatewayLab::start(limits()).await;
     let provider = MockProvider::saying("far").await;
     let engine = lab.engine("a", |_| vec![started(), token("home"), finished(FinishReason::Stop)]);
@@ -420,6 +422,60 @@ async fn an_address_of_another_zone_is_not_connected_to() {
         }
         lab.change(|table| table.providers.clear());
     }
+    assert_eq!(provider.asked().len(), 0);
+}
+
+#[tokio::test]
+async fn what_leaves_is_in_the_audit_log_before_it_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_owned();
+    let report = || verify(&at, &AuditPeriod::default(), None);
+    let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
+    // When the provider gets the request, the log on the disk has it already.
+    let (seen, path) = (Arc::new(Mutex::new(Vec::new())), at.clone());
+    let noted = seen.clone();
+    let provider = MockProvider::start(move |_| {
+        let report = verify(&path, &AuditPeriod::default(), None).unwrap();
+        noted.lock().unwrap().push(report.departures.values().sum::<u64>());
+        Reply::Events(openai(&["far"]))
+    })
+    .await;
+    let engine = lab.engine("a", |_| vec![started(), token("home"), finished(FinishReason::Stop)]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", json!([to_provider("p")])));
+    assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
+    assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
+    assert_eq!(text(&body(lab.chat(json!({}))).await.1), "home");
+    assert_eq!(body(lab.chat(json!({"model": "gone"}))).await.0, 404);
+    assert_eq!(*seen.lock().unwrap(), [1, 2]);
+    let ended = async {
+        while report().unwrap().requests.values().sum::<u64>() < 4 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, ended).await.unwrap();
+    let found = report().unwrap();
+    assert_eq!(found.departures, BTreeMap::from([(("default/p".to_owned(), "Local".to_owned()), 2)]));
+    assert!(found.stayed_in(Zone::Local) && found.entries == 7, "{found:?}");
+    let lines = std::fs::read_to_string(folder.path().join("audit-00000001.log")).unwrap();
+    assert!(!lines.contains("hi\\") && !lines.contains("far"), "{lines}");
+}
+
+#[tokio::test]
+async fn nothing_leaves_that_the_audit_log_cannot_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = AuditLog::open(folder.path()).unwrap();
+    let lab = GatewayLab::start_audited(limits(), log).await;
+    let provider = MockProvider::saying("far").await;
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", json!([to_provider("p")])));
+    // A file that is full is left for the next one, which cannot be made.
+    let file = folder.path().join("audit-00000001.log");
+    std::fs::write(folder.path().join("audit-00000002.log"), "").unwrap();
+    std::fs::OpenOptions::new().append(true).open(&file).unwrap().set_len(65 << 20).unwrap();
+    let (status, answer) = body(lab.chat(json!({"model": "auto"}))).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert_eq!(status, 502, "{answer}");
+    assert!(message.contains("the audit log cannot be written"), "{message}");
     assert_eq!(provider.asked().len(), 0);
 }
 

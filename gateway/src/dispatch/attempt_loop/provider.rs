@@ -17,9 +17,9 @@ impl AttemptLoop<'_> {
         if let Some(closed) = self.refusals.get(&(provider.full_name(), model.to_owned())) {
             return Some(closed.clone());
         }
-        if let Some(wish) = untranslatable(&self.request.request, provider.spec.api) {
+        if let Some(requirement) = untranslatable(&self.request.request, provider.spec.api) {
             return Some(Closed::for_good(format!(
-                "its API has no words for what the request asks for: {wish}"
+                "its API has no words for what the request asks for: {requirement}"
             )));
         }
         self.dispatcher.providers.closed(provider, model)
@@ -38,6 +38,7 @@ impl AttemptLoop<'_> {
             request: self.request.request.clone(),
             sampling: sampling.clone(),
             left_out,
+            key: self.request.caller.key_name(),
         };
         let cleared = limit.clear(wanted, provider.spec.zone, &provider.full_name())?;
         self.request.recorder.left(provider, model, &limit);
