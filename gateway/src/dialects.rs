@@ -5,6 +5,7 @@
 mod anthropic;
 mod field_table;
 mod http_error;
+mod json_line;
 mod json_schema;
 mod models;
 mod ollama;

@@ -450,7 +450,7 @@ mod tests {
     #[test]
     fn a_departure_is_said_with_who_allowed_it() {
         let json = r#"{"model": "auto", "attempts": [
-            {"number": 1, "sent_ms": 1, "ended_ms": 2, "outcome": {"kind": "lost", "message": "ModelProvider default/p: 503"},
+            {"number": 1, "sent_ms": 1, "ended_ms": 2, "outcome": {"kind": "lost", "message": "ModelProvider default/p: 503", "after_tokens": 0},
              "provider": {"name": "default/p", "model": "org/big", "zone": "Cloud", "limit": "Cloud",
                           "limit_by": "spec.zone of ModelRoute default/auto"}}]}"#;
         let text = render(&serde_json::from_str(json).unwrap());

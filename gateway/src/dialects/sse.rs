@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::json_line::write_json_line;
+
 /// Their content type.
 pub(super) const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 /// A comment, which clients skip.
@@ -15,10 +17,9 @@ pub(super) fn named_event(out: &mut Vec<u8>, name: &str, value: &impl Serialize)
     sse_event(out, value);
 }
 
-/// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.
+/// One server-sent event: one `data:` line.
 pub(super) fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
     out.extend_from_slice(b"data: ");
-    // Only strings, numbers and null: serialising them into memory cannot fail.
-    let _ = serde_json::to_writer(&mut *out, value);
+    write_json_line(out, value);
     out.extend_from_slice(b"\n\n");
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::clock::{ResponseClock, Timings};
 use super::error::error_body;
+use crate::dialects::json_line::json_line;
 use crate::dialects::token_logprobs::TokenBody;
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
@@ -101,12 +102,10 @@ impl<'a> CallBody<'a> {
     }
 }
 
-/// The arguments as an object, with the keys in the model's order. Line breaks of JSON text stand between its values, and
-/// would break the line of the stream.
+/// The arguments as an object, with the keys in the model's order.
 fn object(arguments: &str) -> Box<RawValue> {
-    let line = arguments.replace(['\n', '\r'], " ");
     // An engine tells whole calls alone, so the arguments are an object.
-    RawValue::from_string(line).unwrap_or_else(|_| RawValue::NULL.to_owned())
+    RawValue::from_string(arguments.to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
 impl OllamaWriter {
@@ -189,8 +188,7 @@ impl ResponseWriter for OllamaWriter {
 
 /// One line of a stream.
 pub(super) fn line(value: &impl Serialize) -> Bytes {
-    // Only strings, numbers and lists of them: serialising them into memory cannot fail.
-    let mut line = serde_json::to_vec(value).unwrap_or_default();
+    let mut line = json_line(value);
     line.push(b'\n');
     line.into()
 }

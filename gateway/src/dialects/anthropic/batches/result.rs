@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::batches::{LineOutcome, LineResult};
+use crate::dialects::json_line::json_line;
 
 #[derive(Serialize)]
 struct ResultLine<'a> {
@@ -30,6 +31,5 @@ pub(super) fn format(LineResult { id: _, custom_id, outcome }: &LineResult<'_>) 
         LineOutcome::Cancelled => ResultBody::Canceled,
         LineOutcome::Expired => ResultBody::Expired,
     };
-    // Strings and JSON: serialising them into memory cannot fail.
-    serde_json::to_vec(&ResultLine { custom_id, result }).unwrap_or_default()
+    json_line(&ResultLine { custom_id, result })
 }

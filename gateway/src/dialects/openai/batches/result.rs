@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::batches::{LineOutcome, LineResult};
+use crate::dialects::json_line::json_line;
 
 #[derive(Serialize)]
 struct ResultLine<'a> {
@@ -41,6 +42,5 @@ pub(super) fn format(LineResult { id, custom_id, outcome }: &LineResult<'_>) -> 
             (None, Some(ErrorBody { code: "batch_expired", message }))
         }
     };
-    // Strings, numbers and JSON: serialising them into memory cannot fail.
-    serde_json::to_vec(&ResultLine { id, custom_id, response, error }).unwrap_or_default()
+    json_line(&ResultLine { id, custom_id, response, error })
 }
