@@ -17,8 +17,8 @@ mod secrets;
 mod server_sent_events;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -36,7 +36,8 @@ pub(crate) use secrets::SecretReader;
 
 /// What this gateway knows of the providers.
 pub(crate) struct Providers {
-    clients: Result<HttpClients, String>,
+    /// Made when the first request leaves: they read the certificates of this machine, and most gateways need none.
+    clients: OnceLock<Result<HttpClients, String>>,
     secrets: SecretReader,
     audit: Option<AuditLog>,
     metrics: Arc<Metrics>,
@@ -82,8 +83,12 @@ impl Drop for ProviderPermit {
 impl Providers {
     /// Providers whose keys are read so, and what is sent to which is written there.
     pub(crate) fn new(secrets: SecretReader, audit: Option<AuditLog>, metrics: Arc<Metrics>) -> Self {
-        let clients = HttpClients::new().map_err(|error| error.to_string());
-        Self { clients, secrets, audit, metrics, circuits: Mutex::default(), in_flight: Mutex::default() }
+        let (clients, circuits, in_flight) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        Self { clients, secrets, audit, metrics, circuits, in_flight }
+    }
+
+    fn clients(&self) -> Result<&HttpClients, &String> {
+        self.clients.get_or_init(|| HttpClients::new().map_err(|error| error.to_string())).as_ref()
     }
 
     /// Why a model of a provider is not asked now, if it is not.

@@ -32,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
 use crate::model_copies::ModelCopies;
 use crate::origins::OriginPolicy;
+use crate::providers::{Providers, SecretReader};
 use crate::rejection::{unknown_path, wrong_method};
 use crate::response_store::{ResponseStoreConfig, ResponseStoreError};
 use crate::routes::{self, RoutingTable};
@@ -334,9 +335,16 @@ impl GatewayServer {
         }
         let backends = Arc::new(Backends::new(tls).with_choice(limits.replica_choice));
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
-        let dispatcher =
-            Dispatcher::new(table, backends, demand.clone(), metrics.clone(), limits, closing.clone())
-                .with_providers(secrets, audit.clone());
+        let providers = Arc::new(Providers::new(SecretReader::new(secrets), audit.clone(), metrics.clone()));
+        let dispatcher = Dispatcher::new(
+            table,
+            backends,
+            demand.clone(),
+            metrics.clone(),
+            limits,
+            closing.clone(),
+            providers,
+        );
         let api =
             ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed)
                 .with_audit_log(audit);

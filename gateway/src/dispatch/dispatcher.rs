@@ -11,13 +11,12 @@ use super::engine_stream::shutdown_error;
 use super::response_cache::ResponseCache;
 use super::route_decision::unknown;
 use super::suspects::Suspects;
-use crate::audit::AuditLog;
 use crate::backends::{Backends, ReplicaChoice};
 use crate::demand::{DemandTracker, HeldRequest, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::Metrics;
-use crate::providers::{Providers, SecretReader};
+use crate::providers::Providers;
 use crate::routes::{Deployment, RoutingTable};
 
 /// Timeouts and limits of dispatch.
@@ -101,24 +100,18 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// A dispatcher that routes by the latest value of `table`. When `closing` is cancelled it ends running
     /// responses with an error.
-    pub fn new(
+    pub(crate) fn new(
         table: watch::Receiver<Arc<RoutingTable>>,
         backends: Arc<Backends>,
         demand: Arc<DemandTracker>,
         metrics: Arc<Metrics>,
         limits: DispatchLimits,
         closing: CancellationToken,
+        providers: Arc<Providers>,
     ) -> Self {
         let response_cache = ResponseCache::new(limits.response_cache_bytes);
         let suspects = Suspects::default();
-        let providers = Arc::new(Providers::new(SecretReader::new(None), None, metrics.clone()));
         Self { table, backends, demand, metrics, limits, closing, suspects, response_cache, providers }
-    }
-
-    /// The same, which reads the keys of providers from this cluster, and writes there what leaves.
-    pub(crate) fn with_providers(self, client: Option<kube::Client>, audit: Option<AuditLog>) -> Self {
-        let providers = Arc::new(Providers::new(SecretReader::new(client), audit, self.metrics.clone()));
-        Self { providers, ..self }
     }
 
     /// The latest routing table.

@@ -88,24 +88,20 @@ impl ResponseStream {
                         request.recorder().busy(&message);
                         GatewayError::new(ErrorKind::Overloaded, message)
                     }
-                    Err(AttemptError::Lost { message, .. }) => {
-                        let AnswerStream::Engine(lost) = stream else {
-                            let error = GatewayError::new(ErrorKind::ProviderFailed, message);
-                            tracker.failed(&error);
-                            request.recorder().failed(&error);
-                            yield Err(error);
-                            return;
-                        };
-                        // It is large and seldom there: not a part of every response.
-                        let resumed = dispatcher.resume(&mut request, lost, message, &mut tracker);
-                        match Box::pin(resumed).await {
-                            Ok((more, other)) => {
-                                (event, stream) = (Ok(more), other);
-                                continue;
+                    Err(AttemptError::Lost { message, .. }) => match stream {
+                        AnswerStream::Provider(_) => GatewayError::new(ErrorKind::ProviderFailed, message),
+                        AnswerStream::Engine(lost) => {
+                            // It is large and seldom there: not a part of every response.
+                            let resumed = dispatcher.resume(&mut request, lost, message, &mut tracker);
+                            match Box::pin(resumed).await {
+                                Ok((more, other)) => {
+                                    (event, stream) = (Ok(more), other);
+                                    continue;
+                                }
+                                Err(error) => error,
                             }
-                            Err(error) => error,
                         }
-                    }
+                    },
                 };
                 tracker.failed(&error);
                 request.recorder().failed(&error);

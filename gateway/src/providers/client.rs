@@ -155,7 +155,7 @@ impl Providers {
         let name = provider.full_name();
         let failed = |message: String| ProviderError::Failed(format!("ModelProvider {name}: {message}"));
         let client =
-            self.clients.as_ref().map_err(|error| failed(format!("this gateway has no client: {error}")))?;
+            self.clients().map_err(|error| failed(format!("this gateway has no client: {error}")))?;
         let client = client.of(zone).ok_or_else(|| failed("its zone is of a newer release".to_owned()))?;
         let (path, body) = match provider.spec.api {
             ProviderApi::OpenAI => (openai::PATH, openai::body(wanted)),

@@ -50,15 +50,9 @@ async fn create(
     request: Request,
 ) -> Response {
     let created = async {
-        let own = match api.own_batches(&caller) {
-            Ok(own) => own,
-            Err(error) => {
-                discard(request.into_body()).await;
-                return Err(error);
-            }
-        };
-        let labels = match RouteHeaders::labels_text(request.headers()) {
-            Ok(labels) => labels,
+        let labels = RouteHeaders::labels_text(request.headers());
+        let (own, labels) = match api.own_batches(&caller).and_then(|own| Ok((own, labels?))) {
+            Ok(allowed) => allowed,
             Err(error) => {
                 discard(request.into_body()).await;
                 return Err(error);
