@@ -10,8 +10,12 @@ use anyhow::{Context, Result};
 pub const KUBERNETES: u32 = 0;
 /// etcd: the store, scenarios, clocks that jump; kubectl's conformance; where models come from.
 pub const ETCD: u32 = 1;
-/// Other long builds: the dependency policy, Macs, the previous release; services under systemd.
+/// The dependency policy, strangers' bytes, the previous release; services under systemd.
 pub const POLICY: u32 = 2;
+/// What compiles for Macs.
+pub const MACOS: u32 = 3;
+/// How many there are.
+const SLICES: u32 = 4;
 
 /// A number derived from the commit's hash.
 pub fn commit() -> Result<u32> {
@@ -41,7 +45,7 @@ pub enum ScenarioRun {
 
 /// The variable that selects the end-to-end suite's scenarios; `None` for all of them.
 pub fn scenarios(run: ScenarioRun, number: Option<u32>) -> Option<(&'static str, String)> {
-    let part = (number? / 3 + u32::from(run == ScenarioRun::Other)) % SCENARIO_PARTS;
+    let part = (number? / SLICES + u32::from(run == ScenarioRun::Other)) % SCENARIO_PARTS;
     Some(("RUSSET_PART", format!("{part}/{SCENARIO_PARTS}")))
 }
 
@@ -65,7 +69,7 @@ impl Slice {
     pub fn runs(self, slice: u32) -> bool {
         match self {
             Self::Everything => true,
-            Self::Of(number) => number % 3 == slice,
+            Self::Of(number) => number % SLICES == slice,
         }
     }
 }
@@ -73,7 +77,7 @@ impl Slice {
 /// Prints the steps of `.ci/run` that this run has besides the core.
 pub fn print() -> Result<()> {
     let slice = Slice::of_this_run()?;
-    let parts = [("kubernetes", KUBERNETES), ("etcd", ETCD), ("policy", POLICY)];
+    let parts = [("kubernetes", KUBERNETES), ("etcd", ETCD), ("policy", POLICY), ("macos", MACOS)];
     let names: Vec<&str> =
         parts.iter().filter(|(_, number)| slice.runs(*number)).map(|(name, _)| *name).collect();
     println!("{}", names.join(" "));
@@ -87,17 +91,17 @@ mod tests {
     #[test]
     fn each_number_runs_one_slice_and_together_they_run_all() {
         let mut seen = std::collections::BTreeSet::new();
-        for number in 0..3 * SCENARIO_PARTS {
+        for number in 0..SLICES * SCENARIO_PARTS {
             let slice = Slice::Of(number);
-            let run: Vec<u32> = (0..3).filter(|part| slice.runs(*part)).collect();
+            let run: Vec<u32> = (0..SLICES).filter(|part| slice.runs(*part)).collect();
             let parts = [ScenarioRun::Embedded, ScenarioRun::Other]
                 .map(|run| scenarios(run, Some(number)).unwrap().1);
             assert_eq!(run.len(), 1, "{number}");
             assert_ne!(parts[0], parts[1], "{number}");
             seen.insert((run[0], parts[0].clone()));
         }
-        assert_eq!(seen.len() as u32, 3 * SCENARIO_PARTS);
-        assert!((0..3).all(|part| Slice::Everything.runs(part)));
+        assert_eq!(seen.len() as u32, SLICES * SCENARIO_PARTS);
+        assert!((0..SLICES).all(|part| Slice::Everything.runs(part)));
         assert_eq!(scenarios(ScenarioRun::Embedded, None), None);
     }
 }
