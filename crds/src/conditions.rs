@@ -73,6 +73,10 @@ pub enum Type {
     Serving,
     /// ModelRoute: every target exists.
     ResolvedRefs,
+    /// Budget: four fifths of a limit are used (gateway).
+    NearLimit,
+    /// Budget: all of a limit is used (gateway).
+    Exhausted,
 }
 
 /// Reasons, for every condition type.

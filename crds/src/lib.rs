@@ -9,6 +9,7 @@ pub mod active_hours;
 mod approval;
 mod autoscaling;
 mod benchmark;
+mod budget;
 pub mod conditions;
 mod demand;
 mod fabric;
@@ -18,6 +19,7 @@ mod model_copy;
 mod model_deployment;
 mod model_provider;
 mod model_route;
+mod money;
 pub mod names;
 mod node_pool;
 pub mod reference;
@@ -43,6 +45,7 @@ pub use access_key::*;
 pub use approval::*;
 pub use autoscaling::*;
 pub use benchmark::*;
+pub use budget::*;
 pub use demand::*;
 pub use fabric::*;
 pub use inference_node::*;
@@ -51,6 +54,7 @@ pub use model_copy::*;
 pub use model_deployment::*;
 pub use model_provider::*;
 pub use model_route::*;
+pub use money::{InvalidMoney, Money};
 pub use node_pool::*;
 pub use references::*;
 pub use rollout::*;
@@ -94,6 +98,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         ModelRoute::crd(),
         ModelProvider::crd(),
         AccessKey::crd(),
+        Budget::crd(),
         Approval::crd(),
         Benchmark::crd(),
     ];

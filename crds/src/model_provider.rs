@@ -4,7 +4,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Zone};
+use crate::{LocalReference, Money, Zone};
 
 /// A server outside of this cluster that answers requests of ModelRoutes which name it as a target.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -51,6 +51,10 @@ pub struct ModelProviderSpec {
     #[serde(default = "timeout_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub timeout_seconds: u32,
+    /// What is known of its models; the first that matches a name counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub models: Vec<ProviderModel>,
 }
 
 impl Default for ModelProviderSpec {
@@ -62,7 +66,49 @@ impl Default for ModelProviderSpec {
             secret_ref: None,
             max_concurrent_requests: max_concurrent_requests(),
             timeout_seconds: timeout_seconds(),
+            models: Vec::new(),
         }
+    }
+}
+
+/// What is known of models of a provider.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProviderModel {
+    /// The model, as the provider names it; `*` matches any run of characters.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Tokens that prompt and answer may have together; longer requests go on to the next target. Absent: the provider says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_216))]
+    pub context_tokens: Option<u32>,
+    /// What a million tokens cost. Absent: nothing in the zones Local and Lan; in the zone Cloud nobody knows, so that no request
+    /// goes there whose Budget counts money.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_per_million_tokens: Option<TokenPrice>,
+}
+
+/// What a million tokens cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenPrice {
+    /// Tokens of prompts, such as `"0.15"`.
+    pub input: Money,
+    /// Of these, those that the provider had cached. Absent: as much as all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_input: Option<Money>,
+    /// Tokens of answers.
+    pub output: Money,
+}
+
+impl TokenPrice {
+    /// What a request costs that has so many tokens in its prompt, of which so many were cached, and so many in its answer.
+    pub fn of(&self, prompt: u64, cached: u64, answer: u64) -> Money {
+        let cached = cached.min(prompt);
+        self.input
+            .for_tokens(prompt - cached)
+            .plus(self.cached_input.unwrap_or(self.input).for_tokens(cached))
+            .plus(self.output.for_tokens(answer))
     }
 }
 

@@ -116,7 +116,7 @@ fn names_of_kinds_never_collide() {
         }
         assert_eq!(names.categories.as_deref(), Some(&["russet".to_owned()][..]), "{}", names.kind);
     }
-    assert_eq!(seen.len(), 14 + 13, "fourteen kinds; all but Shard have a short name");
+    assert_eq!(seen.len(), 15 + 13, "fifteen kinds; all but Shard and Budget have a short name");
 }
 
 #[test]

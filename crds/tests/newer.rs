@@ -58,7 +58,7 @@ fn read<K: DeserializeOwned + Serialize>(object: Value) -> Result<Value, serde_j
 type ReadFn = fn(Value) -> Result<Value, serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, ReadFn); 14] = [
+const READERS: [(&str, ReadFn); 15] = [
     ("InferenceNode", read::<InferenceNode>),
     ("NodePool", read::<NodePool>),
     ("ShardingStrategy", read::<ShardingStrategy>),
@@ -71,6 +71,7 @@ const READERS: [(&str, ReadFn); 14] = [
     ("ModelRoute", read::<ModelRoute>),
     ("ModelProvider", read::<ModelProvider>),
     ("AccessKey", read::<AccessKey>),
+    ("Budget", read::<Budget>),
     ("Approval", read::<Approval>),
     ("Benchmark", read::<Benchmark>),
 ];

@@ -20,6 +20,7 @@ mod dispatcher;
 mod engine_stream;
 mod pending_request;
 mod pooling_call;
+mod reserve;
 mod response;
 mod response_cache;
 mod route_decision;
@@ -30,13 +31,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use russet_wire::event::Usage;
+use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 pub use crate::backends::ReplicaChoice;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
-use crate::routes::{Deployment, Resolved, deployments};
+use crate::routes::{Deployment, Resolved, RoutingTable, deployments};
 use attempt_loop::OpenedStream;
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
@@ -102,6 +104,7 @@ impl Dispatcher {
                 let usage = Usage { prompt_tokens: reply.tokens(), ..Usage::default() };
                 tracker.finished(usage);
                 pending.recorder().finished(None, usage);
+                pending.settle(usage).await;
             }
             Err(error) => {
                 tracker.failed(error);
@@ -187,11 +190,24 @@ impl Dispatcher {
             return Err(error);
         }
         let mut tracker = self.metrics.request(pending.model());
-        if let Err(error) = self.recall(pending) {
+        let admitted = match self.recall(pending) {
+            Ok(()) => self.reserve(pending).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = admitted {
             tracker.failed(&error);
             return Err(error);
         }
         Ok(tracker)
+    }
+
+    /// Waits until everything was listed once; `false` where nobody lists it any more.
+    async fn synced(&self, table: &mut watch::Receiver<Arc<RoutingTable>>) -> bool {
+        let listed = match &self.budgets {
+            Some(budgets) => budgets.listed().wait_for(|listed| *listed).await.is_ok(),
+            None => true,
+        };
+        listed && table.wait_for(|table| table.synced).await.is_ok()
     }
 
     /// Waits for the first synced table: before that, no name can be called unknown.
@@ -203,8 +219,8 @@ impl Dispatcher {
         let until = pending.waiting_since() + self.limits.sync_timeout;
         let until = deadline.map_or(until, |deadline| deadline.until.min(until));
         tokio::select! {
-            synced = timeout_at(until, table.wait_for(|table| table.synced)) => match (synced, deadline) {
-                (Ok(Ok(_)), _) => Ok(()),
+            synced = timeout_at(until, self.synced(&mut table)) => match (synced, deadline) {
+                (Ok(true), _) => Ok(()),
                 (_, Some(deadline)) if deadline.remaining().is_none() => Err(deadline.exceeded(NOT_SYNCED)),
                 _ => Err(GatewayError::new(ErrorKind::ModelNotReady, NOT_SYNCED).retry_after(RETRY_AFTER)),
             },

@@ -40,8 +40,10 @@ pub enum ErrorKind {
     ZoneDenied,
     /// A provider outside of the cluster did not answer, or not to the end.
     ProviderFailed,
-    /// The key's request quota is used up.
+    /// The key's request quota is used up, or a Budget's limit per minute.
     QuotaExceeded,
+    /// A Budget has too little left for the request.
+    BudgetExceeded,
     /// No such path.
     UnknownPath,
     /// The path does not support the method.
@@ -96,6 +98,7 @@ impl ErrorKind {
             Self::ZoneDenied => "zone_denied",
             Self::ProviderFailed => "provider_failed",
             Self::QuotaExceeded => "quota_exceeded",
+            Self::BudgetExceeded => "budget_exceeded",
             Self::UnknownPath => "unknown_url",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::ModelNotFound => "model_not_found",

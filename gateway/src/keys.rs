@@ -60,6 +60,8 @@ pub struct ApiKey {
     pub generation: Option<i64>,
     /// The object's status.
     pub status: AccessKeyStatus,
+    /// Its holder, as the object says.
+    pub owner: Option<String>,
     /// Its labels, which are those of its requests.
     pub labels: BTreeMap<String, String>,
     /// The model names it allows.
@@ -245,6 +247,14 @@ impl Caller {
                 namespace: Some(&key.namespace),
                 labels: Some(&key.labels),
             },
+        }
+    }
+
+    /// Name and owner of the caller's key, by which Budgets count its requests.
+    pub(crate) fn budget_key(&self) -> Option<(&str, Option<&str>)> {
+        match self {
+            Self::Anonymous => None,
+            Self::Key(key) => Some((&key.name, key.owner.as_deref())),
         }
     }
 

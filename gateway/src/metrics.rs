@@ -41,6 +41,8 @@ pub struct Metrics {
     continued: IntCounterVec,
     response_cache: IntCounterVec,
     provider_requests: IntCounterVec,
+    budgets: Mutex<HashSet<String>>,
+    budget_requests: IntCounterVec,
     running: IntGaugeVec,
     queue: IntGaugeVec,
     outcomes: IntCounterVec,
@@ -113,6 +115,15 @@ impl Metrics {
                     "provider_request_total",
                     "Requests sent to providers outside of the cluster, and what became of them.",
                     &["provider", "outcome"],
+                )?,
+            )?,
+            budgets: Mutex::default(),
+            budget_requests: add(
+                registry,
+                counter(
+                    "budget_request_total",
+                    "Requests that a Budget counts, and whether it had enough left (reserved, refused).",
+                    &["budget", "outcome"],
                 )?,
             )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
@@ -191,6 +202,13 @@ impl Metrics {
     /// A request to a provider ended so.
     pub fn provider_request(&self, provider: &str, outcome: &str) {
         self.provider_requests.with_label_values(&[provider, outcome]).inc();
+    }
+
+    /// Counts a request that a Budget counts, and whether it or another Budget has too little left for it.
+    pub fn budget_request(&self, budget: &str, is_refused: bool) {
+        let label = bounded_label(&self.budgets, budget);
+        let outcome = if is_refused { "refused" } else { "reserved" };
+        self.budget_requests.with_label_values(&[label.as_str(), outcome]).inc();
     }
 
     /// Counts a request of a key, and whether it exceeded the quota.

@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::audit::AuditLog;
+use crate::error::ErrorKind;
 use crate::metrics::Metrics;
 use crate::routes::Provider;
 use circuit::Circuit;
@@ -60,14 +61,19 @@ const MAX_CIRCUITS: usize = 10_000;
 pub(crate) struct Closed {
     /// For people.
     pub(crate) why: String,
-    /// Whether it only has too much to do.
-    pub(crate) is_busy: bool,
+    /// What that makes of a request that nothing else answers.
+    pub(crate) kind: ErrorKind,
 }
 
 impl Closed {
+    /// Closed because it has too much to do.
+    pub(crate) fn busy(why: impl Into<String>) -> Self {
+        Self { why: why.into(), kind: ErrorKind::Overloaded }
+    }
+
     /// Closed for another reason than too many requests.
     pub(crate) fn for_good(why: impl Into<String>) -> Self {
-        Self { why: why.into(), is_busy: false }
+        Self { why: why.into(), kind: ErrorKind::ProviderFailed }
     }
 }
 
@@ -97,7 +103,7 @@ impl Providers {
         let circuit = circuits.get(&key(provider, model))?;
         let left = circuit.open_for(Instant::now())?;
         let why = format!("it is left alone for {} s: {}", left.as_secs().max(1), circuit.last_error());
-        Some(Closed { why, is_busy: circuit.is_busy() })
+        Some(if circuit.is_busy() { Closed::busy(why) } else { Closed::for_good(why) })
     }
 
     /// One of the requests that the provider may have at once; none while it has as many as it may have.

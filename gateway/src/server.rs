@@ -22,6 +22,7 @@ use crate::audit::{AuditError, AuditLog};
 use crate::backends::{self, Backends};
 use crate::batches::BatchContext;
 use crate::benchmarks;
+use crate::budgets::{self, Budgets, JournalError};
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
 use crate::dispatch::{DispatchLimits, Dispatcher};
@@ -63,6 +64,8 @@ pub struct GatewayConfig {
     pub model_management: Option<FindCatalogModel>,
     /// Folder of the audit log; `None` writes none.
     pub audit_log: Option<PathBuf>,
+    /// File with what requests reserved and used of Budgets; `None` keeps that in memory.
+    pub budget_journal: Option<PathBuf>,
 }
 
 impl GatewayConfig {
@@ -81,6 +84,7 @@ impl GatewayConfig {
             responses: None,
             model_management: None,
             audit_log: None,
+            budget_journal: None,
         }
     }
 }
@@ -114,6 +118,9 @@ pub enum Error {
     /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
+    /// What requests use cannot be written down.
+    #[error(transparent)]
+    Budgets(#[from] JournalError),
     /// A task that must live is gone.
     #[error(transparent)]
     Task(#[from] TaskEnded),
@@ -139,6 +146,7 @@ pub async fn run(
         responses,
         model_management,
         audit_log,
+        budget_journal,
     } = config;
     let audit = audit_log.map(|folder| AuditLog::open(&folder)).transpose()?;
     // An Err means that the process has installed a provider already.
@@ -170,6 +178,10 @@ pub async fn run(
     tasks.spawn("routes", routes::follow(client.clone(), caches.clone(), publish_table));
     tasks.spawn("keys", keys::follow(client.clone(), caches.clone(), publish_keyring));
     tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
+    let gateway_metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
+    let budgets = Budgets::open(client.clone(), budget_journal.as_deref(), gateway_metrics.clone())?;
+    let budgets = Arc::new(budgets);
+    tasks.spawn("budgets", budgets::follow(client.clone(), caches.clone(), budgets.clone()));
     let backends = Backends::new(tls.clone());
     let copies = Some(ModelCopies::new(client.clone()));
     let secrets = client.clone();
@@ -192,8 +204,10 @@ pub async fn run(
     }
     tasks.spawn("readiness", {
         let (mut table, mut keyring, ready) = (table.clone(), keyring.clone(), ready.clone());
+        let mut budgets = budgets.listed();
         async move {
             let table = table.wait_for(|table| table.synced).await.is_ok();
+            let table = budgets.wait_for(|listed| *listed).await.is_ok() && table;
             if table && keyring.wait_for(|keyring| keyring.synced).await.is_ok() {
                 ready.store(true, Ordering::Release);
                 std::future::pending::<()>().await;
@@ -217,6 +231,8 @@ pub async fn run(
         managed,
         secrets: Some(secrets),
         audit,
+        metrics: Some(gateway_metrics),
+        budgets: Some(budgets),
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -251,6 +267,10 @@ pub struct GatewayServer {
     secrets: Option<kube::Client>,
     /// Where is written what leaves.
     audit: Option<AuditLog>,
+    /// Those of the registry, where they are registered already.
+    metrics: Option<Arc<Metrics>>,
+    /// What requests may use.
+    budgets: Option<Arc<Budgets>>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -286,6 +306,8 @@ impl GatewayServer {
             managed: None,
             secrets: None,
             audit: None,
+            metrics: None,
+            budgets: None,
         }
     }
 
@@ -318,6 +340,8 @@ impl GatewayServer {
             managed,
             secrets,
             audit,
+            metrics,
+            budgets,
         } = self;
         let kept = match responses {
             Some(config) => open_store(config).await,
@@ -326,7 +350,10 @@ impl GatewayServer {
         let origins = Arc::new(origins);
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
-        let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
+        let metrics = match metrics {
+            Some(metrics) => metrics,
+            None => Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?),
+        };
         let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
         // The tasks end with this function.
         let mut reporting = TaskSet::default();
@@ -344,7 +371,8 @@ impl GatewayServer {
             limits,
             closing.clone(),
             providers,
-        );
+        )
+        .with_budgets(budgets);
         let api =
             ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed)
                 .with_audit_log(audit);

@@ -76,6 +76,11 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
         self.objects.values().flatten()
     }
 
+    /// Namespace and name of those that cannot.
+    pub(crate) fn undecodable(&self) -> impl Iterator<Item = &(String, String)> {
+        self.objects.iter().filter(|(_, object)| object.is_none()).map(|(name, _)| name)
+    }
+
     /// The number of existing objects.
     pub(crate) fn count(&self) -> usize {
         self.objects.len()

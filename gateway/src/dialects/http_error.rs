@@ -30,6 +30,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         }
         ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         ErrorKind::Overloaded | ErrorKind::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::BudgetExceeded => StatusCode::PAYMENT_REQUIRED,
         ErrorKind::ModelNotReady
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost

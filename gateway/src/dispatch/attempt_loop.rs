@@ -435,6 +435,7 @@ impl<'a> AttemptLoop<'a> {
             prompt_state,
             prompt_field,
             recorder,
+            reservation,
             ..
         } = &mut *self.request;
         // A response that has begun goes on as it began.
@@ -472,6 +473,9 @@ impl<'a> AttemptLoop<'a> {
                     }
                     prompt = prompt_tokens;
                     recorder.started(prompt_tokens);
+                    if let Some(reservation) = reservation {
+                        reservation.note_prompt(prompt_tokens);
+                    }
                     prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
                     let here = (prompt_tokens, emitted_tokens as usize);
                     if let Some(resume_point) = resume_point

@@ -12,6 +12,7 @@ use super::response_cache::ResponseCache;
 use super::route_decision::unknown;
 use super::suspects::Suspects;
 use crate::backends::{Backends, ReplicaChoice};
+use crate::budgets::Budgets;
 use crate::demand::{DemandTracker, HeldRequest, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
@@ -95,6 +96,7 @@ pub struct Dispatcher {
     pub(super) suspects: Suspects,
     pub(super) response_cache: Arc<ResponseCache>,
     pub(super) providers: Arc<Providers>,
+    pub(super) budgets: Option<Arc<Budgets>>,
 }
 
 impl Dispatcher {
@@ -111,7 +113,23 @@ impl Dispatcher {
     ) -> Self {
         let response_cache = ResponseCache::new(limits.response_cache_bytes);
         let suspects = Suspects::default();
-        Self { table, backends, demand, metrics, limits, closing, suspects, response_cache, providers }
+        Self {
+            table,
+            backends,
+            demand,
+            metrics,
+            limits,
+            closing,
+            suspects,
+            response_cache,
+            providers,
+            budgets: None,
+        }
+    }
+
+    /// The same, which answers within these Budgets.
+    pub(crate) fn with_budgets(self, budgets: Option<Arc<Budgets>>) -> Self {
+        Self { budgets, ..self }
     }
 
     /// The latest routing table.

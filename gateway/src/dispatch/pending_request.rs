@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_wire::event::Usage;
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -15,6 +16,7 @@ use super::response_cache::CacheUse;
 use super::route_decision::ResumePoint;
 use super::suspects::PromptDigest;
 use crate::body_budget::BodyPermit;
+use crate::budgets::Reservation;
 use crate::demand::KeepAliveRequest;
 use crate::keys::Caller;
 use crate::request_defaults::{AskedParameters, LeftOut};
@@ -53,6 +55,8 @@ pub(crate) struct PendingRequest {
     /// The client's field that has the prompt.
     pub(super) prompt_field: &'static str,
     pub(super) prompt_state: watch::Sender<PromptState>,
+    /// What it reserved of Budgets.
+    pub(super) reservation: Option<Reservation>,
     pub(super) recorder: Recorder,
 }
 
@@ -110,6 +114,7 @@ impl PendingRequest {
             keep_alive_request: None,
             prompt_field: "messages",
             prompt_state: watch::Sender::new(PromptState { preparing: true, tokens: None }),
+            reservation: None,
             recorder: Recorder::default(),
         }
     }
@@ -171,7 +176,18 @@ impl PendingRequest {
 
     /// Records that so many tokens of its response came from its last engine.
     pub(super) fn record_emitted(&mut self, tokens: usize) {
-        self.recorder.generated(self.request.emitted.len() + tokens);
+        let generated = self.request.emitted.len() + tokens;
+        self.recorder.generated(generated);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.note_answer(generated);
+        }
+    }
+
+    /// Settles what it reserved of Budgets, as its complete answer says.
+    pub(super) async fn settle(&mut self, usage: Usage) {
+        if let Some(reservation) = self.reservation.take() {
+            reservation.settle(usage).await;
+        }
     }
 
     /// What becomes of its prompt.

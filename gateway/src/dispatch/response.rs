@@ -70,6 +70,7 @@ impl ResponseStream {
                     Ok(GenerationEvent::Finished { reason, usage }) => {
                         tracker.finished(usage);
                         request.recorder().finished(Some(reason), usage);
+                        request.settle(usage).await;
                         stream.finish();
                         yield Ok(GenerationEvent::Finished { reason, usage });
                         return;

@@ -169,7 +169,6 @@ pub(super) fn choose<'a>(
     let max_wait = policy.and_then(|policy| policy.max_wait).or(query.left);
     let all = deployments(&targets);
     let (mut waiting, mut slow, mut denied, mut closed) = (None, None, None, Vec::new());
-    let mut all_busy = true;
     // Why the engines before a provider do not answer.
     let mut cause = None;
     for step in steps(targets, target_pick) {
@@ -204,9 +203,9 @@ pub(super) fn choose<'a>(
                 let Some(limit) = limit else { continue };
                 if !limit.allows(provider.spec.zone) {
                     denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.full_name()));
-                } else if let Some(Closed { why, is_busy }) = (query.closed)(provider, provider_model) {
-                    all_busy &= is_busy;
-                    closed.push(format!("ModelProvider {} ({provider_model}): {why}", provider.full_name()));
+                } else if let Some(Closed { why, kind }) = (query.closed)(provider, provider_model) {
+                    let why = format!("ModelProvider {} ({provider_model}): {why}", provider.full_name());
+                    closed.push((kind, why));
                 } else {
                     let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
                     return RouteDecision::Leave(Box::new(Departure {
@@ -229,9 +228,15 @@ pub(super) fn choose<'a>(
         Some(denied) => denied,
         None if closed.is_empty() => not_servable(model, &all),
         None => {
-            let message = format!("model `{model}` cannot be answered now: {}", closed.join("; "));
-            let kind = if all_busy { ErrorKind::Overloaded } else { ErrorKind::ProviderFailed };
-            GatewayError::new(kind, message).retry_after(RETRY_AFTER)
+            let reasons: Vec<&str> = closed.iter().map(|(_, why)| why.as_str()).collect();
+            let message = format!("model `{model}` cannot be answered now: {}", reasons.join("; "));
+            // What all of them agree on.
+            let kind = closed
+                .iter()
+                .map(|(kind, _)| *kind)
+                .reduce(|one, other| if one == other { one } else { ErrorKind::ProviderFailed });
+            let error = GatewayError::new(kind.unwrap_or(ErrorKind::ProviderFailed), message);
+            if error.kind == ErrorKind::BudgetExceeded { error } else { error.retry_after(RETRY_AFTER) }
         }
     })
 }

@@ -98,6 +98,7 @@ fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
         name: object.name_any(),
         generation: object.metadata.generation,
         status: object.status.clone().unwrap_or_default(),
+        owner: spec.owner.clone(),
         labels: object.labels().clone(),
         scope: ModelScope::new(&namespace, &spec.models),
         namespace,

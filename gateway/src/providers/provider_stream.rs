@@ -172,7 +172,8 @@ impl ProviderStream {
                 let or = |reported: u32, own: u32| if reported == 0 { own } else { reported };
                 let usage = Usage {
                     prompt_tokens: or(prompt_tokens, self.prompt_tokens),
-                    completion_tokens: or(completion_tokens, self.pieces),
+                    // A piece is about a token, and seldom less than half of one: fewer were not answered.
+                    completion_tokens: or(completion_tokens, self.pieces).max(self.pieces / 2),
                     cached_tokens,
                 };
                 GenerationEvent::Finished { reason, usage }

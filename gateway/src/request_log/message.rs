@@ -33,6 +33,7 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::ModelForbidden
         | ErrorKind::ZoneDenied
         | ErrorKind::QuotaExceeded
+        | ErrorKind::BudgetExceeded
         | ErrorKind::UnknownPath
         | ErrorKind::MethodNotAllowed
         | ErrorKind::ModelNotFound

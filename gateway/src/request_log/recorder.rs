@@ -74,6 +74,11 @@ impl Recorder {
         Self { request: self.request.clone(), response: number, repeats_prompt, ..Self::default() }
     }
 
+    /// Whether another response to the same request counts the prompt.
+    pub(crate) fn repeats_prompt(&self) -> bool {
+        self.repeats_prompt
+    }
+
     fn write(&self, change: impl FnOnce(&mut RequestRecord, f64)) {
         if let Some(request) = &self.request {
             let RunningRequest(entry, _) = &**request;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use russet_crds::{ModelProviderSpec, RouteTarget};
+use russet_crds::{ModelProviderSpec, ProviderModel, RouteTarget, TokenPrice, Zone};
 
-use super::Deployment;
+use super::{Deployment, matches_pattern};
 
 /// A ModelProvider as the gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,18 @@ impl Provider {
     /// `namespace/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// What is known of one of its models.
+    pub fn known(&self, model: &str) -> Option<&ProviderModel> {
+        self.spec.models.iter().find(|known| matches_pattern(&known.name, model))
+    }
+
+    /// What a million tokens of one of its models cost; `None` where nobody knows.
+    pub fn price(&self, model: &str) -> Option<TokenPrice> {
+        let price = self.known(model).and_then(|known| known.price_per_million_tokens);
+        // Servers of one's own cost nothing unless somebody says so.
+        price.or((self.spec.zone < Zone::Cloud).then(TokenPrice::default))
     }
 }
 
@@ -39,6 +51,14 @@ impl<'a> Target<'a> {
         match self {
             Self::Deployment(deployment) => deployment.full_name(),
             Self::Provider(provider, model) => format!("{model} of ModelProvider {}", provider.full_name()),
+        }
+    }
+
+    /// Its namespace.
+    pub fn namespace(self) -> &'a str {
+        match self {
+            Self::Deployment(deployment) => &deployment.namespace,
+            Self::Provider(provider, _) => &provider.namespace,
         }
     }
 

@@ -9,6 +9,7 @@ mod bad_clients;
 mod bad_input;
 mod batches;
 mod body_paths;
+mod budgets;
 mod cluster;
 mod errors;
 mod failures;

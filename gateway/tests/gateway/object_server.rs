@@ -25,6 +25,8 @@ pub struct StoredObjects {
     pub applied: Arc<Mutex<Vec<(String, Value)>>>,
     /// Writes so far: method, plural and name.
     pub writes: Arc<Mutex<Vec<String>>>,
+    /// Held while a status is replaced.
+    replacing: Arc<Mutex<()>>,
     /// The plural of which nothing may be created, and why.
     pub refused: Arc<Mutex<Option<(String, String)>>>,
 }
@@ -36,6 +38,7 @@ impl Default for StoredObjects {
             events: broadcast::channel(64).0,
             applied: Arc::default(),
             writes: Arc::default(),
+            replacing: Arc::default(),
             refused: Arc::default(),
         }
     }
@@ -107,7 +110,7 @@ pub fn api_server(address: SocketAddr, objects: StoredObjects) -> tokio::runtime
         .route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch))
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}", get(list_namespace).post(create))
-        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}", delete(remove))
+        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}", delete(remove).get(read))
         .with_state(objects);
     let socket = runtime.block_on_thread(async move {
         // The previous server closes its socket a moment after its shutdown.
@@ -225,17 +228,43 @@ async fn remove(
     Json(json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})).into_response()
 }
 
-/// Records an apply or a patch, and returns the object unchanged.
+/// Replaces the status of a Budget in place of the version that is named.
+fn replace_status(objects: &StoredObjects, name: &str, patch: &Value) -> Response {
+    let Some(mut object) = objects.get("budgets", name) else { return failure(404, "not found") };
+    let version = &mut object["metadata"]["resourceVersion"];
+    if patch["metadata"]["resourceVersion"] != *version {
+        return failure(409, "it is another version");
+    }
+    *version = json!((version.as_str().unwrap().parse::<u64>().unwrap() + 1).to_string());
+    object["status"] = patch["status"].clone();
+    objects.apply("budgets", object.clone());
+    Json(object).into_response()
+}
+
+async fn read(
+    State(objects): State<StoredObjects>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+) -> Response {
+    objects
+        .get(&plural, &name)
+        .map_or_else(|| failure(404, "not found"), |object| Json(object).into_response())
+}
+
+/// Records an apply or a patch, and returns the object unchanged; of a Budget it replaces the status.
 async fn apply_status(
     State(objects): State<StoredObjects>,
     Path((_, plural, name)): Path<(String, String, String)>,
     Query(query): Query<BTreeMap<String, String>>,
     body: axum::body::Bytes,
 ) -> Response {
+    let patch: Value = serde_json::from_slice(&body).unwrap();
+    if plural == "budgets" {
+        let _one_at_a_time = objects.replacing.lock().unwrap();
+        return replace_status(&objects, &name, &patch);
+    }
     let Some(object) = objects.stored.lock().unwrap().get(&(plural, name)).cloned() else {
         return axum::http::StatusCode::NOT_FOUND.into_response();
     };
-    let patch: Value = serde_json::from_slice(&body).unwrap();
     let manager = query.get("fieldManager").cloned().unwrap_or_default();
     let status = if patch.is_array() { patch } else { patch["status"].clone() };
     objects.applied.lock().unwrap().push((manager, status));

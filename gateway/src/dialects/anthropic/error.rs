@@ -16,6 +16,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         | ErrorKind::ContextLengthExceeded
         | ErrorKind::PreviousResponseNotFound => (400, INVALID),
         ErrorKind::InvalidApiKey => (401, "authentication_error"),
+        ErrorKind::BudgetExceeded => (402, "billing_error"),
         ErrorKind::Forbidden | ErrorKind::ModelForbidden | ErrorKind::ZoneDenied => (403, "permission_error"),
         ErrorKind::UnknownPath
         | ErrorKind::ModelNotFound
@@ -93,6 +94,7 @@ mod tests {
             (ErrorKind::InvalidRequest, 400, "invalid_request_error"),
             (ErrorKind::ContextLengthExceeded, 400, "invalid_request_error"),
             (ErrorKind::InvalidApiKey, 401, "authentication_error"),
+            (ErrorKind::BudgetExceeded, 402, "billing_error"),
             (ErrorKind::ModelForbidden, 403, "permission_error"),
             (ErrorKind::ModelNotFound, 404, "not_found_error"),
             (ErrorKind::TooLarge, 413, "request_too_large"),

@@ -7,6 +7,9 @@ use crate::dialects::http_error;
 use crate::error::{ErrorKind, GatewayError};
 use crate::request_id::RequestId;
 
+/// OpenAI's type and code where the money is spent, which clients do not try again.
+pub(super) const INSUFFICIENT_QUOTA: &str = "insufficient_quota";
+
 /// The `type` of each error class; clients match on it and on `code`.
 fn error_type(kind: ErrorKind) -> &'static str {
     match kind {
@@ -29,6 +32,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         ErrorKind::Forbidden | ErrorKind::ZoneDenied => "permission_error",
         // The exhausted resource: OpenAI says `requests` or `tokens`.
         ErrorKind::QuotaExceeded => "requests",
+        ErrorKind::BudgetExceeded => INSUFFICIENT_QUOTA,
         ErrorKind::Overloaded => "rate_limit_error",
         ErrorKind::ModelNotReady
         | ErrorKind::GatewayFull
@@ -52,6 +56,7 @@ pub(super) fn error_body(error: &GatewayError) -> Value {
         // OpenAI's codes for models a key may not use, and for all quotas.
         ErrorKind::ModelForbidden => Some(ErrorKind::ModelNotFound.as_str()),
         ErrorKind::QuotaExceeded => Some(ErrorKind::Overloaded.as_str()),
+        ErrorKind::BudgetExceeded => Some(INSUFFICIENT_QUOTA),
         kind => Some(kind.as_str()),
     };
     json!({"error": {"message": message, "type": error_type(*kind), "param": param, "code": code}})

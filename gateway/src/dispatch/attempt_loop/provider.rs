@@ -1,12 +1,15 @@
 //! A try of a provider. It is sent only what [`ZoneLimit::clear`](crate::zones::ZoneLimit) has cleared.
 
+use russet_wire::request::GenerationRequest;
+
 use super::{AnswerStream, AttemptLoop, Opened, RequestKind};
+use crate::budgets::Reservation;
 use crate::dispatch::answer_stream::ProviderAnswer;
 use crate::dispatch::engine_stream::AttemptError;
 use crate::dispatch::route_decision::Departure;
-use crate::error::GatewayError;
+use crate::error::{ErrorKind, GatewayError};
 use crate::providers::{Closed, ProviderRequest, untranslatable};
-use crate::routes::Provider;
+use crate::routes::{BYTES_PER_TOKEN, Provider};
 
 impl AttemptLoop<'_> {
     /// Why this provider is not asked for the request, if so.
@@ -22,7 +25,41 @@ impl AttemptLoop<'_> {
                 "its API has no words for what the request asks for: {requirement}"
             )));
         }
+        if let Some(closed) = self.beyond_known(provider, model) {
+            return Some(closed);
+        }
         self.dispatcher.providers.closed(provider, model)
+    }
+
+    /// Why the request is more than what is known of the model, if it is: longer, or of a price that nobody knows.
+    fn beyond_known(&self, provider: &Provider, model: &str) -> Option<Closed> {
+        let counts_money = self.request.reservation.as_ref().is_some_and(Reservation::counts_money);
+        if counts_money && provider.price(model).is_none() {
+            let kind = ErrorKind::BudgetExceeded;
+            let why = "a Budget counts money, and nobody knows what this model costs;                        spec.models of the provider has no pricePerMillionTokens for it";
+            return Some(Closed { why: why.to_owned(), kind });
+        }
+        let context = provider.known(model)?.context_tokens?;
+        let GenerationRequest { messages, max_tokens, .. } = &self.request.request;
+        let bytes: usize = messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
+        let prompt = u32::try_from(bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+        let needed = prompt.saturating_add(max_tokens.unwrap_or(0));
+        (needed > context).then(|| {
+            Closed::for_good(format!(
+                "the request needs about {needed} tokens, and the model's context has {context}"
+            ))
+        })
+    }
+
+    /// Reserves what the answer may cost, where a Budget counts that.
+    async fn reserve_money(&mut self, provider: &Provider, model: &str) -> Result<(), Closed> {
+        let (Some(reservation), Some(price)) = (&mut self.request.reservation, provider.price(model)) else {
+            return Ok(());
+        };
+        reservation
+            .begin_attempt(price)
+            .await
+            .map_err(|error| Closed { why: error.message, kind: error.kind })
     }
 
     /// Sends the request to a model of a provider. `None` when that does not answer; the request does not come back to it.
@@ -31,6 +68,10 @@ impl AttemptLoop<'_> {
         departure: Departure<'_>,
     ) -> Result<Option<Opened>, GatewayError> {
         let Departure { provider, model, limit, awaited } = departure;
+        if let Err(closed) = self.reserve_money(provider, model).await {
+            self.refusals.insert((provider.full_name(), model.to_owned()), closed);
+            return Ok(None);
+        }
         let (sampling, left_out) = self.request.asked.sampling();
         let wanted = ProviderRequest {
             provider: provider.clone(),
@@ -67,6 +108,9 @@ impl AttemptLoop<'_> {
         model: &str,
         error: AttemptError,
     ) -> Result<Option<Opened>, GatewayError> {
+        if let Some(reservation) = &mut self.request.reservation {
+            reservation.end_attempt();
+        }
         let closed = match error {
             AttemptError::Rejected(error) => {
                 self.request.recorder.rejected(&error);
@@ -74,7 +118,7 @@ impl AttemptLoop<'_> {
             }
             AttemptError::Busy(why) => {
                 self.request.recorder.busy(&why);
-                Closed { why, is_busy: true }
+                Closed::busy(why)
             }
             AttemptError::Lost { message, .. } => {
                 self.request.recorder.lost(&message);

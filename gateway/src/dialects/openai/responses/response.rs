@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::output::{Item, ItemContent, ItemStatus, Output};
 use super::settings::Settings;
+use crate::dialects::openai::error::INSUFFICIENT_QUOTA;
 use crate::dialects::token_logprobs::TokenBody;
 use crate::error::{ErrorKind, GatewayError};
 
@@ -182,6 +183,8 @@ impl ErrorBody {
             ErrorKind::ContextLengthExceeded => ErrorKind::ContextLengthExceeded.as_str(),
             ErrorKind::Overloaded | ErrorKind::QuotaExceeded => ErrorKind::Overloaded.as_str(),
             ErrorKind::InvalidRequest => "invalid_prompt",
+            // Codex knows it too, and gives up.
+            ErrorKind::BudgetExceeded => INSUFFICIENT_QUOTA,
             _ => SERVER_ERROR,
         };
         let mut message = error.message.clone();

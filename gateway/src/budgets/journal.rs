@@ -1,0 +1,213 @@
+//! The journal: what requests of this gateway may use and used, on the disk before they are answered and before they end, so
+//! that a gateway that is killed knows it when it starts again. One thread writes; what waits for it is committed together.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use rusqlite::{Connection, TransactionBehavior, params};
+use russet_crds::BudgetPeriod;
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use super::amount::Amount;
+use super::window::WindowKey;
+
+/// Changes in one commit.
+const MAX_GROUP: usize = 256;
+/// How long what was used is remembered: longer than the longest window.
+const RETENTION_SECONDS: i64 = 70 * 24 * 3600;
+
+/// A window of a Budget, by the Budget's uid: one that is created anew begins anew.
+pub(super) type AccountKey = (String, WindowKey);
+
+/// A change of what is reserved and used.
+#[derive(Clone, Debug)]
+pub(super) enum JournalEntry {
+    /// A request may use this.
+    Reserved { id: u64, account: AccountKey, amount: Amount },
+    /// It used this, and may use no more.
+    Used { id: u64, account: AccountKey, amount: Amount },
+}
+
+/// The journal cannot be written or read.
+#[derive(Clone, Debug, Error)]
+#[error("the journal of budgets: {0}")]
+pub struct JournalError(String);
+
+impl From<rusqlite::Error> for JournalError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// What a journal knows from before.
+#[derive(Debug, Default)]
+pub(super) struct Recovered {
+    /// The name that this gateway gave itself.
+    pub(super) gateway: String,
+    /// What it used. Requests that a crash cut used all that they might.
+    pub(super) used: HashMap<AccountKey, Amount>,
+}
+
+/// The journal of a running gateway.
+#[derive(Debug)]
+pub(super) struct Journal {
+    sender: Sender<Waiting>,
+}
+
+/// Entries that wait, and who waits for them.
+type Waiting = (Vec<JournalEntry>, oneshot::Sender<Result<(), JournalError>>);
+
+impl Journal {
+    /// Opens or creates the file.
+    pub(super) fn open(path: &Path, now: i64) -> Result<(Self, Recovered), JournalError> {
+        let mut connection = Connection::open(path)?;
+        connection.pragma_update(None, "journal_mode", "wal")?;
+        // Each commit is on the disk, whatever becomes of the machine.
+        connection.pragma_update(None, "synchronous", "full")?;
+        connection.execute_batch(
+            "CREATE TABLE IF NOT EXISTS gateway (name TEXT NOT NULL);
+             CREATE TABLE IF NOT EXISTS used (
+                 budget TEXT NOT NULL, per TEXT NOT NULL, start INTEGER NOT NULL,
+                 requests INTEGER NOT NULL, tokens INTEGER NOT NULL, money INTEGER NOT NULL,
+                 PRIMARY KEY (budget, per, start)
+             ) WITHOUT ROWID;
+             CREATE TABLE IF NOT EXISTS reserved (
+                 id INTEGER NOT NULL, budget TEXT NOT NULL, per TEXT NOT NULL, start INTEGER NOT NULL,
+                 requests INTEGER NOT NULL, tokens INTEGER NOT NULL, money INTEGER NOT NULL,
+                 PRIMARY KEY (id, budget, per, start)
+             ) WITHOUT ROWID;",
+        )?;
+        let recovered = recover(&mut connection, now)?;
+        let (sender, receiver) = mpsc::channel();
+        let write = move || run(&mut connection, &receiver);
+        let thread = std::thread::Builder::new().name("budgets".to_owned());
+        thread.spawn(write).map_err(|error| JournalError(error.to_string()))?;
+        Ok((Self { sender }, recovered))
+    }
+
+    /// Writes entries; whoever awaits the answer knows that they are on the disk.
+    pub(super) fn write(&self, entries: Vec<JournalEntry>) -> oneshot::Receiver<Result<(), JournalError>> {
+        let (done, written) = oneshot::channel();
+        if let Err(mpsc::SendError((_, done))) = self.sender.send((entries, done)) {
+            // Nobody may wait for it.
+            let _ = done
+                .send(Err(JournalError("the thread that writes has ended; see the gateway's log".into())));
+        }
+        written
+    }
+}
+
+/// Settles what a crash cut, and reads what was used.
+fn recover(connection: &mut Connection, now: i64) -> Result<Recovered, JournalError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let named = transaction.query_row("SELECT name FROM gateway", [], |row| row.get::<_, String>(0));
+    let gateway = match named {
+        Ok(name) => name,
+        Err(rusqlite::Error::QueryReturnedNoRows) => {
+            let name = new_name();
+            transaction.execute("INSERT INTO gateway (name) VALUES (?1)", [&name])?;
+            name
+        }
+        Err(error) => return Err(error.into()),
+    };
+    transaction.execute("DELETE FROM used WHERE start < ?1", [now - RETENTION_SECONDS])?;
+    transaction.execute(
+        "INSERT INTO used (budget, per, start, requests, tokens, money)
+         SELECT budget, per, start, sum(requests), sum(tokens), sum(money) FROM reserved WHERE true
+         GROUP BY budget, per, start
+         ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens,
+             money = money + excluded.money",
+        [],
+    )?;
+    transaction.execute("DELETE FROM reserved", [])?;
+    let mut used = HashMap::new();
+    {
+        let mut rows = transaction.prepare("SELECT budget, per, start, requests, tokens, money FROM used")?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            let per: String = row.get(1)?;
+            let Some(per) = period(&per) else { continue };
+            let count = |at| Ok::<_, rusqlite::Error>(u64::try_from(row.get::<_, i64>(at)?).unwrap_or(0));
+            let amount = Amount { requests: count(3)?, tokens: count(4)?, money: count(5)? };
+            used.insert((row.get(0)?, (per, row.get(2)?)), amount);
+        }
+    }
+    transaction.commit()?;
+    Ok(Recovered { gateway, used })
+}
+
+/// A name that no other gateway has.
+pub(super) fn new_name() -> String {
+    format!("gateway-{:012x}", rand::random::<u64>() >> 16)
+}
+
+fn period(name: &str) -> Option<BudgetPeriod> {
+    let all = [BudgetPeriod::Minute, BudgetPeriod::Hour, BudgetPeriod::Day, BudgetPeriod::Month];
+    all.into_iter().find(|per| per.as_str() == name)
+}
+
+fn run(connection: &mut Connection, receiver: &Receiver<Waiting>) {
+    while let Ok((mut entries, first)) = receiver.recv() {
+        let mut done = vec![first];
+        while done.len() < MAX_GROUP
+            && let Ok((more, waiting)) = receiver.try_recv()
+        {
+            entries.extend(more);
+            done.push(waiting);
+        }
+        let result = commit(connection, &entries);
+        if let Err(error) = &result {
+            tracing::error!("{error}");
+        }
+        for waiting in done {
+            // A request that was cancelled needs no word of it.
+            let _ = waiting.send(result.clone());
+        }
+    }
+}
+
+fn commit(connection: &mut Connection, entries: &[JournalEntry]) -> Result<(), JournalError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    {
+        let mut reserve = transaction.prepare(
+            "INSERT INTO reserved (id, budget, per, start, requests, tokens, money) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+             ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens,
+                 money = money + excluded.money",
+        )?;
+        let mut settle = transaction.prepare(
+            "INSERT INTO used (budget, per, start, requests, tokens, money) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens,
+                 money = money + excluded.money",
+        )?;
+        let mut release = transaction
+            .prepare("DELETE FROM reserved WHERE id = ?1 AND budget = ?2 AND per = ?3 AND start = ?4")?;
+        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        for entry in entries {
+            match entry {
+                JournalEntry::Reserved { id, account: (budget, (per, start)), amount } => {
+                    let Amount { requests, tokens, money } = *amount;
+                    let (requests, tokens, money) = (number(requests), number(tokens), number(money));
+                    reserve.execute(params![
+                        number(*id),
+                        budget,
+                        per.as_str(),
+                        start,
+                        requests,
+                        tokens,
+                        money
+                    ])?;
+                }
+                JournalEntry::Used { id, account: (budget, (per, start)), amount } => {
+                    let Amount { requests, tokens, money } = *amount;
+                    let (requests, tokens, money) = (number(requests), number(tokens), number(money));
+                    settle.execute(params![budget, per.as_str(), start, requests, tokens, money])?;
+                    release.execute(params![number(*id), budget, per.as_str(), start])?;
+                }
+            }
+        }
+    }
+    transaction.commit()?;
+    Ok(())
+}

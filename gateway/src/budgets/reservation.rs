@@ -1,0 +1,175 @@
+//! What one request reserved in the Budgets it belongs to, until it is settled. Dropped before that, it is settled with what is
+//! known of the answer: a client that leaves pays for what it got.
+
+use std::sync::Arc;
+
+use russet_crds::TokenPrice;
+use russet_wire::event::Usage;
+
+use super::account::Hold;
+use super::amount::Amount;
+use super::journal::JournalEntry;
+use super::{Budgets, Entry};
+use crate::error::GatewayError;
+
+/// A reservation of a request.
+pub(crate) struct Reservation {
+    budgets: Arc<Budgets>,
+    id: u64,
+    /// Requests and tokens.
+    base: Vec<EntryHold>,
+    /// Money for a try of a provider.
+    attempt: Option<ProviderAttempt>,
+    /// Output tokens that it may have at most, where it names none itself.
+    answer_tokens: u32,
+    prompt_bound: u64,
+    /// What is known of an answer that is not complete.
+    noted: Usage,
+    /// Whether its prompt is that of another answer to the same request, which counts it.
+    repeats_prompt: bool,
+}
+
+/// A hold of a Budget.
+pub(super) struct EntryHold {
+    pub(super) entry: Arc<Entry>,
+    pub(super) hold: Hold,
+}
+
+struct ProviderAttempt {
+    holds: Vec<EntryHold>,
+    price: TokenPrice,
+}
+
+impl Reservation {
+    pub(super) fn new(
+        budgets: Arc<Budgets>,
+        base: Vec<EntryHold>,
+        prompt_bound: u64,
+        answer_tokens: u32,
+    ) -> Self {
+        Self {
+            id: budgets.next_id(),
+            budgets,
+            base,
+            attempt: None,
+            answer_tokens,
+            prompt_bound,
+            noted: Usage::default(),
+            repeats_prompt: false,
+        }
+    }
+
+    /// Whether any of its Budgets counts what answers are made of.
+    pub(crate) fn limits_answers(&self) -> bool {
+        self.answer_tokens < u32::MAX
+    }
+
+    /// Output tokens that the request may have at most.
+    pub(crate) fn answer_tokens(&self) -> u32 {
+        self.answer_tokens
+    }
+
+    /// The same for an answer whose prompt another one counts.
+    pub(crate) fn without_prompt(&mut self) {
+        self.repeats_prompt = true;
+    }
+
+    /// Waits until it is on the disk.
+    pub(super) async fn recorded(self) -> Result<Self, GatewayError> {
+        let entries = self.base.iter().map(|held| self.reserved(held)).collect();
+        self.budgets.record(entries).await?;
+        Ok(self)
+    }
+
+    fn reserved(&self, EntryHold { entry, hold }: &EntryHold) -> JournalEntry {
+        JournalEntry::Reserved { id: self.id, account: entry.key(hold.window), amount: hold.amount }
+    }
+
+    /// Whether any of its Budgets counts money.
+    pub(crate) fn counts_money(&self) -> bool {
+        self.entries().iter().any(|entry| entry.limits_money())
+    }
+
+    /// Reserves what an answer of a provider with these prices may cost; an error names the Budget that has too little left.
+    pub(crate) async fn begin_attempt(&mut self, price: TokenPrice) -> Result<(), GatewayError> {
+        self.end_attempt();
+        let money = price.of(self.prompt_bound, 0, self.answer_tokens.into()).nanos;
+        let need = Amount { money, ..Amount::ZERO };
+        let holds = self.budgets.hold_all(&self.entries(), need).await.map_err(|refusal| refusal.error())?;
+        let entries = holds.iter().map(|held| self.reserved(held)).collect();
+        self.attempt = Some(ProviderAttempt { holds, price });
+        self.budgets.record(entries).await
+    }
+
+    /// The provider did not answer, and wants nothing for it.
+    pub(crate) fn end_attempt(&mut self) {
+        if let Some(ProviderAttempt { holds, .. }) = self.attempt.take() {
+            self.budgets.release(holds);
+        }
+    }
+
+    fn entries(&self) -> Vec<Arc<Entry>> {
+        let mut entries: Vec<Arc<Entry>> = Vec::new();
+        for EntryHold { entry, .. } in &self.base {
+            if !entries.iter().any(|known| Arc::ptr_eq(known, entry)) {
+                entries.push(entry.clone());
+            }
+        }
+        entries
+    }
+
+    /// An engine reads a prompt of so many tokens.
+    pub(crate) fn note_prompt(&mut self, tokens: u32) {
+        self.noted.prompt_tokens = tokens;
+    }
+
+    /// So many tokens of the answer are there.
+    pub(crate) fn note_answer(&mut self, tokens: usize) {
+        self.noted.completion_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        // A provider says how long a prompt was when it is done.
+        if self.noted.prompt_tokens == 0 {
+            self.noted.prompt_tokens = u32::try_from(self.prompt_bound).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// Settles an answer that is complete, and waits until that is on the disk.
+    pub(crate) async fn settle(mut self, usage: Usage) {
+        self.noted = usage;
+        if let Some(written) = self.close() {
+            // The thread that writes logs why it could not. The request is answered all the same.
+            let _ = written.await;
+        }
+    }
+
+    fn close(&mut self) -> Option<impl Future<Output = Result<(), GatewayError>> + use<>> {
+        let Usage { prompt_tokens, completion_tokens, cached_tokens } = self.noted;
+        let (prompt, cached, answer) =
+            (prompt_tokens.into(), cached_tokens.into(), u64::from(completion_tokens));
+        let is_used = prompt + answer > 0;
+        let counted_prompt = if self.repeats_prompt { 0 } else { prompt };
+        let attempt = self.attempt.take();
+        let money = attempt.as_ref().map_or(0, |attempt| attempt.price.of(prompt, cached, answer).nanos);
+        let used = if is_used {
+            let requests = u64::from(!self.repeats_prompt);
+            Amount { requests, tokens: counted_prompt + answer, money }
+        } else {
+            Amount::ZERO
+        };
+        if let Some(ProviderAttempt { holds, .. }) = attempt {
+            self.budgets.release(holds);
+        }
+        let mut entries = Vec::with_capacity(self.base.len());
+        for EntryHold { entry, hold } in std::mem::take(&mut self.base) {
+            entry.settle(&hold, used);
+            entries.push(JournalEntry::Used { id: self.id, account: entry.key(hold.window), amount: used });
+        }
+        (!entries.is_empty()).then(|| self.budgets.clone().record_later(entries))
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // The entries are on their way; nobody waits for them.
+        drop(self.close());
+    }
+}
