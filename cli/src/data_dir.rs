@@ -62,6 +62,11 @@ impl DataDir {
         self.gateway().join("responses.db")
     }
 
+    /// What requests of the gateway reserved and used of Budgets.
+    pub fn gateway_budgets(&self) -> PathBuf {
+        self.gateway().join("budgets.db")
+    }
+
     /// The audit log of the gateway.
     pub fn gateway_audit(&self) -> PathBuf {
         self.gateway().join("audit")

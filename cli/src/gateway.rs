@@ -135,6 +135,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         },
         responses: arguments.responses_store.map(|path| arguments.response_store.config(&path)),
         audit_log: arguments.audit_log,
+        budget_journal: Some(layout.gateway_budgets()),
         model_management: arguments.model_management.then(catalog::pullable_models).transpose()?,
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };

@@ -37,8 +37,7 @@ use account::{Accounts, ClaimError, Hold};
 use amount::{Amount, Thing};
 use claim::Shortage;
 pub(crate) use follow::follow;
-pub use journal::JournalError;
-use journal::{AccountKey, Journal, JournalEntry};
+use journal::{AccountKey, Journal, JournalEntry, JournalError};
 use object::KubernetesBudgets;
 use reservation::EntryHold;
 pub(crate) use reservation::Reservation;
@@ -136,27 +135,25 @@ pub(crate) struct RequestBound {
 impl Budgets {
     /// The Budgets of an API server, with a journal in that file. Without one, what a gateway was granted and did not use
     /// when it is killed stays lost until the window ends.
-    pub(crate) fn open(
-        client: kube::Client,
-        journal: Option<&Path>,
-        metrics: Arc<Metrics>,
-    ) -> Result<Self, JournalError> {
+    pub(crate) fn open(client: kube::Client, journal: Option<&Path>, metrics: Arc<Metrics>) -> Self {
         Self::with_api(Box::new(KubernetesBudgets::new(client)), journal, metrics)
     }
 
-    fn with_api(
-        api: Box<dyn BudgetApi>,
-        journal: Option<&Path>,
-        metrics: Arc<Metrics>,
-    ) -> Result<Self, JournalError> {
-        let opened = journal.map(|path| Journal::open(path, Timestamp::now().as_second())).transpose()?;
+    fn with_api(api: Box<dyn BudgetApi>, journal: Option<&Path>, metrics: Arc<Metrics>) -> Self {
+        let opened = journal.and_then(|path| {
+            let log = |error: &JournalError| {
+                let path = path.display();
+                tracing::error!("{error}; what requests used is kept in memory until {path} can be written");
+            };
+            Journal::open(path, Timestamp::now().as_second()).inspect_err(log).ok()
+        });
         let (journal, gateway, recovered) = match opened {
             Some((journal, recovered)) => (Some(journal), recovered.gateway, recovered.used),
             None => (None, journal::new_name(), HashMap::new()),
         };
         let (entries, unreadable) = (Mutex::default(), Mutex::default());
         let (listed, last_id) = (watch::Sender::new(false), AtomicU64::new(0));
-        Ok(Self { gateway, api, journal, recovered, entries, unreadable, listed, last_id, metrics })
+        Self { gateway, api, journal, recovered, entries, unreadable, listed, last_id, metrics }
     }
 
     /// Whether the Budgets were listed once; before that no request is answered.
@@ -383,6 +380,14 @@ impl Budgets {
             }
         }
         all
+    }
+
+    /// Gives back everything, when no request comes any more.
+    pub(crate) async fn close(&self) {
+        // The first round may keep a little for requests to come, or meet another gateway's write.
+        for _ in 0..3 {
+            self.give_back().await;
+        }
     }
 
     /// Writes entries to the journal, and waits until they are on the disk.

@@ -22,7 +22,7 @@ use crate::audit::{AuditError, AuditLog};
 use crate::backends::{self, Backends};
 use crate::batches::BatchContext;
 use crate::benchmarks;
-use crate::budgets::{self, Budgets, JournalError};
+use crate::budgets::{self, Budgets};
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
 use crate::dispatch::{DispatchLimits, Dispatcher};
@@ -118,9 +118,6 @@ pub enum Error {
     /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
-    /// What requests use cannot be written down.
-    #[error(transparent)]
-    Budgets(#[from] JournalError),
     /// A task that must live is gone.
     #[error(transparent)]
     Task(#[from] TaskEnded),
@@ -179,8 +176,9 @@ pub async fn run(
     tasks.spawn("keys", keys::follow(client.clone(), caches.clone(), publish_keyring));
     tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
     let gateway_metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
-    let budgets = Budgets::open(client.clone(), budget_journal.as_deref(), gateway_metrics.clone())?;
+    let budgets = Budgets::open(client.clone(), budget_journal.as_deref(), gateway_metrics.clone());
     let budgets = Arc::new(budgets);
+    let own_budgets = budgets.clone();
     tasks.spawn("budgets", budgets::follow(client.clone(), caches.clone(), budgets.clone()));
     let backends = Backends::new(tls.clone());
     let copies = Some(ModelCopies::new(client.clone()));
@@ -239,6 +237,8 @@ pub async fn run(
         ended = tasks.ended() => Err(ended.into()),
     };
     ready.store(false, Ordering::Release);
+    // What it was granted and does not need is there for the others at once.
+    let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, own_budgets.close()).await;
     served
 }
 

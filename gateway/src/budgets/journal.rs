@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
 
-use rusqlite::{Connection, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 use russet_crds::BudgetPeriod;
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -15,6 +16,8 @@ use super::window::WindowKey;
 
 /// Changes in one commit.
 const MAX_GROUP: usize = 256;
+/// How long another gateway may take to close the file.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long what was used is remembered: longer than the longest window.
 const RETENTION_SECONDS: i64 = 70 * 24 * 3600;
 
@@ -32,12 +35,29 @@ pub(super) enum JournalEntry {
 
 /// The journal cannot be written or read.
 #[derive(Clone, Debug, Error)]
-#[error("the journal of budgets: {0}")]
-pub struct JournalError(String);
+#[error("the journal of budgets: {message}")]
+pub(super) struct JournalError {
+    message: String,
+    /// Whether the file is none of SQLite's, or torn.
+    is_damaged: bool,
+}
+
+impl JournalError {
+    fn new(error: &dyn std::fmt::Display) -> Self {
+        Self { message: error.to_string(), is_damaged: false }
+    }
+}
 
 impl From<rusqlite::Error> for JournalError {
     fn from(error: rusqlite::Error) -> Self {
-        Self(error.to_string())
+        let is_damaged = match &error {
+            rusqlite::Error::SqliteFailure(cause, _) => {
+                matches!(cause.code, ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+            }
+            rusqlite::Error::InvalidColumnType(..) => true,
+            _ => false,
+        };
+        Self { message: error.to_string(), is_damaged }
     }
 }
 
@@ -60,9 +80,30 @@ pub(super) struct Journal {
 type Waiting = (Vec<JournalEntry>, oneshot::Sender<Result<(), JournalError>>);
 
 impl Journal {
-    /// Opens or creates the file.
+    /// Opens or creates the file. One that cannot be read is kept aside, and a new one begun: with another name this gateway
+    /// takes nothing of what it was granted under the old one. An error where no file can be written.
     pub(super) fn open(path: &Path, now: i64) -> Result<(Self, Recovered), JournalError> {
+        let damaged = match Self::open_file(path, now) {
+            Err(JournalError { is_damaged: true, message }) => message,
+            opened => return opened,
+        };
+        let aside = path.with_extension("damaged");
+        tracing::error!("{} cannot be read ({damaged}); it is now {}", path.display(), aside.display());
+        std::fs::rename(path, &aside).map_err(|error| JournalError::new(&error))?;
+        // What belongs to the file, and not to the next one.
+        for suffix in ["-wal", "-shm"] {
+            let mut name = path.as_os_str().to_owned();
+            name.push(suffix);
+            let _ = std::fs::remove_file(name);
+        }
+        Self::open_file(path, now)
+    }
+
+    fn open_file(path: &Path, now: i64) -> Result<(Self, Recovered), JournalError> {
         let mut connection = Connection::open(path)?;
+        // A gateway that ended a moment ago may still have it, and one that runs keeps it: two would spend one grant twice.
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update(None, "locking_mode", "exclusive")?;
         connection.pragma_update(None, "journal_mode", "wal")?;
         // Each commit is on the disk, whatever becomes of the machine.
         connection.pragma_update(None, "synchronous", "full")?;
@@ -83,7 +124,7 @@ impl Journal {
         let (sender, receiver) = mpsc::channel();
         let write = move || run(&mut connection, &receiver);
         let thread = std::thread::Builder::new().name("budgets".to_owned());
-        thread.spawn(write).map_err(|error| JournalError(error.to_string()))?;
+        thread.spawn(write).map_err(|error| JournalError::new(&error))?;
         Ok((Self { sender }, recovered))
     }
 
@@ -92,8 +133,8 @@ impl Journal {
         let (done, written) = oneshot::channel();
         if let Err(mpsc::SendError((_, done))) = self.sender.send((entries, done)) {
             // Nobody may wait for it.
-            let _ = done
-                .send(Err(JournalError("the thread that writes has ended; see the gateway's log".into())));
+            let ended = "the thread that writes has ended; see the gateway's log";
+            let _ = done.send(Err(JournalError::new(&ended)));
         }
         written
     }

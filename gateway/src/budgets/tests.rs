@@ -29,7 +29,7 @@ impl MemoryBudgets {
 
     fn gateway(&self, journal: Option<&Path>) -> Arc<Budgets> {
         let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
-        let budgets = Budgets::with_api(Box::new(self.clone()), journal, metrics).unwrap();
+        let budgets = Budgets::with_api(Box::new(self.clone()), journal, metrics);
         budgets.apply(self.objects.lock().values(), BTreeSet::new());
         Arc::new(budgets)
     }
@@ -179,9 +179,11 @@ async fn a_thousand_requests_of_two_gateways_stay_within_it() {
     for share in &status.windows[0].gateways {
         assert_eq!(share.granted.tokens, share.used.tokens, "{share:?}");
     }
+    let names = [gateways[0].gateway.clone(), gateways[1].gateway.clone()];
+    drop(gateways);
     let again: Vec<Arc<Budgets>> =
         (0..2).map(|number| memory.gateway(Some(&folder.path().join(format!("{number}.sqlite"))))).collect();
-    assert_eq!((&again[0].gateway, &again[1].gateway), (&gateways[0].gateway, &gateways[1].gateway));
+    assert_eq!([&again[0].gateway, &again[1].gateway], [&names[0], &names[1]]);
     let recovered: u64 =
         again.iter().flat_map(|one| one.recovered.values()).map(|amount| amount.tokens).sum();
     assert_eq!(recovered, ran);
@@ -269,10 +271,11 @@ async fn what_a_crash_cut_counts_whole_and_the_rest_comes_back() {
     let first = memory.gateway(Some(&path));
     let done = first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap();
     done.settle(used(5, 20)).await;
-    // It never ends: its process is gone.
-    std::mem::forget(first.reserve(&[ANNA], bound(100, 200)).await.unwrap().unwrap());
-    drop(first);
-    let second = memory.gateway(Some(&path));
+    // While it runs, what a crash would leave of it goes on in another process.
+    let running = first.reserve(&[ANNA], bound(100, 200)).await.unwrap().unwrap();
+    let left = copied(&path, folder.path());
+    let second = memory.gateway(Some(&left));
+    assert_eq!(second.gateway, first.gateway);
     assert!(second.give_back().await);
     let amount = memory.used("b");
     assert_eq!((amount.requests, amount.tokens), (2, 325));
@@ -280,6 +283,71 @@ async fn what_a_crash_cut_counts_whole_and_the_rest_comes_back() {
     let error = refusal(&other, bound(0, 676)).await;
     assert!(error.message.contains("325 are used, 675 are left, and this request may need 676"), "{error}");
     assert!(other.reserve(&[ANNA], bound(0, 675)).await.unwrap().is_some());
+    // Nobody else gets the journal of a gateway that runs, nor its name.
+    let twin = memory.gateway(Some(&path));
+    assert!(twin.journal.is_none() && twin.gateway != first.gateway);
+    drop(running);
+}
+
+/// A copy of a journal and of what belongs to it.
+fn copied(path: &Path, folder: &Path) -> std::path::PathBuf {
+    let copy = folder.join("copy.sqlite");
+    for suffix in ["", "-wal"] {
+        let named = |path: &Path| format!("{}{suffix}", path.display());
+        if Path::new(&named(path)).exists() {
+            std::fs::copy(named(path), named(&copy)).unwrap();
+        }
+    }
+    copy
+}
+
+/// A journal's files and what is in them.
+fn files_of(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let names = ["", "-wal"].into_iter().map(|suffix| format!("{}{suffix}", path.display()));
+    names.filter_map(|name| Some((name.clone(), std::fs::read(&name).ok()?))).collect()
+}
+
+#[tokio::test]
+async fn a_journal_torn_at_any_byte_is_opened_or_kept_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.sqlite");
+    let memory = MemoryBudgets::of([budget("b", vec![per_month(None, Some(1000), None)])]);
+    let first = memory.gateway(Some(&path));
+    for _ in 0..5 {
+        let done = first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap();
+        done.settle(used(5, 20)).await;
+    }
+    let copy = copied(&path, folder.path());
+    // What a gateway that is killed leaves, most of it in the log; and what one that ended leaves.
+    let killed = files_of(&copy);
+    let connection = rusqlite::Connection::open(&copy).unwrap();
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    drop(connection);
+    let ended = files_of(&copy);
+    let (mut whole, mut aside) = (0, 0);
+    for files in [killed, ended] {
+        for (torn, (_, bytes)) in files.iter().enumerate() {
+            for length in (0..bytes.len()).step_by(397) {
+                for (number, (name, bytes)) in files.iter().enumerate() {
+                    let mut bytes = if number == torn { bytes[..length].to_vec() } else { bytes.clone() };
+                    // Where the head is whole, the rest is damaged in another way.
+                    if number == torn && length % 2 == 1 {
+                        bytes.extend((0..200).map(|_| rand::random::<u8>()));
+                    }
+                    std::fs::write(name, bytes).unwrap();
+                }
+                let (_, recovered) = Journal::open(&copy, Timestamp::now().as_second()).unwrap();
+                let total: u64 = recovered.used.values().map(|amount| amount.tokens).sum();
+                assert!(total <= 5 * 100, "{total} after {length} bytes");
+                let damaged = copy.with_extension("damaged");
+                aside += usize::from(damaged.exists());
+                whole += usize::from(recovered.gateway == first.gateway);
+                let _ = std::fs::remove_file(damaged);
+            }
+        }
+    }
+    println!("{whole} opened, {aside} kept aside");
+    assert!(whole > 0 && aside > 0);
 }
 
 #[tokio::test]

@@ -214,8 +214,13 @@ async fn every_dialect_says_what_is_left_of_a_budget() {
         lab.client.get(format!("{}/metrics", gateways[0].url)).send().await.unwrap().text().await.unwrap();
     let line = r#"russet_gateway_budget_request_total{budget="default/children",outcome="refused"} 4"#;
     assert!(metrics.contains(line), "{metrics}");
+    // A gateway that ends gives back what it was granted.
     for gateway in gateways {
         gateway.end().await;
+    }
+    let window = lab.objects.get("budgets", "children").unwrap()["status"]["windows"][0].clone();
+    for share in window["gateways"].as_array().unwrap() {
+        assert_eq!(share["granted"]["requests"], share["used"]["requests"], "{window}");
     }
 }
 
