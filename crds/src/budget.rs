@@ -20,7 +20,6 @@ use crate::Money;
     derive = "PartialEq",
     derive = "Default",
     category = "russet",
-    printcolumn(name = "Per", type_ = "string", json_path = ".spec.limits[*].per"),
     printcolumn(name = "Used", type_ = "string", json_path = ".status.used"),
     printcolumn(
         name = "Exhausted",

@@ -13,6 +13,7 @@ mod amount;
 mod claim;
 mod follow;
 mod journal;
+mod memory;
 mod object;
 mod reservation;
 mod window;
@@ -38,6 +39,7 @@ use amount::{Amount, Thing};
 use claim::Shortage;
 pub(crate) use follow::follow;
 use journal::{AccountKey, Journal, JournalEntry, JournalError};
+pub(crate) use memory::MemoryBudgets;
 use object::KubernetesBudgets;
 use reservation::EntryHold;
 pub(crate) use reservation::Reservation;
@@ -137,6 +139,13 @@ impl Budgets {
     /// when it is killed stays lost until the window ends.
     pub(crate) fn open(client: kube::Client, journal: Option<&Path>, metrics: Arc<Metrics>) -> Self {
         Self::with_api(Box::new(KubernetesBudgets::new(client)), journal, metrics)
+    }
+
+    /// Budgets in memory: there is no API server.
+    pub(crate) fn in_memory(memory: &MemoryBudgets, journal: Option<&Path>, metrics: Arc<Metrics>) -> Self {
+        let budgets = Self::with_api(Box::new(memory.clone()), journal, metrics);
+        budgets.apply(memory.objects.lock().values(), BTreeSet::new());
+        budgets
     }
 
     fn with_api(api: Box<dyn BudgetApi>, journal: Option<&Path>, metrics: Arc<Metrics>) -> Self {
@@ -358,10 +367,10 @@ impl Budgets {
         object::described(object, &usage, now)
     }
 
-    /// Says what was used, and gives back what is not needed, of every Budget. Returns whether all was written.
-    async fn give_back(&self) -> bool {
+    /// Says what was used, and gives back what is not needed, of every Budget. Returns why a status was not written.
+    async fn give_back(&self) -> Option<String> {
         let entries: Vec<Arc<Entry>> = self.entries.lock().values().cloned().collect();
-        let mut all = true;
+        let mut failed = None;
         for entry in entries {
             let _writing = entry.writing.lock().await;
             let before = entry.accounts.lock().object.clone();
@@ -374,12 +383,14 @@ impl Budgets {
                 // The next round has the latest object.
                 Ok(()) | Err(Unwritten::Conflict) => {}
                 Err(Unwritten::Failed(cause)) => {
-                    tracing::debug!(budget = full_name(&before), "its status cannot be written: {cause}");
-                    all = false;
+                    failed = Some(format!(
+                        "the status of Budget {} cannot be written: {cause}",
+                        full_name(&before)
+                    ));
                 }
             }
         }
-        all
+        failed
     }
 
     /// Gives back everything, when no request comes any more.

@@ -1,4 +1,4 @@
-//! Durations in texts, as Go writes them and OpenAI's quota headers have them: `120ms`, `8.64s`, `1m0s`.
+//! Durations in texts, as Go writes them and OpenAI's quota headers have them: `120ms`, `8.64s`, `1m0s`, `8h27m35s`.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ pub(crate) fn short_text(duration: Duration) -> String {
         1_000..60_000 => format!("{}s", ms as f64 / 1000.0),
         _ => {
             let seconds = ms.div_ceil(1000);
-            format!("{}m{}s", seconds / 60, seconds % 60)
+            let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+            if hours > 0 { format!("{hours}h{minutes}m{seconds}s") } else { format!("{minutes}m{seconds}s") }
         }
     }
 }
@@ -30,6 +31,8 @@ mod tests {
             (60_000, "1m0s"),
             (61_500, "1m2s"),
             (119_500, "2m0s"),
+            (3_599_500, "1h0m0s"),
+            (30_455_000, "8h27m35s"),
         ] {
             assert_eq!(short_text(Duration::from_millis(ms)), expected);
         }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus::Registry;
+use russet_crds::Budget;
 use russet_rpc::cache_status::CacheStatus;
 use russet_rpc::tls::TlsFiles;
 use russet_telemetry::admin::Readiness;
@@ -22,7 +23,7 @@ use crate::audit::{AuditError, AuditLog};
 use crate::backends::{self, Backends};
 use crate::batches::BatchContext;
 use crate::benchmarks;
-use crate::budgets::{self, Budgets};
+use crate::budgets::{self, Budgets, MemoryBudgets};
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
 use crate::dispatch::{DispatchLimits, Dispatcher};
@@ -231,6 +232,7 @@ pub async fn run(
         audit,
         metrics: Some(gateway_metrics),
         budgets: Some(budgets),
+        memory_budgets: None,
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -271,6 +273,8 @@ pub struct GatewayServer {
     metrics: Option<Arc<Metrics>>,
     /// What requests may use.
     budgets: Option<Arc<Budgets>>,
+    /// The same without an API server, and the file of their journal.
+    memory_budgets: Option<(MemoryBudgets, PathBuf)>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -308,6 +312,7 @@ impl GatewayServer {
             audit: None,
             metrics: None,
             budgets: None,
+            memory_budgets: None,
         }
     }
 
@@ -319,6 +324,11 @@ impl GatewayServer {
     /// The same, writing there what leaves and how requests end.
     pub fn with_audit_log(self, audit: AuditLog) -> Self {
         Self { audit: Some(audit), ..self }
+    }
+
+    /// The same within these Budgets, which are in memory, with what requests used in that file.
+    pub fn with_budgets(self, budgets: Vec<Budget>, journal: PathBuf) -> Self {
+        Self { memory_budgets: Some((MemoryBudgets::of(budgets), journal)), ..self }
     }
 
     /// Serves until `shutdown`, then lets running responses finish.
@@ -342,6 +352,7 @@ impl GatewayServer {
             audit,
             metrics,
             budgets,
+            memory_budgets,
         } = self;
         let kept = match responses {
             Some(config) => open_store(config).await,
@@ -354,6 +365,10 @@ impl GatewayServer {
             Some(metrics) => metrics,
             None => Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?),
         };
+        let budgets = budgets.or_else(|| {
+            let (memory, journal) = memory_budgets?;
+            Some(Arc::new(Budgets::in_memory(&memory, Some(&journal), metrics.clone())))
+        });
         let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
         // The tasks end with this function.
         let mut reporting = TaskSet::default();

@@ -31,7 +31,7 @@ const UNSEEN_QUERIES: [&str; 2] =
     ];
 
 /// Documented metrics that this cluster does not show.
-const UNSEEN_METRICS: [&str; 22] = [
+const UNSEEN_METRICS: [&str; 23] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
@@ -57,6 +57,7 @@ const UNSEEN_METRICS: [&str; 22] = [
     "russet_gateway_request_cancelled_total",
     "russet_gateway_key_request_total",
     // Nothing leaves the cluster.
+    "russet_gateway_budget_request_total",
     "russet_gateway_provider_request_total",
     // A request is held only if it arrives before its model is ready.
     "russet_gateway_request_queue_time_seconds",

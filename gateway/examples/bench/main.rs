@@ -35,7 +35,10 @@ fn main() {
         match words.as_slice() {
             ["engine", folder] => roles::engine(folder.as_ref()).await,
             ["upstream"] => roles::upstream().await,
-            ["gateway", folder, engine] => roles::gateway(folder.as_ref(), engine).await,
+            ["gateway", folder, engine] => roles::gateway(folder.as_ref(), engine, None).await,
+            ["gateway", folder, engine, policy] => {
+                roles::gateway(folder.as_ref(), engine, Some(policy.as_ref())).await;
+            }
             ["replicas"] => replicas::run().await,
             ["all", nginx] => measure::run(nginx, None).await,
             ["all", nginx, litellm] => measure::run(nginx, Some(litellm)).await,

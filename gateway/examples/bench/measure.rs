@@ -1,6 +1,7 @@
 //! Starts all processes, measures the targets in turn so that other load on the machine affects all alike,
 //! and prints the figures.
 
+use std::path::Path;
 use std::time::Duration;
 
 use russet_rpc::tls::TlsFiles;
@@ -36,6 +37,7 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let key = gateway.output[1].clone();
     let http = |address| LoadTarget::Http { address, key: key.clone() };
     let through = http(gateway.address());
+    let identity = folder_of(&gateway_files);
     let direct = LoadTarget::Grpc { address: engine.address(), files: gateway_files };
     let peer_through = http(nginx.address);
     let peer_direct = http(upstream.address());
@@ -67,6 +69,7 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
         figure(&format!("added {what}, p50 at half load")).beside(p50, its_p50, "ms").no_goal();
         figure(&format!("added {what}, p99 at half load")).beside(p99, its_p99, "ms").at_most(1.0);
     }
+    policy(&identity, folder.path(), &engine, (&direct, &through), (&small, ours / 2.0)).await;
     let [(p50, its_p50), (p99, its_p99)] = chunks::added(targets).await;
     figure("added to a chunk of a stream, p50").beside(p50, its_p50, "µs").no_goal();
     figure("added to a chunk of a stream, p99").beside(p99, its_p99, "µs").at_most(50.0);
@@ -91,6 +94,26 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let what = format!("resident memory with {} streams, beside none", streams::STREAMS);
     figure(&what).beside(megabytes(gateway.memory()), megabytes(idle), "MB").at_most(100.0);
     drop(held);
+}
+
+/// What a gateway adds that has a Budget, whose journal is on the disk before an answer begins and ends, and an audit log;
+/// beside one without.
+async fn policy(
+    identity: &str,
+    folder: &Path,
+    engine: &RoleProcess,
+    (direct, plain): (&LoadTarget, &LoadTarget),
+    (request, rate): (&LoadRequest, f64),
+) {
+    let own = folder.join("policy");
+    std::fs::create_dir(&own).unwrap();
+    let gateway =
+        RoleProcess::start(&["gateway", identity, &engine.output[0], own.to_str().unwrap()], 2).await;
+    let with_policy = LoadTarget::Http { address: gateway.address(), key: gateway.output[1].clone() };
+    let [(p50, its_p50), (p99, its_p99)] = added([direct, &with_policy, direct, plain], request, rate).await;
+    let what = "added with a Budget and an audit log, beside without";
+    figure(&format!("{what}, p50 at half load")).beside(p50, its_p50, "ms").no_goal();
+    figure(&format!("{what}, p99 at half load")).beside(p99, its_p99, "ms").at_most(its_p99 + 1.0);
 }
 
 /// What a proxy adds to the latency: ours and the peer's.

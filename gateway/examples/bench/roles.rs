@@ -14,7 +14,8 @@ use axum::http::header;
 use axum::response::{IntoResponse as _, Response as HttpResponse};
 use axum::routing::post;
 use futures::{Stream, StreamExt as _, stream};
-use russet_crds::{AccessKey, AccessKeySpec};
+use russet_crds::{AccessKey, AccessKeySpec, Budget, BudgetLimit, BudgetPeriod, BudgetSpec};
+use russet_gateway::audit::AuditLog;
 use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::{Keyring, Secret};
 use russet_gateway::listen::{HttpListener, ListenerLimits};
@@ -235,8 +236,22 @@ pub fn table_of(engines: &[String]) -> RoutingTable {
     RoutingTable { synced: true, deployments: vec![deployment], ..RoutingTable::default() }
 }
 
-/// The gateway before the engine at `engine`. Prints its address, then the key that it accepts.
-pub async fn gateway(folder: &Path, engine: &str) {
+/// A Budget that is never used up: it is reserved, settled and written to the disk all the same.
+fn budget() -> Budget {
+    let limit = BudgetLimit {
+        per: BudgetPeriod::Month,
+        requests: Some(1_000_000_000),
+        tokens: Some(1_000_000_000_000),
+        money: "1000".parse().ok(),
+    };
+    let mut budget = Budget::new("bench", BudgetSpec { limits: vec![limit], ..BudgetSpec::default() });
+    budget.metadata.namespace = Some("default".into());
+    budget
+}
+
+/// The gateway before the engine at `engine`; with a folder for policy, it has a Budget and an audit log there. Prints its
+/// address, then the key that it accepts.
+pub async fn gateway(folder: &Path, engine: &str, policy: Option<&Path>) {
     // One log line per request, as `russet gateway` writes.
     russet_telemetry::logs::init("gateway", false);
     let listener = listener().await;
@@ -264,5 +279,11 @@ pub async fn gateway(folder: &Path, engine: &str) {
         DispatchLimits::default(),
         ListenerLimits::default(),
     );
+    let gateway = match policy {
+        None => gateway,
+        Some(folder) => gateway
+            .with_budgets(vec![budget()], folder.join("budgets.db"))
+            .with_audit_log(AuditLog::open(&folder.join("audit")).unwrap()),
+    };
     gateway.serve(input_closed()).await.unwrap();
 }

@@ -231,14 +231,15 @@ impl Accounts {
                 limit => thing.of(used) as f64 / limit as f64,
             };
             let nearest = things.max_by(|one, other| part(one).total_cmp(&part(other)))?;
-            let text = format!(
-                "{} of {} {} per {}",
-                nearest.shown(used),
-                nearest.shown(*limit),
-                nearest.as_str(),
-                per.as_str()
-            );
-            Some(LimitUsage { text, part: part(&nearest) })
+            let part = part(&nearest);
+            let (used, limit) = (nearest.shown(used), nearest.shown(*limit));
+            let text = match nearest {
+                Thing::Money => format!("{used} of {limit} per {}", per.as_str()),
+                Thing::Requests | Thing::Tokens => {
+                    format!("{used} of {limit} {} per {}", nearest.as_str(), per.as_str())
+                }
+            };
+            Some(LimitUsage { text, part })
         };
         self.limits.iter().filter_map(usage).collect()
     }

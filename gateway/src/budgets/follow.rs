@@ -32,11 +32,11 @@ pub(crate) async fn follow(client: Client, caches: CacheStatus, budgets: Arc<Bud
                 }
             }
             _ = interval.tick() => {
-                let written = budgets.give_back().await;
-                if !written && !failing {
-                    tracing::warn!("what requests used cannot be written to the status of Budgets; it is tried again");
+                let failed = budgets.give_back().await;
+                if let Some(why) = failed.as_ref().filter(|_| !failing) {
+                    tracing::warn!("{why}; it is tried again");
                 }
-                failing = !written;
+                failing = failed.is_some();
             }
         }
     }
