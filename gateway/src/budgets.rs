@@ -170,6 +170,11 @@ impl Budgets {
         self.listed.subscribe()
     }
 
+    /// Whether there are none, so that nobody has to look whose request it is.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.lock().is_empty() && self.unreadable.lock().is_empty()
+    }
+
     fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed)
     }

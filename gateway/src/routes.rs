@@ -2,6 +2,7 @@
 //! name. A [`RoutingTable`] is immutable; every change publishes a new one. No sockets and no Kubernetes
 //! client here; `objects` reads the kinds and `follow` watches them.
 
+mod aliases;
 mod complexity;
 mod facts;
 mod follow;
@@ -20,6 +21,7 @@ use russet_crds::{RouteTask, TargetPick, Zone};
 
 use crate::request_defaults::RequestDefaults;
 use crate::zones::ZoneLimit;
+pub use aliases::Aliases;
 pub(crate) use complexity::BYTES_PER_TOKEN;
 pub use complexity::Complexity;
 pub(crate) use facts::LABELS;
@@ -38,7 +40,7 @@ pub struct RoutingTable {
     /// By namespace and name, `default` first.
     pub deployments: Vec<Deployment>,
     /// Names that ModelRoutes give to deployments and models of providers.
-    pub aliases: Vec<ModelAlias>,
+    pub aliases: Aliases,
     /// ModelProviders, by namespace and name.
     pub providers: Vec<Provider>,
     /// What the labels `russet.dev/zone` of namespaces say; none until they are listed, when nothing may leave.
@@ -337,11 +339,8 @@ impl RoutingTable {
     }
 
     fn owner(&self, model: &str, scope: &ModelScope) -> NameOwner<'_> {
-        let claims: Vec<&ModelAlias> = self
-            .aliases
-            .iter()
-            .filter(|alias| scope.sees_namespace(&alias.namespace) && alias.claims(model))
-            .collect();
+        let mut claims = self.aliases.claiming(model);
+        claims.retain(|alias| scope.sees_namespace(&alias.namespace));
         let own = self.by_own_name(model, scope);
         if let Resolved::Targets(found) = &own {
             let route = found.first().and_then(|owner| owner.deployment()).and_then(|owner| {
@@ -455,6 +454,7 @@ impl RoutingTable {
     /// providers alone; behind each those of its adapters.
     pub fn models(&self, scope: &ModelScope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
+        let mut listed = BTreeSet::new();
         for deployment in self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace)) {
             let adapters = deployment.adapters.keys().map(String::as_str);
             for adapter in std::iter::once("").chain(adapters) {
@@ -467,6 +467,7 @@ impl RoutingTable {
                 let ids =
                     [deployment.name.clone(), deployment.full_name()].map(|id| with_adapter(id, adapter));
                 if let Some(id) = ids.into_iter().find(resolves_here) {
+                    listed.insert(id.clone());
                     models.push((id, vec![deployment]));
                 }
             }
@@ -485,7 +486,7 @@ impl RoutingTable {
                 let id = with_adapter(id.clone(), adapter);
                 if let (Resolved::Targets(found), by) = self.resolve_adapter(&id, scope)
                     && by == adapter
-                    && !models.iter().any(|(other, _)| *other == id)
+                    && listed.insert(id.clone())
                 {
                     models.push((id, deployments(&found)));
                 }
@@ -580,13 +581,13 @@ mod tests {
             models: BTreeMap::new(),
             providers: Vec::new(),
             namespace_zones: None,
-            aliases: vec![
+            aliases: Aliases::from(vec![
                 alias("gpt-4o", "usual", &["gone", "large", "small"]),
                 alias("meta-llama/*", "llama", &["large"]),
                 alias("meta-llama/*-1B", "tiny", &["small"]),
                 alias("small", "shadow", &["large"]),
                 alias("empty", "empty", &["gone"]),
-            ],
+            ]),
         }
     }
 
@@ -626,7 +627,7 @@ mod tests {
             |names: &[&str]| names.iter().map(|name| ((*name).into(), format!("m-{name}"))).collect();
         table.deployments[2].adapters = adapters(&["clerk", "pirate"]);
         table.deployments[4].adapters = adapters(&["pirate"]);
-        table.aliases.push(alias("large:clerk", "own", &["twin"]));
+        table.aliases = table.aliases.into_iter().chain([alias("large:clerk", "own", &["twin"])]).collect();
         let found = |model: &str, scope: &ModelScope| match table.resolve_adapter(model, scope) {
             (Resolved::Targets(found), adapter) => format!("{} {adapter}", found[0].full_name()),
             (Resolved::Forbidden, _) => "forbidden".to_owned(),
@@ -672,7 +673,8 @@ mod tests {
     #[test]
     fn the_tag_latest_is_implied_unless_it_is_a_name() {
         let mut table = table();
-        table.aliases.extend([alias("large:latest", "exact", &["twin"]), alias("*", "rest", &["small"])]);
+        let more = [alias("large:latest", "exact", &["twin"]), alias("*", "rest", &["small"])];
+        table.aliases = table.aliases.into_iter().chain(more).collect();
         table.deployments[1].adapters.insert("latest".into(), "m".into());
         table.deployments[2].adapters.insert("pirate".into(), "m".into());
         let found = |model: &str, scope: &ModelScope| match table.resolve_adapter(model, scope) {
@@ -692,7 +694,7 @@ mod tests {
         ] {
             assert_eq!(found(model, &ModelScope::ALL), expected, "{model}");
         }
-        table.aliases.clear();
+        table.aliases = Aliases::default();
         let found = |model: &str, scope: &ModelScope| table.resolve(model, scope);
         assert_eq!(found("nix:latest", &ModelScope::ALL), Resolved::Unknown);
         let only = |pattern: &str| ModelScope::new("default", &[pattern.to_owned()]);
@@ -721,7 +723,7 @@ mod tests {
                 deployment("office", "twin"),
                 deployment("office", "mail"),
             ],
-            aliases: vec![
+            aliases: Aliases::from(vec![
                 of("default", "best", "smoke"),
                 of("default", "house-*", "smoke"),
                 of("evil", "*", "trap"),
@@ -737,7 +739,7 @@ mod tests {
                 of("lab", "gpt-*", "twin"),
                 of("lab", "gpt-4o", "twin"),
                 of("office", "mail", "twin"),
-            ],
+            ]),
         };
         for (model, expected) in [
             ("smoke", "default/smoke"),

@@ -13,7 +13,9 @@ const MIN_BYTES_PER_TOKEN: usize = 2;
 impl Dispatcher {
     /// Reserves what a request may use in the Budgets that count it, or says which has too little left.
     pub(super) async fn reserve(&self, pending: &mut PendingRequest) -> Result<(), GatewayError> {
-        let Some(budgets) = &self.budgets else { return Ok(()) };
+        let Some(budgets) = self.budgets.as_ref().filter(|budgets| !budgets.is_empty()) else {
+            return Ok(());
+        };
         let (has_answer, answer_tokens) = match pending.kind {
             RequestKind::Text => (true, pending.request.max_tokens),
             RequestKind::Pooled(_) => (false, Some(0)),

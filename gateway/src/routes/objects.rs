@@ -18,8 +18,8 @@ use crate::request_defaults::RequestDefaults;
 use crate::strip_patterns::StripPatterns;
 
 use super::{
-    DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, IdleLimits, ModelAlias, ModelDetails, Provider,
-    RoutePolicy, RoutingTable,
+    Aliases, DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, IdleLimits, ModelAlias, ModelDetails,
+    Provider, RoutePolicy, RoutingTable,
 };
 
 impl RoutingTable {
@@ -104,7 +104,7 @@ impl RoutingTable {
         aliases.sort_by_cached_key(|alias| {
             (alias.namespace != DEFAULT_NAMESPACE, alias.route.clone(), alias.pattern.clone())
         });
-        Self { synced: true, deployments, aliases, ..Self::default() }
+        Self { synced: true, deployments, aliases: Aliases::from(aliases), ..Self::default() }
     }
 
     /// The same with what is known of these Models.

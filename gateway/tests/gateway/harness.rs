@@ -558,7 +558,7 @@ impl GatewayLab {
         self.publish.send_replace(Arc::new(RoutingTable {
             synced: true,
             deployments,
-            aliases: names,
+            aliases: names.into(),
             ..RoutingTable::default()
         }));
     }

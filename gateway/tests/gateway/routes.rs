@@ -26,7 +26,7 @@ fn names(spec: Value) -> Vec<ModelAlias> {
         "metadata": {"name": "auto", "namespace": "default"}, "spec": spec,
     });
     let route: ModelRoute = serde_json::from_value(object).unwrap();
-    RoutingTable::from_objects(&[], &[], &[route]).aliases
+    RoutingTable::from_objects(&[], &[], &[route]).aliases.into_iter().collect()
 }
 
 fn to(deployment: &str) -> Value {

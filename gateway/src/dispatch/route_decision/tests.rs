@@ -7,7 +7,7 @@ use russet_crds::{ModelProviderSpec, ModelRoute, ModelRouteSpec, RouteTarget, Zo
 
 use super::*;
 use crate::request_defaults::RequestDefaults;
-use crate::routes::{FactsCaller, ModelAlias, RouteHeaders, RoutePolicy};
+use crate::routes::{Aliases, FactsCaller, ModelAlias, RouteHeaders, RoutePolicy};
 
 fn endpoint(address: &str) -> Endpoint {
     let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
@@ -52,11 +52,11 @@ fn table() -> RoutingTable {
             deployment("between", DeploymentState::Ready, &[]),
             deployment("stuck", DeploymentState::Halted("needs 9 GiB".into()), &[]),
         ],
-        aliases: vec![
+        aliases: Aliases::from(vec![
             alias("any", &["stuck", "soon", "up"]),
             alias("queued", &["stuck", "soon"]),
             alias("none", &["gone"]),
-        ],
+        ]),
     }
 }
 
