@@ -50,6 +50,9 @@ enum KeyAction {
         /// Lifetime of the key, such as 12h or 30d; default unlimited.
         #[arg(long)]
         expires: Option<String>,
+        /// Addresses that the key is accepted from, such as 192.168.0.0/16; default any.
+        #[arg(long, value_delimiter = ',', value_name = "RANGE")]
+        source_ranges: Vec<String>,
         /// Holder of the key.
         #[arg(long)]
         owner: Option<String>,
@@ -82,6 +85,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             models,
             model_management,
             expires,
+            source_ranges,
             owner,
         } => {
             let now = jiff::Timestamp::now();
@@ -94,6 +98,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 max_tokens_per_request,
                 max_request_seconds,
                 expires_at,
+                source_ranges,
                 model_management: match model_management {
                     true => ModelManagement::Allowed,
                     false => ModelManagement::Denied,

@@ -81,6 +81,14 @@ pub struct AccessKeySpec {
     /// From this time on the gateway rejects the key. Absent: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
+    /// Addresses from which the gateway accepts the key, such as `192.168.0.0/16` or `fd00::/8`. Behind a reverse proxy it sees
+    /// the proxy's. Empty: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        inner(length(min = 1, max = 64), regex(pattern = r"^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$"))
+    )]
+    pub source_ranges: Vec<String>,
     /// Whether the gateway accepts the key. A disabled key still counts: while it exists, clients without a
     /// key are rejected on loopback too.
     #[serde(default)]

@@ -7,9 +7,11 @@ mod objects;
 mod rate_limit;
 mod report;
 mod secret;
+mod source_ranges;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -27,6 +29,7 @@ pub use follow::follow;
 pub use rate_limit::Quota;
 pub use report::report;
 pub use secret::Secret;
+use source_ranges::SourceRanges;
 
 /// The other header for keys, which Anthropic's clients use.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -72,6 +75,7 @@ pub struct ApiKey {
     pub manages_models: bool,
     per_minute: Option<u32>,
     expires: Option<Timestamp>,
+    sources: SourceRanges,
     enabled: bool,
     /// Why its secret does not open it.
     rejection: Option<SecretRejection>,
@@ -145,20 +149,31 @@ pub enum Caller {
 pub enum AuthError {
     /// The request presents no key.
     MissingKey,
-    /// The key is unknown, expired or disabled; the error does not say which.
+    /// The key is unknown, expired, disabled or not for this address; the error does not say which.
     RejectedKey,
 }
 
 impl Keyring {
-    /// Authenticates a request by its headers. With `open`, the listener accepts requests without a key while
-    /// no AccessKey exists.
-    pub fn caller(&self, headers: &HeaderMap, open: bool, now: Timestamp) -> Result<Caller, AuthError> {
+    /// Authenticates a request by its headers and the address that it comes from. With `open`, the listener accepts requests
+    /// without a key while no AccessKey exists.
+    pub fn caller(
+        &self,
+        headers: &HeaderMap,
+        source: IpAddr,
+        open: bool,
+        now: Timestamp,
+    ) -> Result<Caller, AuthError> {
         if open && self.synced && self.object_count == 0 {
             return Ok(Caller::Anonymous);
         }
         let secret = presented_secret(headers).ok_or(AuthError::MissingKey)?;
         let key = self.by_digest.get(&Digest::sha256(secret)).ok_or(AuthError::RejectedKey)?;
         if !key.enabled || key.is_expired(now) {
+            return Err(AuthError::RejectedKey);
+        }
+        if !key.sources.contain(source) {
+            // Its holder is told no more than that; whoever runs the gateway may wonder.
+            tracing::info!(key = key.full_name(), %source, "a key was rejected that is not accepted from this address");
             return Err(AuthError::RejectedKey);
         }
         key.usage.last_used.store(now.as_second(), Ordering::Relaxed);
@@ -320,6 +335,7 @@ mod tests {
         let some = Keyring::default().updated([&good, &expired, &disabled], 3);
         let caller = |keyring: &Keyring, pairs: &[(&'static str, &str)], open: bool| match keyring.caller(
             &headers(pairs),
+            IpAddr::from([127, 0, 0, 1]),
             open,
             at(20).0,
         ) {

@@ -4,7 +4,7 @@
 mod certificate;
 mod connection_limit;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,6 +184,8 @@ async fn serve_connection(
     limits: ListenerLimits,
     watcher: Watcher,
 ) {
+    // A client that is gone already has none.
+    let Ok(client) = stream.peer_addr() else { return };
     // Tokens are small and must not wait until a packet is full.
     let _ = stream.set_nodelay(true);
     let stream = WriteTimeout::new(stream, limits.write_timeout);
@@ -207,7 +209,7 @@ async fn serve_connection(
                 HttpVersion::Http2 => builder.http2_only(),
                 HttpVersion::Unclear => builder,
             };
-            serve_http(builder, stream, router, first_request_by, watcher).await;
+            serve_http(builder, stream, (router, client.ip()), first_request_by, watcher).await;
         }
         // In boxes: a connection without TLS needs their room at no time.
         Some(tls) => match Box::pin(timeout(limits.handshake_timeout, tls.accept(stream))).await {
@@ -217,7 +219,7 @@ async fn serve_connection(
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
                 // The handshake has a time of its own.
                 let first_request_by = Instant::now() + limits.head_timeout;
-                Box::pin(serve_http(builder, stream, router, first_request_by, watcher)).await;
+                Box::pin(serve_http(builder, stream, (router, client.ip()), first_request_by, watcher)).await;
             }
             Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
             Err(_) => tracing::debug!("a client exceeded the timeout of the TLS handshake"),
@@ -225,10 +227,14 @@ async fn serve_connection(
     }
 }
 
+/// The address that a request comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
+
 async fn serve_http<S>(
     builder: Builder<TokioExecutor>,
     stream: S,
-    router: Router,
+    (router, client): (Router, IpAddr),
     first_request_by: Instant,
     watcher: Watcher,
 ) where
@@ -237,8 +243,9 @@ async fn serve_http<S>(
     let first_request = Arc::new(Notify::new());
     let service = service_fn({
         let (first_request, service) = (first_request.clone(), TowerToHyperService::new(router));
-        move |request| {
+        move |mut request: axum::http::Request<_>| {
             first_request.notify_one();
+            request.extensions_mut().insert(ClientAddress(client));
             service.call(request)
         }
     });

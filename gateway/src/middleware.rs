@@ -1,6 +1,7 @@
 //! Middleware before every dialect: request ids, CORS, and authentication by key. Not here: which pages and names a
 //! port that trusts this machine serves, see `origins`; quotas, see `serving`.
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::{AuthError, Caller, Keyring, presents_key};
-use crate::listen::{Exposure, MAX_HEAD_BYTES};
+use crate::listen::{ClientAddress, Exposure, MAX_HEAD_BYTES};
 use crate::metrics::Metrics;
 use crate::origins::OriginPolicy;
 use crate::rejection::{ErrorFormatter, reject, unknown_path};
@@ -84,9 +85,11 @@ async fn authenticate(layer: AuthLayer, mut request: Request, next: Next) -> Res
         request.extensions_mut().insert(Caller::Anonymous);
         return next.run(request).await;
     }
+    // Every connection has said it.
+    let client = request.extensions().get::<ClientAddress>().map_or(UNKNOWN_CLIENT, |client| client.0);
     let caller = match allowed {
         Err(error) if is_probe || !presents_key(headers) => Err(error),
-        allowed => match (layer.caller(headers).await, allowed) {
+        allowed => match (layer.caller(headers, client).await, allowed) {
             (Ok(Caller::Anonymous), Err(error)) => Err(error),
             (caller, _) => caller.inspect_err(|error| layer.metrics.rejected(error)),
         },
@@ -114,13 +117,16 @@ fn check_head(uri: &Uri, headers: &HeaderMap) -> Result<(), GatewayError> {
     Err(GatewayError::new(ErrorKind::HeadTooLarge, message))
 }
 
+/// In no range that anybody names.
+const UNKNOWN_CLIENT: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
 /// Lists every model and every key, which other machines must not see.
 const METRICS: &str = "/metrics";
 /// Paths that supervisors and collectors on this machine may request without a key.
 const PROBES: &[&str] = &["/healthz", "/readyz", METRICS];
 
 impl AuthLayer {
-    async fn caller(&self, headers: &HeaderMap) -> Result<Caller, GatewayError> {
+    async fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, GatewayError> {
         let mut keyring = self.keyring.clone();
         // Until the first list of keys is complete, rejecting everything is the only safe choice.
         let keyring = match timeout(self.wait, keyring.wait_for(|keyring| keyring.synced)).await {
@@ -132,7 +138,7 @@ impl AuthLayer {
             }
         };
         let open = self.exposure == Exposure::Loopback;
-        keyring.caller(headers, open, Timestamp::now()).map_err(|error| {
+        keyring.caller(headers, client, open, Timestamp::now()).map_err(|error| {
             let message = match error {
                 AuthError::MissingKey => {
                     "this gateway requires a key: send `Authorization: Bearer KEY` or `x-api-key: KEY`; `russet key create NAME` makes one"

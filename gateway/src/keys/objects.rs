@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{AccessKey, KeyState, ModelManagement, names};
 
-use super::{ApiKey, Digest, KeyUsage, Keyring, SecretRejection};
+use super::{ApiKey, Digest, KeyUsage, Keyring, SecretRejection, SourceRanges};
 use crate::request_limits::{MAX_PRIORITY, RequestLimits};
 use crate::routes::ModelScope;
 
@@ -110,6 +110,7 @@ fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
         manages_models: spec.model_management == ModelManagement::Allowed,
         per_minute: spec.requests_per_minute,
         expires: spec.expires_at.as_ref().map(|time| time.0),
+        sources: SourceRanges::parse(&spec.source_ranges),
         enabled: spec.state == KeyState::Enabled && object.metadata.deletion_timestamp.is_none(),
         rejection: None,
         usage,
@@ -145,7 +146,7 @@ pub(super) mod tests {
 
     fn caller(keyring: &Keyring, secret: &str) -> Option<Caller> {
         let headers = [(axum::http::header::AUTHORIZATION, format!("Bearer {secret}").parse().unwrap())];
-        keyring.caller(&headers.into_iter().collect(), true, at(5).0).ok()
+        keyring.caller(&headers.into_iter().collect(), [127, 0, 0, 1].into(), true, at(5).0).ok()
     }
 
     #[test]

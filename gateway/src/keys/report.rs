@@ -87,6 +87,12 @@ fn readiness(key: &ApiKey, now: Timestamp) -> (bool, Reason, String) {
         }
         None => {}
     }
+    if let Some(range) = key.sources.invalid() {
+        let message = format!(
+            "{range} in spec.sourceRanges is no range of addresses such as 192.168.0.0/16, so it has none"
+        );
+        return (false, Reason::InvalidSpec, message);
+    }
     if !key.enabled {
         return (false, Reason::KeyDisabled, "the gateway rejects the key: spec.state is Disabled".into());
     }
@@ -156,7 +162,7 @@ mod tests {
             [(axum::http::header::AUTHORIZATION, "Bearer s".parse().unwrap())].into_iter().collect();
         let mut writes = Vec::new();
         for second in 100..400 {
-            keyring.caller(&headers, true, at(second).0).unwrap();
+            keyring.caller(&headers, [127, 0, 0, 1].into(), true, at(second).0).unwrap();
             if let Some(status) = decide(&keyring.keys[0], at(second).0) {
                 writes.push(status.last_used.clone().unwrap().0.as_second());
                 object.status = Some(status);

@@ -257,3 +257,36 @@ async fn prefixes_are_shared_within_a_namespace_alone() {
     let distinct: std::collections::BTreeSet<&String> = others.iter().chain([&own]).collect();
     assert_eq!(distinct.len(), others.len() + 1, "{own} {others:?}");
 }
+
+#[tokio::test]
+async fn a_key_opens_only_from_the_addresses_it_names() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.engine("a", |_| hello());
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+    lab.keys(&[
+        access_key("desk", "s-desk", |spec| {
+            spec.source_ranges = vec!["127.0.0.2/31".into(), "fd00::/8".into()]
+        }),
+        access_key("wrong", "s-wrong", |spec| spec.source_ranges = vec!["127.0.0.0/99".into()]),
+        access_key("any", "s-any", |_| {}),
+    ]);
+    for (address, secret, expected) in [
+        ([127, 0, 0, 1], "s-desk", 401),
+        ([127, 0, 0, 2], "s-desk", 200),
+        ([127, 0, 0, 3], "s-desk", 200),
+        ([127, 0, 0, 4], "s-desk", 401),
+        ([127, 0, 0, 2], "s-wrong", 401),
+        ([127, 0, 0, 4], "s-any", 200),
+    ] {
+        let client = lab.client_from(address);
+        for url in [lab.url("/v1/models"), lab.network_url("/v1/models")] {
+            // What a client says of where it is counts for nothing.
+            let request = client.get(&url).bearer_auth(secret).header("x-forwarded-for", "127.0.0.2");
+            assert_eq!(
+                request.send().await.unwrap().status(),
+                expected,
+                "{secret} from {address:?} at {url}"
+            );
+        }
+    }
+}
