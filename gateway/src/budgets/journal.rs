@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 use russet_crds::BudgetPeriod;
 use thiserror::Error;
@@ -18,8 +19,17 @@ use super::window::WindowKey;
 const MAX_GROUP: usize = 256;
 /// How long another gateway may take to close the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long what was used is remembered: longer than the longest window.
-const RETENTION_SECONDS: i64 = 70 * 24 * 3600;
+/// How long what was used is remembered, by the length of the window: as long as a status may keep such a window.
+const RETENTION_SECONDS: [(BudgetPeriod, i64); 4] = [
+    (BudgetPeriod::Minute, 3600),
+    (BudgetPeriod::Hour, 24 * 3600),
+    (BudgetPeriod::Day, 7 * 24 * 3600),
+    (BudgetPeriod::Month, 130 * 24 * 3600),
+];
+/// Time between two looks for what is forgotten.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(600);
+/// Pages of the log after which it is written to the file: it stays small, as the disk of a pod is.
+const CHECKPOINT_PAGES: u32 = 64;
 
 /// A window of a Budget, by the Budget's uid: one that is created anew begins anew.
 pub(super) type AccountKey = (String, WindowKey);
@@ -107,6 +117,7 @@ impl Journal {
         connection.pragma_update(None, "journal_mode", "wal")?;
         // Each commit is on the disk, whatever becomes of the machine.
         connection.pragma_update(None, "synchronous", "full")?;
+        connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS gateway (name TEXT NOT NULL);
              CREATE TABLE IF NOT EXISTS used (
@@ -153,7 +164,7 @@ fn recover(connection: &mut Connection, now: i64) -> Result<Recovered, JournalEr
         }
         Err(error) => return Err(error.into()),
     };
-    transaction.execute("DELETE FROM used WHERE start < ?1", [now - RETENTION_SECONDS])?;
+    expire(&transaction, now)?;
     transaction.execute(
         "INSERT INTO used (budget, per, start, requests, tokens, money)
          SELECT budget, per, start, sum(requests), sum(tokens), sum(money) FROM reserved WHERE true
@@ -184,12 +195,22 @@ pub(super) fn new_name() -> String {
     format!("gateway-{:012x}", rand::random::<u64>() >> 16)
 }
 
+/// Forgets windows that are long over.
+fn expire(connection: &Connection, now: i64) -> Result<(), JournalError> {
+    for (per, seconds) in RETENTION_SECONDS {
+        let oldest = now - seconds;
+        connection
+            .execute("DELETE FROM used WHERE per = ?1 AND start < ?2", params![per.as_str(), oldest])?;
+    }
+    Ok(())
+}
+
 fn period(name: &str) -> Option<BudgetPeriod> {
-    let all = [BudgetPeriod::Minute, BudgetPeriod::Hour, BudgetPeriod::Day, BudgetPeriod::Month];
-    all.into_iter().find(|per| per.as_str() == name)
+    RETENTION_SECONDS.into_iter().map(|(per, _)| per).find(|per| per.as_str() == name)
 }
 
 fn run(connection: &mut Connection, receiver: &Receiver<Waiting>) {
+    let mut expiry_due = Instant::now() + EXPIRY_INTERVAL;
     while let Ok((mut entries, first)) = receiver.recv() {
         let mut done = vec![first];
         while done.len() < MAX_GROUP
@@ -205,6 +226,12 @@ fn run(connection: &mut Connection, receiver: &Receiver<Waiting>) {
         for waiting in done {
             // A request that was cancelled needs no word of it.
             let _ = waiting.send(result.clone());
+        }
+        if expiry_due <= Instant::now() {
+            expiry_due = Instant::now() + EXPIRY_INTERVAL;
+            if let Err(error) = expire(connection, Timestamp::now().as_second()) {
+                tracing::warn!("{error}");
+            }
         }
     }
 }
@@ -251,4 +278,42 @@ fn commit(connection: &mut Connection, entries: &[JournalEntry]) -> Result<(), J
     }
     transaction.commit()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_journal_stays_small_and_forgets_what_is_over() {
+        const NOW: i64 = 1_800_000_000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("budgets.db");
+        let (journal, _) = Journal::open(&path, NOW).unwrap();
+        let amount = Amount { requests: 1, tokens: 10, money: 0 };
+        let mut waiting = Vec::new();
+        for id in 0..20_000_u64 {
+            let start = NOW - 60 * i64::try_from(id).unwrap();
+            let minute = ("uid".to_owned(), (BudgetPeriod::Minute, start));
+            let month = ("uid".to_owned(), (BudgetPeriod::Month, NOW - 86_400 * 20));
+            waiting.push(journal.write(vec![
+                JournalEntry::Reserved { id, account: minute.clone(), amount },
+                JournalEntry::Reserved { id, account: month.clone(), amount },
+                JournalEntry::Used { id, account: minute, amount },
+                JournalEntry::Used { id, account: month, amount },
+            ]));
+        }
+        for written in waiting {
+            written.await.unwrap().unwrap();
+        }
+        drop(journal);
+        let (_, recovered) = Journal::open(&path, NOW).unwrap();
+        // Those of an hour, and the month.
+        assert_eq!(recovered.used.len(), 61 + 1);
+        let month = ("uid".to_owned(), (BudgetPeriod::Month, NOW - 86_400 * 20));
+        assert_eq!(recovered.used[&month].tokens, 200_000);
+        let log = folder.path().join("budgets.db-wal");
+        let bytes = std::fs::metadata(&log).map_or(0, |metadata| metadata.len());
+        assert!(bytes < 4 << 20, "the log has {bytes} bytes");
+    }
 }
