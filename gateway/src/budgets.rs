@@ -15,6 +15,7 @@ mod follow;
 mod journal;
 mod memory;
 mod object;
+mod rejection;
 mod reservation;
 mod window;
 
@@ -29,30 +30,31 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use russet_crds::{Budget, BudgetScope};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::api_timeout::WriteError;
-use crate::duration::short_text;
-use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::Metrics;
-use account::{Accounts, ClaimError, Hold};
-use amount::{Amount, Thing};
-use claim::Shortage;
+use account::{Accounts, ClaimError};
+use amount::Amount;
 pub(crate) use follow::follow;
-use journal::{AccountKey, Journal, JournalEntry, JournalError};
+use journal::{AccountKey, Journal, JournalEntry, JournalError, Recovered};
 pub(crate) use memory::MemoryBudgets;
 use object::KubernetesBudgets;
+use rejection::BudgetRejection;
 use reservation::EntryHold;
 pub(crate) use reservation::Reservation;
-use window::WindowKey;
 
-/// Writes of one status that others came before.
-const MAX_CONFLICTS: u32 = 50;
+/// Writes of one status for one request, most of which others come before.
+const MAX_WRITES: u32 = 50;
 /// Looks for what another gateway gives back: it does so every two seconds.
 const MAX_LOOKS: u32 = 6;
 /// Time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// An answer that is cut for want of tokens has at least so many.
-const MIN_ANSWER_TOKENS: u64 = 64;
+/// An answer that is cut for want of tokens has at least so many, where its request does not say how long it may be.
+const MIN_ANSWER_TOKENS: u32 = 64;
+/// The same where it does: many programs always name the most that a model has.
+const MIN_CUT_TOKENS: u32 = 1024;
 
 /// Where Budgets are.
 pub(crate) trait BudgetApi: Send + Sync {
@@ -70,32 +72,32 @@ pub(crate) struct Budgets {
     journal: Option<Journal>,
     /// What was used before this gateway started.
     recovered: HashMap<AccountKey, Amount>,
-    entries: Mutex<BTreeMap<(String, String), Arc<Entry>>>,
-    /// Budgets that cannot be decoded.
-    unreadable: Mutex<BTreeSet<(String, String)>>,
+    /// Whether the last of that may be missing.
+    has_rebooted: bool,
+    known: Mutex<KnownBudgets>,
     listed: watch::Sender<bool>,
     last_id: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
+/// The Budgets that exist, by namespace and name.
+#[derive(Default)]
+struct KnownBudgets {
+    entries: BTreeMap<(String, String), Arc<Entry>>,
+    /// Those that cannot be decoded.
+    unreadable: BTreeSet<(String, String)>,
+}
+
 /// One Budget.
 struct Entry {
     accounts: Mutex<Accounts>,
-    /// One write of its status at a time.
-    writing: tokio::sync::Mutex<()>,
+    /// One write of its status at a time, and when it was read last.
+    writing: tokio::sync::Mutex<Instant>,
 }
 
 impl Entry {
-    fn key(&self, window: WindowKey) -> AccountKey {
-        self.accounts.lock().key(window)
-    }
-
     fn limits_money(&self) -> bool {
         self.accounts.lock().limits_money()
-    }
-
-    fn settle(&self, hold: &Hold, used: Amount) {
-        self.accounts.lock().settle(hold, used);
     }
 }
 
@@ -156,13 +158,11 @@ impl Budgets {
             };
             Journal::open(path, Timestamp::now().as_second()).inspect_err(log).ok()
         });
-        let (journal, gateway, recovered) = match opened {
-            Some((journal, recovered)) => (Some(journal), recovered.gateway, recovered.used),
-            None => (None, journal::new_name(), HashMap::new()),
-        };
-        let (entries, unreadable) = (Mutex::default(), Mutex::default());
-        let (listed, last_id) = (watch::Sender::new(false), AtomicU64::new(0));
-        Self { gateway, api, journal, recovered, entries, unreadable, listed, last_id, metrics }
+        let (journal, recovered) = opened.unzip();
+        let Recovered { gateway, used: recovered, has_rebooted } =
+            recovered.unwrap_or_else(|| Recovered { gateway: journal::new_name(), ..Recovered::default() });
+        let (known, listed, last_id) = (Mutex::default(), watch::Sender::new(false), AtomicU64::new(0));
+        Self { gateway, api, journal, recovered, has_rebooted, known, listed, last_id, metrics }
     }
 
     /// Whether the Budgets were listed once; before that no request is answered.
@@ -172,7 +172,8 @@ impl Budgets {
 
     /// Whether there are none, so that nobody has to look whose request it is.
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.lock().is_empty() && self.unreadable.lock().is_empty()
+        let known = self.known.lock();
+        known.entries.is_empty() && known.unreadable.is_empty()
     }
 
     fn next_id(&self) -> u64 {
@@ -181,26 +182,29 @@ impl Budgets {
 
     /// Takes over what exists now.
     fn apply<'a>(&self, objects: impl Iterator<Item = &'a Budget>, unreadable: BTreeSet<(String, String)>) {
-        let mut entries = self.entries.lock();
+        let mut known = self.known.lock();
         let mut seen = BTreeSet::new();
         for object in objects {
             let metadata = &object.metadata;
             let name =
                 (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
-            match entries.get(&name) {
+            match known.entries.get(&name) {
                 Some(entry) => entry.accounts.lock().update(object.clone()),
                 None => {
-                    let accounts = Mutex::new(Accounts::new(object.clone(), &self.recovered));
-                    entries.insert(
-                        name.clone(),
-                        Arc::new(Entry { accounts, writing: tokio::sync::Mutex::default() }),
-                    );
+                    let mut accounts = Accounts::new(object.clone(), &self.recovered);
+                    if self.has_rebooted {
+                        accounts.count_grants(&self.gateway);
+                    }
+                    let accounts = Mutex::new(accounts);
+                    let writing = tokio::sync::Mutex::new(Instant::now());
+                    known.entries.insert(name.clone(), Arc::new(Entry { accounts, writing }));
                 }
             }
             seen.insert(name);
         }
-        entries.retain(|name, _| seen.contains(name));
-        *self.unreadable.lock() = unreadable;
+        known.entries.retain(|name, _| seen.contains(name));
+        known.unreadable = unreadable;
+        drop(known);
         self.listed.send_replace(true);
     }
 
@@ -223,19 +227,22 @@ impl Budgets {
         let most = answer_tokens.or(default.min()).unwrap_or(u32::MAX);
         let need =
             |answer: u64| Amount { requests: 1, tokens: prompt_tokens.saturating_add(answer), money: 0 };
+        let least = answer_tokens.map_or(MIN_ANSWER_TOKENS, |asked| asked.min(MIN_CUT_TOKENS));
         let (held, answer) = match self.hold_all(&entries, need(most.into())).await {
             Ok(held) => (Ok(held), most),
-            // One that does not say how long its answer may be gets what is left.
-            Err(refusal) => match refusal.tokens_left().and_then(|left| left.checked_sub(prompt_tokens)) {
-                Some(left) if answer_tokens.is_none() && left >= MIN_ANSWER_TOKENS => {
-                    let less = u32::try_from(left).unwrap_or(u32::MAX).min(most);
-                    (self.hold_all(&entries, need(less.into())).await, less)
+            // With less left, the answer may be as long as that.
+            Err(rejection) => {
+                match rejection.tokens_left().and_then(|left| left.checked_sub(prompt_tokens)) {
+                    Some(left) if left >= least.into() => {
+                        let less = u32::try_from(left).unwrap_or(u32::MAX).min(most);
+                        (self.hold_all(&entries, need(less.into())).await, less)
+                    }
+                    _ => (Err(rejection), most),
                 }
-                _ => (Err(refusal), most),
-            },
+            }
         };
         self.count(&entries, held.is_err());
-        let held = held.map_err(|refusal| refusal.error())?;
+        let held = held.map_err(|rejection| rejection.error())?;
         Reservation::new(self.clone(), held, prompt_tokens, answer).recorded().await.map(Some)
     }
 
@@ -247,9 +254,10 @@ impl Budgets {
 
     /// The Budgets that count a request of any of these.
     fn of(&self, subjects: &[BudgetSubject<'_>]) -> Result<Vec<Arc<Entry>>, GatewayError> {
-        let unreadable = self.unreadable.lock();
-        let hidden =
-            unreadable.iter().find(|(namespace, _)| subjects.iter().any(|one| one.namespace == namespace));
+        let known = self.known.lock();
+        let is_theirs =
+            |(namespace, _): &&(String, String)| subjects.iter().any(|one| one.namespace == namespace);
+        let hidden = known.unreadable.iter().find(is_theirs);
         if let Some((namespace, name)) = hidden {
             let message = format!(
                 "Budget {namespace}/{name} cannot be read by this release of the gateway, so nothing is answered in its \
@@ -257,42 +265,34 @@ impl Budgets {
             );
             return Err(GatewayError::new(ErrorKind::ModelNotReady, message));
         }
-        let entries = self.entries.lock();
         let counts = |((namespace, _), entry): &(&(String, String), &Arc<Entry>)| {
             let accounts = entry.accounts.lock();
             subjects.iter().any(|one| one.is_in(namespace, &accounts.object.spec.scope))
         };
-        Ok(entries.iter().filter(counts).map(|(_, entry)| entry.clone()).collect())
+        Ok(known.entries.iter().filter(counts).map(|(_, entry)| entry.clone()).collect())
     }
 
     /// Reserves so much in all of them or in none.
-    async fn hold_all(&self, entries: &[Arc<Entry>], need: Amount) -> Result<Vec<EntryHold>, Refusal> {
+    async fn hold_all(
+        &self,
+        entries: &[Arc<Entry>],
+        need: Amount,
+    ) -> Result<Vec<EntryHold>, BudgetRejection> {
         let mut held = Vec::new();
         for entry in entries {
-            match self.hold(entry, need).await {
-                Ok(more) => {
-                    held.extend(more.into_iter().map(|hold| EntryHold { entry: entry.clone(), hold }))
-                }
-                Err(refusal) => {
-                    self.release(held);
-                    return Err(refusal);
-                }
-            }
+            // Where one has too little, or the request is gone while it waits, the others have theirs back.
+            held.extend(self.hold(entry, need).await?);
         }
         Ok(held)
     }
 
-    /// Gives back what was reserved and is not used.
-    fn release(&self, held: Vec<EntryHold>) {
-        for EntryHold { entry, hold } in held {
-            entry.settle(&hold, Amount::ZERO);
-        }
-    }
-
     /// Reserves so much of one Budget, and asks for a larger grant where this gateway has too little.
-    async fn hold(&self, entry: &Entry, need: Amount) -> Result<Vec<Hold>, Refusal> {
-        let held = || entry.accounts.lock().try_hold(need, &self.recovered, Timestamp::now());
-        let (mut conflicts, mut looks) = (0, 0);
+    async fn hold(&self, entry: &Arc<Entry>, need: Amount) -> Result<Vec<EntryHold>, BudgetRejection> {
+        let held = || {
+            let held = entry.accounts.lock().try_hold(need, &self.recovered, Timestamp::now())?;
+            Some(held.into_iter().map(|hold| EntryHold::new(entry.clone(), hold)).collect())
+        };
+        let (mut writes, mut looks) = (0, 0);
         loop {
             if let Some(held) = held() {
                 return Ok(held);
@@ -310,28 +310,35 @@ impl Budgets {
             let name = full_name(&object);
             match claimed {
                 Ok(status) => {
+                    writes += 1;
+                    if writes > MAX_WRITES {
+                        let cause =
+                            "others write its status all the time, or the API server does not keep it";
+                        return Err(BudgetRejection::Unavailable { name, cause: cause.to_owned() });
+                    }
                     let object = self.described(entry, Budget { status: Some(status), ..object });
                     match self.write(entry, &object).await {
-                        Ok(()) => {}
-                        Err(Unwritten::Conflict) if conflicts < MAX_CONFLICTS => conflicts += 1,
-                        Err(Unwritten::Conflict) => {
-                            return Err(Refusal::Unavailable {
-                                name,
-                                cause: "others write its status all the time".into(),
-                            });
+                        Ok(()) | Err(Unwritten::Conflict) => {}
+                        Err(Unwritten::Failed(cause)) => {
+                            return Err(BudgetRejection::Unavailable { name, cause });
                         }
-                        Err(Unwritten::Failed(cause)) => return Err(Refusal::Unavailable { name, cause }),
                     }
                 }
-                Err(ClaimError::Short(Shortage::Limit { is_held: true, .. })) if looks < MAX_LOOKS => {
+                Err(ClaimError::Short(shortage)) if shortage.is_held() && looks < MAX_LOOKS => {
                     looks += 1;
                     drop(writing);
                     tokio::time::sleep(LOOK_INTERVAL).await;
-                    let _writing = entry.writing.lock().await;
-                    self.read(entry).await.map_err(|cause| Refusal::Unavailable { name, cause })?;
+                    let mut read_at = entry.writing.lock().await;
+                    // One of those that wait reads for all of them.
+                    if read_at.elapsed() >= LOOK_INTERVAL {
+                        self.read(entry)
+                            .await
+                            .map_err(|cause| BudgetRejection::Unavailable { name, cause })?;
+                        *read_at = Instant::now();
+                    }
                 }
-                Err(ClaimError::Short(shortage)) => return Err(Refusal::Short { name, shortage }),
-                Err(ClaimError::UnknownPeriod) => return Err(Refusal::UnknownPeriod { name }),
+                Err(ClaimError::Short(shortage)) => return Err(BudgetRejection::Short { name, shortage }),
+                Err(ClaimError::UnknownPeriod) => return Err(BudgetRejection::UnknownPeriod { name }),
             }
         }
     }
@@ -374,7 +381,7 @@ impl Budgets {
 
     /// Says what was used, and gives back what is not needed, of every Budget. Returns why a status was not written.
     async fn give_back(&self) -> Option<String> {
-        let entries: Vec<Arc<Entry>> = self.entries.lock().values().cloned().collect();
+        let entries: Vec<Arc<Entry>> = self.known.lock().entries.values().cloned().collect();
         let mut failed = None;
         for entry in entries {
             let _writing = entry.writing.lock().await;
@@ -442,80 +449,6 @@ enum Unwritten {
     Conflict,
     /// The API server refused it, or could not be reached.
     Failed(String),
-}
-
-/// Why a request is not answered.
-#[derive(Debug)]
-enum Refusal {
-    Short { name: String, shortage: Shortage },
-    UnknownPeriod { name: String },
-    Unavailable { name: String, cause: String },
-}
-
-impl Refusal {
-    /// Tokens that are left, where tokens are what is short.
-    fn tokens_left(&self) -> Option<u64> {
-        match self {
-            Self::Short {
-                shortage: Shortage::Limit { thing: Thing::Tokens, limit, used, reserved, .. },
-                ..
-            } => Some(limit.minus(*used).minus(*reserved).tokens),
-            _ => None,
-        }
-    }
-
-    fn error(&self) -> GatewayError {
-        match self {
-            Self::Short {
-                name,
-                shortage: Shortage::Limit { window, thing, limit, used, reserved, need, .. },
-            } => {
-                let left = limit.minus(*used).minus(*reserved);
-                let until = time_until(window.end);
-                let running = match thing.of(*reserved) {
-                    0 => String::new(),
-                    _ => format!(", {} are reserved by requests that run", thing.shown(*reserved)),
-                };
-                let message = format!(
-                    "Budget {name} allows {} {what} per {per}: {} are used{running}, {} are left, and this request may need {}; \
-                     the next {per} begins in {}",
-                    thing.shown(*limit),
-                    thing.shown(*used),
-                    thing.shown(left),
-                    thing.shown(*need),
-                    short_text(until),
-                    what = thing.as_str(),
-                    per = window.per.as_str(),
-                );
-                let is_short = window.per == russet_crds::BudgetPeriod::Minute;
-                let kind = if is_short { ErrorKind::QuotaExceeded } else { ErrorKind::BudgetExceeded };
-                GatewayError::new(kind, message).retry_after(until)
-            }
-            Self::Short { name, shortage: Shortage::Clock(window) } => {
-                let message = format!(
-                    "Budget {name} has newer windows than the {} of {}, so the clock of this gateway is or was wrong; set it",
-                    window.per.as_str(),
-                    window.start
-                );
-                GatewayError::new(ErrorKind::ModelNotReady, message)
-            }
-            Self::UnknownPeriod { name } => {
-                let message = format!(
-                    "Budget {name} has a limit per a length of time that this release does not know, so nothing is answered"
-                );
-                GatewayError::new(ErrorKind::ModelNotReady, message)
-            }
-            Self::Unavailable { name, cause } => {
-                let message = format!("the gateway cannot ask for more of Budget {name}: {cause}");
-                GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER)
-            }
-        }
-    }
-}
-
-/// The time until a moment.
-fn time_until(end: Timestamp) -> Duration {
-    Duration::try_from(end.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
 }
 
 fn full_name(object: &Budget) -> String {

@@ -96,7 +96,7 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     drop(held);
 }
 
-/// What a gateway adds that has a Budget, whose journal is on the disk before an answer begins and ends, and an audit log;
+/// What a gateway adds that has a Budget, whose journal is written before an answer begins and ends, and an audit log;
 /// beside one without.
 async fn policy(
     identity: &str,

@@ -10,7 +10,7 @@ use russet_crds::{Budget, BudgetPeriod, BudgetStatus};
 use super::amount::{Amount, Thing};
 use super::claim::{self, OwnShare, Shortage};
 use super::journal::AccountKey;
-use super::window::{Window, WindowKey};
+use super::window::{LimitWindow, WindowKey};
 
 /// What a gateway knows of a Budget.
 pub(super) struct Accounts {
@@ -25,7 +25,7 @@ pub(super) struct Accounts {
 }
 
 struct Account {
-    window: Window,
+    window: LimitWindow,
     limit: Amount,
     granted: Amount,
     used: Amount,
@@ -45,9 +45,9 @@ impl Account {
 }
 
 /// A part of a window that a request may use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Hold {
-    pub(super) window: WindowKey,
+    pub(super) account: AccountKey,
     pub(super) amount: Amount,
 }
 
@@ -65,7 +65,7 @@ impl Accounts {
         accounts.update(object);
         let own = recovered.keys().filter(|(uid, _)| *uid == accounts.uid);
         let windows = own.filter_map(|(_, (per, start))| {
-            Window::at(*per, &accounts.zone, Timestamp::from_second(*start).ok()?)
+            LimitWindow::at(*per, &accounts.zone, Timestamp::from_second(*start).ok()?)
         });
         for window in windows.collect::<Vec<_>>() {
             let limit = accounts.limit(window);
@@ -74,12 +74,29 @@ impl Accounts {
         accounts
     }
 
-    fn limit(&self, window: Window) -> Amount {
+    /// Counts all that the gateway was granted as used.
+    pub(super) fn count_grants(&mut self, gateway: &str) {
+        let windows = self.object.status.iter().flat_map(|status| &status.windows);
+        let own = windows.filter(|one| one.gateways.iter().any(|share| share.gateway == gateway));
+        let windows: Vec<LimitWindow> =
+            own.map(|one| LimitWindow { per: one.per, start: one.starts_at.0, end: one.ends_at.0 }).collect();
+        for window in windows {
+            let limit = self.limit(window);
+            self.open_window(window, limit, &HashMap::new());
+            let status = self.object.status.clone().unwrap_or_default();
+            let (granted, _) = claim::granted(&status, gateway, window);
+            if let Some(account) = self.accounts.get_mut(&window.key()) {
+                account.used = account.used.max(granted);
+            }
+        }
+    }
+
+    fn limit(&self, window: LimitWindow) -> Amount {
         let limit = self.limits.iter().find(|(per, _)| *per == window.per);
         limit.map_or(Amount::MAX, |(_, limit)| *limit)
     }
 
-    fn open_window(&mut self, window: Window, limit: Amount, recovered: &HashMap<AccountKey, Amount>) {
+    fn open_window(&mut self, window: LimitWindow, limit: Amount, recovered: &HashMap<AccountKey, Amount>) {
         let key = window.key();
         let used = || recovered.get(&(self.uid.clone(), key)).copied().unwrap_or_default();
         self.accounts.entry(key).or_insert_with(|| Account {
@@ -118,15 +135,11 @@ impl Accounts {
         self.limits.iter().any(|(_, limit)| limit.money != u64::MAX)
     }
 
-    pub(super) fn key(&self, window: WindowKey) -> AccountKey {
-        (self.uid.clone(), window)
-    }
-
     /// The windows of now, with what was used in them before this gateway started; `None` where a length is of a newer release.
     fn open(&mut self, recovered: &HashMap<AccountKey, Amount>, now: Timestamp) -> Option<Vec<WindowKey>> {
         let mut keys = Vec::with_capacity(self.limits.len());
         for (per, limit) in self.limits.clone() {
-            let window = Window::at(per, &self.zone, now)?;
+            let window = LimitWindow::at(per, &self.zone, now)?;
             self.open_window(window, limit, recovered);
             keys.push(window.key());
         }
@@ -157,14 +170,16 @@ impl Accounts {
             let Some(account) = self.accounts.get_mut(&window) else { continue };
             let amount = need.limited_by(account.limit);
             account.reserved = account.reserved.plus(amount);
-            holds.push(Hold { window, amount });
+            holds.push(Hold { account: (self.uid.clone(), window), amount });
         }
         Some(holds)
     }
 
     /// A request uses no more of what it reserved, and used this.
     pub(super) fn settle(&mut self, hold: &Hold, used: Amount) {
-        if let Some(account) = self.accounts.get_mut(&hold.window) {
+        let (uid, window) = &hold.account;
+        // One that was created anew owes nothing of what the one before it granted.
+        if let Some(account) = self.accounts.get_mut(window).filter(|_| *uid == self.uid) {
             account.reserved = account.reserved.minus(hold.amount);
             account.used = account.used.plus(used);
         }
@@ -222,7 +237,7 @@ impl Accounts {
     /// What is used in the windows of now, in each of the thing that is nearest to its limit, with that part of the limit.
     pub(super) fn usage(&self, status: &BudgetStatus, now: Timestamp) -> Vec<LimitUsage> {
         let usage = |(per, limit): &(BudgetPeriod, Amount)| {
-            let window = Window::at(*per, &self.zone, now)?;
+            let window = LimitWindow::at(*per, &self.zone, now)?;
             let entry = status.windows.iter().find(|one| one.per == *per && one.starts_at.0 == window.start);
             let used = entry.map_or(Amount::ZERO, |entry| Amount::of(&entry.used));
             let things = Thing::ALL.into_iter().filter(|thing| thing.of(*limit) != u64::MAX);
@@ -256,7 +271,7 @@ pub(super) struct LimitUsage {
 /// Why nothing more is granted.
 #[derive(Debug)]
 pub(super) enum ClaimError {
-    Short(Shortage),
+    Short(Box<Shortage>),
     /// A limit is of a newer release.
     UnknownPeriod,
 }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use russet_crds::{BudgetStatus, BudgetWindow, GatewayUsage};
 
 use super::amount::{Amount, Thing};
-use super::window::Window;
+use super::window::LimitWindow;
 
 /// Windows of one length that a status keeps. A clock that goes back finds what was used then.
 const MAX_WINDOWS: usize = 4;
@@ -16,7 +16,7 @@ pub(super) const SPARE: u64 = 8;
 /// What a gateway has to do with a window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnShare {
-    pub(super) window: Window,
+    pub(super) window: LimitWindow,
     pub(super) limit: Amount,
     /// What its requests used, and those that run may use.
     pub(super) used: Amount,
@@ -28,7 +28,7 @@ pub(super) struct OwnShare {
 pub(super) enum Shortage {
     /// The limit does not allow it.
     Limit {
-        window: Window,
+        window: LimitWindow,
         thing: Thing,
         limit: Amount,
         used: Amount,
@@ -39,7 +39,14 @@ pub(super) enum Shortage {
         is_held: bool,
     },
     /// The window is older than all that the status keeps: this machine's clock is wrong, or was.
-    Clock(Window),
+    Clock(LimitWindow),
+}
+
+impl Shortage {
+    /// Whether another gateway holds some of what is short.
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Self::Limit { is_held: true, .. })
+    }
 }
 
 /// The status with the gateway's grants so much larger, in all these windows or none, and some more for requests to come.
@@ -48,7 +55,7 @@ pub(super) fn claim(
     gateway: &str,
     shares: &[OwnShare],
     need: Amount,
-) -> Result<BudgetStatus, Shortage> {
+) -> Result<BudgetStatus, Box<Shortage>> {
     let mut status = status.clone();
     for share in shares {
         let OwnShare { window, limit, used, reserved } = *share;
@@ -60,7 +67,7 @@ pub(super) fn claim(
         let least = used.plus(reserved).plus(need);
         if let Some(thing) = least.limited_by(limit).beyond(limit.minus(granted_to_others)) {
             let held = granted_to_others.minus(used_by_others);
-            return Err(Shortage::Limit {
+            let shortage = Shortage::Limit {
                 window,
                 thing,
                 limit,
@@ -68,7 +75,8 @@ pub(super) fn claim(
                 reserved: reserved.plus(held),
                 need,
                 is_held: thing.of(held) > 0,
-            });
+            };
+            return Err(Box::new(shortage));
         }
         let spare = limit.minus(granted_to_others).minus(least).limited_by(limit).fraction(SPARE);
         // What was granted before may be reserved while this is written.
@@ -91,7 +99,10 @@ pub(super) fn settled(
     Some(status)
 }
 
-fn window_of(windows: &mut Vec<BudgetWindow>, window: Window) -> Result<&mut BudgetWindow, Shortage> {
+fn window_of(
+    windows: &mut Vec<BudgetWindow>,
+    window: LimitWindow,
+) -> Result<&mut BudgetWindow, Box<Shortage>> {
     let is_same = |one: &BudgetWindow| one.per == window.per && one.starts_at.0 == window.start;
     if !windows.iter().any(is_same) {
         let mut starts: Vec<Timestamp> =
@@ -99,7 +110,7 @@ fn window_of(windows: &mut Vec<BudgetWindow>, window: Window) -> Result<&mut Bud
         starts.sort();
         if starts.len() >= MAX_WINDOWS {
             if window.start < starts[0] {
-                return Err(Shortage::Clock(window));
+                return Err(Box::new(Shortage::Clock(window)));
             }
             let oldest = starts[starts.len() - MAX_WINDOWS];
             windows.retain(|one| one.per != window.per || one.starts_at.0 > oldest);
@@ -113,7 +124,7 @@ fn window_of(windows: &mut Vec<BudgetWindow>, window: Window) -> Result<&mut Bud
         });
         windows.sort_by_key(|one| (one.per, one.starts_at.0));
     }
-    windows.iter_mut().find(|one| is_same(one)).ok_or(Shortage::Clock(window))
+    windows.iter_mut().find(|one| is_same(one)).ok_or_else(|| Box::new(Shortage::Clock(window)))
 }
 
 /// Sets a gateway's share; what it used never becomes less.
@@ -139,13 +150,13 @@ fn of_others(entry: &BudgetWindow, gateway: &str) -> (Amount, Amount) {
 }
 
 /// What was granted to all other gateways in a window.
-pub(super) fn granted_to_others(status: &BudgetStatus, gateway: &str, window: Window) -> Amount {
+pub(super) fn granted_to_others(status: &BudgetStatus, gateway: &str, window: LimitWindow) -> Amount {
     let entry = status.windows.iter().find(|one| one.per == window.per && one.starts_at.0 == window.start);
     entry.map_or(Amount::ZERO, |entry| of_others(entry, gateway).0)
 }
 
 /// The grant of a gateway in a window, and what the status says that it used.
-pub(super) fn granted(status: &BudgetStatus, gateway: &str, window: Window) -> (Amount, Amount) {
+pub(super) fn granted(status: &BudgetStatus, gateway: &str, window: LimitWindow) -> (Amount, Amount) {
     let entry = status.windows.iter().find(|one| one.per == window.per && one.starts_at.0 == window.start);
     let own = entry.and_then(|entry| entry.gateways.iter().find(|one| one.gateway == gateway));
     own.map_or((Amount::ZERO, Amount::ZERO), |own| (Amount::of(&own.granted), Amount::of(&own.used)))
@@ -158,9 +169,9 @@ mod tests {
 
     use super::*;
 
-    fn window(second: i64) -> Window {
+    fn window(second: i64) -> LimitWindow {
         let now = Timestamp::from_second(second).unwrap();
-        Window::at(BudgetPeriod::Minute, &TimeZone::UTC, now).unwrap()
+        LimitWindow::at(BudgetPeriod::Minute, &TimeZone::UTC, now).unwrap()
     }
 
     fn tokens(tokens: u64) -> Amount {
@@ -190,8 +201,12 @@ mod tests {
                         status = next;
                         own[gateway].1 += need;
                     }
-                    Err(Shortage::Limit { thing, .. }) => assert_eq!(thing, Thing::Tokens),
-                    Err(other) => panic!("{other:?}"),
+                    Err(shortage) => {
+                        assert!(
+                            matches!(*shortage, Shortage::Limit { thing: Thing::Tokens, .. }),
+                            "{shortage:?}"
+                        );
+                    }
                 }
                 // Some of what runs ends, having used less.
                 let ended = rand::Rng::random_range(random, 0..=own[gateway].1);
@@ -214,13 +229,13 @@ mod tests {
         let status = claim(&BudgetStatus::default(), "a", &[share(0, 100, 0, 0)], tokens(60)).unwrap();
         assert_eq!(status.windows[0].gateways[0].granted.tokens, 65);
         let short = claim(&status, "b", &[share(0, 100, 0, 0)], tokens(36)).unwrap_err();
-        let Shortage::Limit { reserved, is_held, used, .. } = short else { panic!("{short:?}") };
+        let Shortage::Limit { reserved, is_held, used, .. } = *short else { panic!("{short:?}") };
         assert_eq!((reserved.tokens, used.tokens, is_held), (65, 0, true));
         // The other gave back what it did not need, and another used what it had.
         let status = settled(&status, "a", &share(0, 100, 60, 0), Amount::ZERO).unwrap();
         let status = claim(&status, "b", &[share(0, 100, 0, 0)], tokens(36)).unwrap();
         let short = claim(&status, "b", &[share(0, 100, 36, 0)], tokens(5)).unwrap_err();
-        let Shortage::Limit { used, is_held, .. } = short else { panic!("{short:?}") };
+        let Shortage::Limit { used, is_held, .. } = *short else { panic!("{short:?}") };
         assert_eq!((used.tokens, is_held), (96, false));
         assert!(claim(&status, "b", &[share(0, 100, 36, 0)], tokens(4)).is_ok());
     }
@@ -238,7 +253,10 @@ mod tests {
         status = claim(&status, "a", &[share(180, 100, 0, 0)], tokens(90)).unwrap();
         assert_eq!(status.windows.len(), MAX_WINDOWS);
         // Of the first minute nothing is known any more, so it is not given out again.
-        assert_eq!(claim(&status, "b", &[share(0, 100, 0, 0)], tokens(1)), Err(Shortage::Clock(window(0))));
+        assert_eq!(
+            claim(&status, "b", &[share(0, 100, 0, 0)], tokens(1)),
+            Err(Box::new(Shortage::Clock(window(0))))
+        );
     }
 
     #[test]
@@ -251,6 +269,6 @@ mod tests {
         let status = claim(&BudgetStatus::default(), "a", &[unlimited], need).unwrap();
         assert_eq!(status.windows[0].used.tokens, 7);
         let short = claim(&status, "b", &[unlimited], Amount { money: 1, ..need }).unwrap_err();
-        assert!(matches!(short, Shortage::Limit { thing: Thing::Money, .. }), "{short:?}");
+        assert!(matches!(*short, Shortage::Limit { thing: Thing::Money, .. }), "{short:?}");
     }
 }

@@ -1,5 +1,6 @@
-//! The journal: what requests of this gateway may use and used, on the disk before they are answered and before they end, so
-//! that a gateway that is killed knows it when it starts again. One thread writes; what waits for it is committed together.
+//! The journal: what requests of this gateway may use and used, written before they are answered and before they end, so that
+//! a gateway that is killed knows it when it starts again. One thread writes; what waits for it is committed together. It does
+//! not wait for the disk: after a machine has stopped, all that the gateway was granted counts as used.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -78,6 +79,8 @@ pub(super) struct Recovered {
     pub(super) gateway: String,
     /// What it used. Requests that a crash cut used all that they might.
     pub(super) used: HashMap<AccountKey, Amount>,
+    /// Whether the machine stopped since then, so that the last of it may be missing.
+    pub(super) has_rebooted: bool,
 }
 
 /// The journal of a running gateway.
@@ -115,11 +118,11 @@ impl Journal {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.pragma_update(None, "locking_mode", "exclusive")?;
         connection.pragma_update(None, "journal_mode", "wal")?;
-        // Each commit is on the disk, whatever becomes of the machine.
-        connection.pragma_update(None, "synchronous", "full")?;
+        // A process that is killed has written what it committed; only a machine that stops has not.
+        connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
         connection.execute_batch(
-            "CREATE TABLE IF NOT EXISTS gateway (name TEXT NOT NULL);
+            "CREATE TABLE IF NOT EXISTS gateway (name TEXT NOT NULL, boot TEXT NOT NULL);
              CREATE TABLE IF NOT EXISTS used (
                  budget TEXT NOT NULL, per TEXT NOT NULL, start INTEGER NOT NULL,
                  requests INTEGER NOT NULL, tokens INTEGER NOT NULL, money INTEGER NOT NULL,
@@ -154,16 +157,18 @@ impl Journal {
 /// Settles what a crash cut, and reads what was used.
 fn recover(connection: &mut Connection, now: i64) -> Result<Recovered, JournalError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let named = transaction.query_row("SELECT name FROM gateway", [], |row| row.get::<_, String>(0));
-    let gateway = match named {
-        Ok(name) => name,
-        Err(rusqlite::Error::QueryReturnedNoRows) => {
-            let name = new_name();
-            transaction.execute("INSERT INTO gateway (name) VALUES (?1)", [&name])?;
-            name
-        }
+    let named = transaction.query_row("SELECT name, boot FROM gateway", [], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+    });
+    let boot = boot_id();
+    let (gateway, has_rebooted) = match named {
+        // Of a machine that does not say it, nobody knows.
+        Ok((name, before)) => (name, boot.is_empty() || before != boot),
+        Err(rusqlite::Error::QueryReturnedNoRows) => (new_name(), false),
         Err(error) => return Err(error.into()),
     };
+    transaction.execute("DELETE FROM gateway", [])?;
+    transaction.execute("INSERT INTO gateway (name, boot) VALUES (?1, ?2)", [&gateway, &boot])?;
     expire(&transaction, now)?;
     transaction.execute(
         "INSERT INTO used (budget, per, start, requests, tokens, money)
@@ -187,7 +192,19 @@ fn recover(connection: &mut Connection, now: i64) -> Result<Recovered, JournalEr
         }
     }
     transaction.commit()?;
-    Ok(Recovered { gateway, used })
+    Ok(Recovered { gateway, used, has_rebooted })
+}
+
+/// What the machine calls the time since it was started; empty where it does not say.
+fn boot_id() -> String {
+    let said = match cfg!(target_os = "macos") {
+        true => std::process::Command::new("/usr/sbin/sysctl")
+            .args(["-n", "kern.bootsessionuuid"])
+            .output()
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => std::fs::read_to_string("/proc/sys/kernel/random/boot_id"),
+    };
+    said.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
 /// A name that no other gateway has.

@@ -29,14 +29,27 @@ pub(crate) struct Reservation {
     repeats_prompt: bool,
 }
 
-/// A hold of a Budget.
+/// A hold of a Budget, given back when it is dropped.
 pub(super) struct EntryHold {
-    pub(super) entry: Arc<Entry>,
-    pub(super) hold: Hold,
+    entry: Arc<Entry>,
+    hold: Hold,
+    used: Amount,
+}
+
+impl EntryHold {
+    pub(super) fn new(entry: Arc<Entry>, hold: Hold) -> Self {
+        Self { entry, hold, used: Amount::ZERO }
+    }
+}
+
+impl Drop for EntryHold {
+    fn drop(&mut self) {
+        self.entry.accounts.lock().settle(&self.hold, self.used);
+    }
 }
 
 struct ProviderAttempt {
-    holds: Vec<EntryHold>,
+    _holds: Vec<EntryHold>,
     price: TokenPrice,
 }
 
@@ -81,8 +94,8 @@ impl Reservation {
         Ok(self)
     }
 
-    fn reserved(&self, EntryHold { entry, hold }: &EntryHold) -> JournalEntry {
-        JournalEntry::Reserved { id: self.id, account: entry.key(hold.window), amount: hold.amount }
+    fn reserved(&self, EntryHold { hold, .. }: &EntryHold) -> JournalEntry {
+        JournalEntry::Reserved { id: self.id, account: hold.account.clone(), amount: hold.amount }
     }
 
     /// Whether any of its Budgets counts money.
@@ -95,17 +108,16 @@ impl Reservation {
         self.end_attempt();
         let money = price.of(self.prompt_bound, 0, self.answer_tokens.into()).nanos;
         let need = Amount { money, ..Amount::ZERO };
-        let holds = self.budgets.hold_all(&self.entries(), need).await.map_err(|refusal| refusal.error())?;
+        let holds =
+            self.budgets.hold_all(&self.entries(), need).await.map_err(|rejection| rejection.error())?;
         let entries = holds.iter().map(|held| self.reserved(held)).collect();
-        self.attempt = Some(ProviderAttempt { holds, price });
+        self.attempt = Some(ProviderAttempt { _holds: holds, price });
         self.budgets.record(entries).await
     }
 
     /// The provider did not answer, and wants nothing for it.
     pub(crate) fn end_attempt(&mut self) {
-        if let Some(ProviderAttempt { holds, .. }) = self.attempt.take() {
-            self.budgets.release(holds);
-        }
+        self.attempt = None;
     }
 
     fn entries(&self) -> Vec<Arc<Entry>> {
@@ -155,13 +167,15 @@ impl Reservation {
         } else {
             Amount::ZERO
         };
-        if let Some(ProviderAttempt { holds, .. }) = attempt {
-            self.budgets.release(holds);
-        }
+        drop(attempt);
         let mut entries = Vec::with_capacity(self.base.len());
-        for EntryHold { entry, hold } in std::mem::take(&mut self.base) {
-            entry.settle(&hold, used);
-            entries.push(JournalEntry::Used { id: self.id, account: entry.key(hold.window), amount: used });
+        for mut held in std::mem::take(&mut self.base) {
+            held.used = used;
+            entries.push(JournalEntry::Used {
+                id: self.id,
+                account: held.hold.account.clone(),
+                amount: used,
+            });
         }
         (!entries.is_empty()).then(|| self.budgets.clone().record_later(entries))
     }

@@ -1,3 +1,5 @@
+//! Budgets of one and of two gateways, in memory, with real journals.
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
@@ -247,6 +249,29 @@ fn copied(path: &Path, folder: &Path) -> std::path::PathBuf {
     copy
 }
 
+#[tokio::test]
+async fn after_a_reboot_all_that_was_granted_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.sqlite");
+    let memory = MemoryBudgets::of([budget("b", vec![per_month(None, Some(1000), None)])]);
+    let first = memory.gateway(Some(&path));
+    first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap().settle(used(5, 20)).await;
+    // An eighth of what was left is granted beyond the need.
+    let copy = copied(&path, folder.path());
+    let connection = rusqlite::Connection::open(&copy).unwrap();
+    connection.execute("UPDATE gateway SET boot = 'another'", []).unwrap();
+    drop(connection);
+    let second = memory.gateway(Some(&copy));
+    assert_eq!(second.give_back().await, None);
+    assert_eq!(memory.used("b").tokens, 100 + 900 / 8);
+    // Once it has counted, a restart changes nothing.
+    drop(second);
+    let third = memory.gateway(Some(&copy));
+    assert!(!third.has_rebooted);
+    assert_eq!(third.give_back().await, None);
+    assert_eq!(memory.used("b").tokens, 100 + 900 / 8);
+}
+
 /// A journal's files and what is in them.
 fn files_of(path: &Path) -> Vec<(String, Vec<u8>)> {
     let names = ["", "-wal"].into_iter().map(|suffix| format!("{}{suffix}", path.display()));
@@ -364,6 +389,14 @@ async fn all_budgets_of_a_request_have_enough_or_none_pays() {
     let error = refusal(&budgets, open).await;
     assert!(error.message.contains("80 are left"), "{error}");
     assert_eq!(error.kind, ErrorKind::BudgetExceeded);
+    // So does one whose program always names the most, unless that is too short to be of use.
+    let memory = MemoryBudgets::of([budget("b", vec![per_month(None, Some(5000), None)])]);
+    let budgets = memory.gateway(None);
+    let reservation = budgets.reserve(&[ANNA], bound(1000, 32_000)).await.unwrap().unwrap();
+    assert_eq!(reservation.answer_tokens(), 4000);
+    reservation.settle(used(1000, 2000)).await;
+    assert_eq!(refusal(&budgets, bound(1000, 32_000)).await.kind, ErrorKind::BudgetExceeded);
+    assert!(budgets.reserve(&[ANNA], bound(1000, 1000)).await.is_ok());
 }
 
 #[tokio::test]
@@ -465,4 +498,58 @@ async fn statuses_say_what_is_used_and_what_is_near() {
     budgets.apply([&lowered].into_iter(), BTreeSet::new());
     let error = refusal(&budgets, bound(10, 10)).await;
     assert!(error.message.contains("allows 3 requests per Month"), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_that_leaves_while_it_waits_keeps_nothing() {
+    let memory = MemoryBudgets::of([
+        budget("first", vec![per_month(None, Some(1000), None)]),
+        budget("second", vec![per_month(None, Some(1000), None)]),
+    ]);
+    let (here, there) = (memory.gateway(None), memory.gateway(None));
+    // The other gateway has all of the second, so a request here waits for it, with its part of the first.
+    let elsewhere = BudgetSubject { namespace: "home", ..BudgetSubject::default() };
+    let held = there
+        .hold_all(&there.of(&[elsewhere]).unwrap()[1..], Amount { tokens: 1000, ..Amount::ZERO })
+        .await
+        .unwrap();
+    let waiting = here.reserve(&[ANNA], bound(500, 100));
+    assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err(), "it waits");
+    drop(held);
+    assert_eq!((there.give_back().await, there.give_back().await), (None, None));
+    // A look that is due reads what the other gave back.
+    let all = here.reserve(&[ANNA], bound(900, 100)).await.unwrap().unwrap();
+    drop(all);
+    assert_eq!((here.give_back().await, here.give_back().await), (None, None));
+    for name in ["first", "second"] {
+        let granted: i64 = memory.get(name).status.unwrap().windows[0]
+            .gateways
+            .iter()
+            .map(|share| share.granted.tokens)
+            .sum();
+        assert_eq!(granted, 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_budget_that_is_created_anew_begins_anew() {
+    let memory = MemoryBudgets::of([budget("b", vec![per_month(Some(5), None, None)])]);
+    let budgets = memory.gateway(None);
+    let old = budgets.reserve(&[ANNA], bound(1, 1)).await.unwrap().unwrap();
+    let mut anew = budget("b", vec![per_month(Some(5), None, None)]);
+    anew.metadata.uid = Some("another".into());
+    anew.metadata.resource_version = Some("9".into());
+    memory.objects.lock().insert("b".into(), anew.clone());
+    budgets.apply([&anew].into_iter(), BTreeSet::new());
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        all.push(budgets.reserve(&[ANNA], bound(1, 1)).await.unwrap().unwrap());
+    }
+    old.settle(used(1, 1)).await;
+    assert_eq!(refusal(&budgets, bound(1, 1)).await.kind, ErrorKind::BudgetExceeded);
+    for reservation in all {
+        reservation.settle(used(1, 1)).await;
+    }
+    assert_eq!(budgets.give_back().await, None);
+    assert_eq!(memory.used("b").requests, 5);
 }

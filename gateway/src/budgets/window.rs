@@ -6,7 +6,7 @@ use russet_crds::BudgetPeriod;
 
 /// A minute, hour, day or month.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
+pub(super) struct LimitWindow {
     pub(super) per: BudgetPeriod,
     pub(super) start: Timestamp,
     pub(super) end: Timestamp,
@@ -15,7 +15,7 @@ pub(super) struct Window {
 /// A window by its length and its beginning, in seconds since 1970.
 pub(super) type WindowKey = (BudgetPeriod, i64);
 
-impl Window {
+impl LimitWindow {
     /// The window of this length in which `now` is; `None` for a length of a newer release, and at the ends of time.
     pub(super) fn at(per: BudgetPeriod, zone: &TimeZone, now: Timestamp) -> Option<Self> {
         let day = |date: jiff::civil::Date| zone.to_zoned(date.at(0, 0, 0, 0)).ok();
@@ -76,10 +76,10 @@ mod tests {
             ),
             (Month, "UTC", "2026-12-31T23:59:59Z", "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z"),
         ] {
-            let window = Window::at(per, &TimeZone::get(zone).unwrap(), at(now)).unwrap();
+            let window = LimitWindow::at(per, &TimeZone::get(zone).unwrap(), at(now)).unwrap();
             assert_eq!((window.start, window.end), (at(start), at(end)), "{per:?} in {zone} at {now}");
         }
-        assert_eq!(Window::at(BudgetPeriod::Unknown, &TimeZone::UTC, at("2026-01-01T00:00:00Z")), None);
+        assert_eq!(LimitWindow::at(BudgetPeriod::Unknown, &TimeZone::UTC, at("2026-01-01T00:00:00Z")), None);
     }
 
     #[test]
@@ -87,13 +87,13 @@ mod tests {
         for zone in ["UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia", "Australia/Lord_Howe"] {
             let zone = TimeZone::get(zone).unwrap();
             for per in [BudgetPeriod::Hour, BudgetPeriod::Day, BudgetPeriod::Month] {
-                let mut window = Window::at(per, &zone, at("2011-11-15T00:00:00Z")).unwrap();
+                let mut window = LimitWindow::at(per, &zone, at("2011-11-15T00:00:00Z")).unwrap();
                 for _ in 0..2000 {
-                    let next = Window::at(per, &zone, window.end).unwrap();
+                    let next = LimitWindow::at(per, &zone, window.end).unwrap();
                     assert_eq!(next.start, window.end, "{per:?}");
                     assert!(next.end > next.start);
                     let last = window.end - SignedDuration::from_nanos(1);
-                    assert_eq!(Window::at(per, &zone, last), Some(window));
+                    assert_eq!(LimitWindow::at(per, &zone, last), Some(window));
                     window = next;
                 }
             }

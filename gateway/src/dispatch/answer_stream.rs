@@ -14,10 +14,6 @@ use crate::providers::{ProviderError, ProviderRequest, ProviderStream};
 use crate::zones::Cleared;
 
 /// Where the events of an answer come from.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all answers are of engines, and need no allocation of their own"
-)]
 pub(super) enum AnswerStream {
     /// An engine of this cluster.
     Engine(EngineStream),

@@ -57,7 +57,8 @@ impl Dispatcher {
         };
         if let Some(mut reservation) = reservation {
             if has_answer && reservation.limits_answers() {
-                pending.request.max_tokens.get_or_insert(reservation.answer_tokens());
+                let asked = pending.request.max_tokens.unwrap_or(u32::MAX);
+                pending.request.max_tokens = Some(asked.min(reservation.answer_tokens()));
             }
             if pending.recorder().repeats_prompt() {
                 reservation.without_prompt();

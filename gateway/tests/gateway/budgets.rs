@@ -91,8 +91,15 @@ impl BudgetLab {
         engine
     }
 
+    /// Applies a Budget; what it is changed to is a newer version.
     fn budget(&self, name: &str, spec: Value) {
-        self.objects.apply("budgets", object("Budget", name, spec));
+        let mut budget = object("Budget", name, spec);
+        if let Some(stored) = self.objects.get("budgets", name) {
+            let version: u64 = stored["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            budget["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+            budget["status"] = stored["status"].clone();
+        }
+        self.objects.apply("budgets", budget);
     }
 
     async fn gateway(&self, journal: Option<&Path>) -> RunningGateway {
