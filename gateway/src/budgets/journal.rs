@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, Statement, TransactionBehavior, params};
 use russet_crds::BudgetPeriod;
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -136,7 +136,11 @@ impl Journal {
         )?;
         let recovered = recover(&mut connection, now)?;
         let (sender, receiver) = mpsc::channel();
-        let write = move || run(&mut connection, &receiver);
+        let write = move || {
+            if let Err(error) = run(&connection, &receiver) {
+                tracing::error!("{error}");
+            }
+        };
         let thread = std::thread::Builder::new().name("budgets".to_owned());
         thread.spawn(write).map_err(|error| JournalError::new(&error))?;
         Ok((Self { sender }, recovered))
@@ -171,11 +175,13 @@ fn recover(connection: &mut Connection, now: i64) -> Result<Recovered, JournalEr
     transaction.execute("INSERT INTO gateway (name, boot) VALUES (?1, ?2)", [&gateway, &boot])?;
     expire(&transaction, now)?;
     transaction.execute(
-        "INSERT INTO used (budget, per, start, requests, tokens, money)
-         SELECT budget, per, start, sum(requests), sum(tokens), sum(money) FROM reserved WHERE true
-         GROUP BY budget, per, start
-         ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens,
-             money = money + excluded.money",
+        &format!(
+            "INSERT INTO used (budget, per, start, requests, tokens, money)
+             SELECT budget, per, start, sum(requests), sum(tokens), sum(money) FROM reserved WHERE true
+             GROUP BY budget, per, start
+             ON CONFLICT DO UPDATE SET requests = min(requests + excluded.requests, {MAX_AMOUNT}),
+                 tokens = min(tokens + excluded.tokens, {MAX_AMOUNT}), money = min(money + excluded.money, {MAX_AMOUNT})"
+        ),
         [],
     )?;
     transaction.execute("DELETE FROM reserved", [])?;
@@ -226,7 +232,8 @@ fn period(name: &str) -> Option<BudgetPeriod> {
     RETENTION_SECONDS.into_iter().map(|(per, _)| per).find(|per| per.as_str() == name)
 }
 
-fn run(connection: &mut Connection, receiver: &Receiver<Waiting>) {
+fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), JournalError> {
+    let mut statements = Statements::prepare(connection)?;
     let mut expiry_due = Instant::now() + EXPIRY_INTERVAL;
     while let Ok((mut entries, first)) = receiver.recv() {
         let mut done = vec![first];
@@ -236,7 +243,7 @@ fn run(connection: &mut Connection, receiver: &Receiver<Waiting>) {
             entries.extend(more);
             done.push(waiting);
         }
-        let result = commit(connection, &entries);
+        let result = statements.commit(connection, &entries);
         if let Err(error) = &result {
             tracing::error!("{error}");
         }
@@ -251,31 +258,46 @@ fn run(connection: &mut Connection, receiver: &Receiver<Waiting>) {
             }
         }
     }
+    Ok(())
 }
 
-fn commit(connection: &mut Connection, entries: &[JournalEntry]) -> Result<(), JournalError> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    {
-        let mut reserve = transaction.prepare(
-            "INSERT INTO reserved (id, budget, per, start, requests, tokens, money) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-             ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens,
-                 money = money + excluded.money",
-        )?;
-        let mut settle = transaction.prepare(
-            "INSERT INTO used (budget, per, start, requests, tokens, money) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-             ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens,
-                 money = money + excluded.money",
-        )?;
-        let mut release = transaction
-            .prepare("DELETE FROM reserved WHERE id = ?1 AND budget = ?2 AND per = ?3 AND start = ?4")?;
-        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+/// What the thread that writes executes, parsed once: parsing takes as long as writing.
+struct Statements<'c> {
+    reserve: Statement<'c>,
+    settle: Statement<'c>,
+    release: Statement<'c>,
+}
+
+impl<'c> Statements<'c> {
+    fn prepare(connection: &'c Connection) -> Result<Self, JournalError> {
+        // Sums stay within what SQLite counts exactly.
+        let sums = ["requests", "tokens", "money"]
+            .map(|field| format!("{field} = min({field} + excluded.{field}, {MAX_AMOUNT})"))
+            .join(", ");
+        Ok(Self {
+            reserve: connection.prepare(&format!(
+                "INSERT INTO reserved (id, budget, per, start, requests, tokens, money)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET {sums}"
+            ))?,
+            settle: connection.prepare(&format!(
+                "INSERT INTO used (budget, per, start, requests, tokens, money) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT DO UPDATE SET {sums}"
+            ))?,
+            release: connection
+                .prepare("DELETE FROM reserved WHERE id = ?1 AND budget = ?2 AND per = ?3 AND start = ?4")?,
+        })
+    }
+
+    fn commit(&mut self, connection: &Connection, entries: &[JournalEntry]) -> Result<(), JournalError> {
+        // Where one fails, all of them are taken back when this is dropped.
+        let transaction = connection.unchecked_transaction()?;
         for entry in entries {
             match entry {
                 JournalEntry::Reserved { id, account: (budget, (per, start)), amount } => {
-                    let Amount { requests, tokens, money } = *amount;
-                    let (requests, tokens, money) = (number(requests), number(tokens), number(money));
-                    reserve.execute(params![
-                        number(*id),
+                    let (requests, tokens, money) = stored(*amount);
+                    let id = stored_number(*id);
+                    self.reserve.execute(params![
+                        id,
                         budget,
                         per.as_str(),
                         start,
@@ -285,16 +307,26 @@ fn commit(connection: &mut Connection, entries: &[JournalEntry]) -> Result<(), J
                     ])?;
                 }
                 JournalEntry::Used { id, account: (budget, (per, start)), amount } => {
-                    let Amount { requests, tokens, money } = *amount;
-                    let (requests, tokens, money) = (number(requests), number(tokens), number(money));
-                    settle.execute(params![budget, per.as_str(), start, requests, tokens, money])?;
-                    release.execute(params![number(*id), budget, per.as_str(), start])?;
+                    let (requests, tokens, money) = stored(*amount);
+                    self.settle.execute(params![budget, per.as_str(), start, requests, tokens, money])?;
+                    self.release.execute(params![stored_number(*id), budget, per.as_str(), start])?;
                 }
             }
         }
+        transaction.commit()?;
+        Ok(())
     }
-    transaction.commit()?;
-    Ok(())
+}
+
+/// The most that is stored of anything: two of it are still a number of SQLite.
+const MAX_AMOUNT: i64 = 4_000_000_000_000_000_000;
+
+fn stored_number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(MAX_AMOUNT).min(MAX_AMOUNT)
+}
+
+fn stored(amount: Amount) -> (i64, i64, i64) {
+    (stored_number(amount.requests), stored_number(amount.tokens), stored_number(amount.money))
 }
 
 #[cfg(test)]
@@ -329,6 +361,16 @@ mod tests {
         assert_eq!(recovered.used.len(), 61 + 1);
         let month = ("uid".to_owned(), (BudgetPeriod::Month, NOW - 86_400 * 20));
         assert_eq!(recovered.used[&month].tokens, 200_000);
+        // What a provider claims may be absurd, and is still a number after the next one.
+        let (journal, _) = Journal::open(&path, NOW).unwrap();
+        let absurd = Amount { requests: 1, tokens: u64::MAX, money: u64::MAX };
+        for id in 0..5 {
+            let entry = JournalEntry::Used { id, account: month.clone(), amount: absurd };
+            journal.write(vec![entry]).await.unwrap().unwrap();
+        }
+        drop(journal);
+        let (_, recovered) = Journal::open(&path, NOW).unwrap();
+        assert_eq!(recovered.used[&month].tokens, MAX_AMOUNT as u64);
         let log = folder.path().join("budgets.db-wal");
         let bytes = std::fs::metadata(&log).map_or(0, |metadata| metadata.len());
         assert!(bytes < 4 << 20, "the log has {bytes} bytes");
