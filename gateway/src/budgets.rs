@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use russet_crds::{Budget, BudgetScope};
 use tokio::sync::watch;
@@ -185,9 +186,7 @@ impl Budgets {
         let mut known = self.known.lock();
         let mut seen = BTreeSet::new();
         for object in objects {
-            let metadata = &object.metadata;
-            let name =
-                (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
+            let name = (object.namespace().unwrap_or_default(), object.name_any());
             match known.entries.get(&name) {
                 Some(entry) => entry.accounts.lock().update(object.clone()),
                 None => {
@@ -361,8 +360,7 @@ impl Budgets {
     async fn read(&self, entry: &Entry) -> Result<(), String> {
         let (namespace, name) = {
             let accounts = entry.accounts.lock();
-            let metadata = &accounts.object.metadata;
-            (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+            (accounts.object.namespace().unwrap_or_default(), accounts.object.name_any())
         };
         let object = self.api.read(&namespace, &name).await.map_err(|error| error.cause)?;
         entry.accounts.lock().update(object);
@@ -452,12 +450,7 @@ enum Unwritten {
 }
 
 fn full_name(object: &Budget) -> String {
-    let metadata = &object.metadata;
-    format!(
-        "{}/{}",
-        metadata.namespace.as_deref().unwrap_or_default(),
-        metadata.name.as_deref().unwrap_or_default()
-    )
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
 #[cfg(test)]

@@ -68,8 +68,7 @@ impl Accounts {
             LimitWindow::at(*per, &accounts.zone, Timestamp::from_second(*start).ok()?)
         });
         for window in windows.collect::<Vec<_>>() {
-            let limit = accounts.limit(window);
-            accounts.open_window(window, limit, recovered);
+            accounts.open_window(window, recovered);
         }
         accounts
     }
@@ -81,8 +80,7 @@ impl Accounts {
         let windows: Vec<LimitWindow> =
             own.map(|one| LimitWindow { per: one.per, start: one.starts_at.0, end: one.ends_at.0 }).collect();
         for window in windows {
-            let limit = self.limit(window);
-            self.open_window(window, limit, &HashMap::new());
+            self.open_window(window, &HashMap::new());
             let status = self.object.status.clone().unwrap_or_default();
             let (granted, _) = claim::granted(&status, gateway, window);
             if let Some(account) = self.accounts.get_mut(&window.key()) {
@@ -91,13 +89,8 @@ impl Accounts {
         }
     }
 
-    fn limit(&self, window: LimitWindow) -> Amount {
-        let limit = self.limits.iter().find(|(per, _)| *per == window.per);
-        limit.map_or(Amount::MAX, |(_, limit)| *limit)
-    }
-
-    fn open_window(&mut self, window: LimitWindow, limit: Amount, recovered: &HashMap<AccountKey, Amount>) {
-        let key = window.key();
+    fn open_window(&mut self, window: LimitWindow, recovered: &HashMap<AccountKey, Amount>) {
+        let (key, limit) = (window.key(), limit_of(&self.limits, window));
         let used = || recovered.get(&(self.uid.clone(), key)).copied().unwrap_or_default();
         self.accounts.entry(key).or_insert_with(|| Account {
             window,
@@ -119,8 +112,7 @@ impl Accounts {
         self.zone = TimeZone::get(&object.spec.time_zone).unwrap_or(TimeZone::UTC);
         self.limits = object.spec.limits.iter().map(|limit| (limit.per, Amount::limit(limit))).collect();
         for account in self.accounts.values_mut() {
-            let limit = self.limits.iter().find(|(per, _)| *per == account.window.per);
-            account.limit = limit.map_or(Amount::MAX, |(_, limit)| *limit);
+            account.limit = limit_of(&self.limits, account.window);
         }
         self.object = object;
     }
@@ -138,9 +130,9 @@ impl Accounts {
     /// The windows of now, with what was used in them before this gateway started; `None` where a length is of a newer release.
     fn open(&mut self, recovered: &HashMap<AccountKey, Amount>, now: Timestamp) -> Option<Vec<WindowKey>> {
         let mut keys = Vec::with_capacity(self.limits.len());
-        for (per, limit) in self.limits.clone() {
-            let window = LimitWindow::at(per, &self.zone, now)?;
-            self.open_window(window, limit, recovered);
+        for place in 0..self.limits.len() {
+            let window = LimitWindow::at(self.limits[place].0, &self.zone, now)?;
+            self.open_window(window, recovered);
             keys.push(window.key());
         }
         Some(keys)
@@ -238,7 +230,7 @@ impl Accounts {
     pub(super) fn usage(&self, status: &BudgetStatus, now: Timestamp) -> Vec<LimitUsage> {
         let usage = |(per, limit): &(BudgetPeriod, Amount)| {
             let window = LimitWindow::at(*per, &self.zone, now)?;
-            let entry = status.windows.iter().find(|one| one.per == *per && one.starts_at.0 == window.start);
+            let entry = status.windows.iter().find(|one| window.is(one));
             let used = entry.map_or(Amount::ZERO, |entry| Amount::of(&entry.used));
             let things = Thing::ALL.into_iter().filter(|thing| thing.of(*limit) != u64::MAX);
             let part = |thing: &Thing| match thing.of(*limit) {
@@ -258,6 +250,12 @@ impl Accounts {
         };
         self.limits.iter().filter_map(usage).collect()
     }
+}
+
+/// The limit of a window's length; none where it has none any more.
+fn limit_of(limits: &[(BudgetPeriod, Amount)], window: LimitWindow) -> Amount {
+    let limit = limits.iter().find(|(per, _)| *per == window.per);
+    limit.map_or(Amount::MAX, |(_, limit)| *limit)
 }
 
 /// What is used of a limit.

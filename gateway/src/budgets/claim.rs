@@ -103,8 +103,7 @@ fn window_of(
     windows: &mut Vec<BudgetWindow>,
     window: LimitWindow,
 ) -> Result<&mut BudgetWindow, Box<Shortage>> {
-    let is_same = |one: &BudgetWindow| one.per == window.per && one.starts_at.0 == window.start;
-    if !windows.iter().any(is_same) {
+    if !windows.iter().any(|one| window.is(one)) {
         let mut starts: Vec<Timestamp> =
             windows.iter().filter(|one| one.per == window.per).map(|one| one.starts_at.0).collect();
         starts.sort();
@@ -124,7 +123,7 @@ fn window_of(
         });
         windows.sort_by_key(|one| (one.per, one.starts_at.0));
     }
-    windows.iter_mut().find(|one| is_same(one)).ok_or_else(|| Box::new(Shortage::Clock(window)))
+    windows.iter_mut().find(|one| window.is(one)).ok_or_else(|| Box::new(Shortage::Clock(window)))
 }
 
 /// Sets a gateway's share; what it used never becomes less.
@@ -151,13 +150,13 @@ fn of_others(entry: &BudgetWindow, gateway: &str) -> (Amount, Amount) {
 
 /// What was granted to all other gateways in a window.
 pub(super) fn granted_to_others(status: &BudgetStatus, gateway: &str, window: LimitWindow) -> Amount {
-    let entry = status.windows.iter().find(|one| one.per == window.per && one.starts_at.0 == window.start);
+    let entry = status.windows.iter().find(|one| window.is(one));
     entry.map_or(Amount::ZERO, |entry| of_others(entry, gateway).0)
 }
 
 /// The grant of a gateway in a window, and what the status says that it used.
 pub(super) fn granted(status: &BudgetStatus, gateway: &str, window: LimitWindow) -> (Amount, Amount) {
-    let entry = status.windows.iter().find(|one| one.per == window.per && one.starts_at.0 == window.start);
+    let entry = status.windows.iter().find(|one| window.is(one));
     let own = entry.and_then(|entry| entry.gateways.iter().find(|one| one.gateway == gateway));
     own.map_or((Amount::ZERO, Amount::ZERO), |own| (Amount::of(&own.granted), Amount::of(&own.used)))
 }

@@ -2,7 +2,7 @@
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan as _, Unit};
-use russet_crds::BudgetPeriod;
+use russet_crds::{BudgetPeriod, BudgetWindow};
 
 /// A minute, hour, day or month.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,11 @@ impl LimitWindow {
         let start = Timestamp::from_second(start).ok()?;
         let end = start.checked_add(SignedDuration::from_secs(seconds)).ok()?;
         Some(Self { per, start, end })
+    }
+
+    /// Whether a status means it by this entry.
+    pub(super) fn is(&self, entry: &BudgetWindow) -> bool {
+        entry.per == self.per && entry.starts_at.0 == self.start
     }
 
     pub(super) fn key(&self) -> WindowKey {
