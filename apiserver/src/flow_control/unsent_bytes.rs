@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of one user.
@@ -48,10 +48,15 @@ impl UnsentBudget {
 }
 
 impl UnsentPermit {
-    /// Bytes that hold the room they need until they are sent or dropped.
-    pub fn keep_with(mut self, bytes: Bytes) -> Bytes {
-        let excess = self.0.num_permits().saturating_sub(bytes.len().div_ceil(UNIT));
-        drop(self.0.split(excess));
+    /// Bytes that hold the room of their whole buffer until they are sent or dropped. A buffer that is larger than this
+    /// room is left for one of the length of its bytes.
+    pub fn keep_with(mut self, buffer: BytesMut) -> Bytes {
+        let room = self.0.num_permits() * UNIT;
+        let (held, bytes) = match buffer.capacity() <= room.max(buffer.len()) {
+            true => (buffer.capacity(), buffer.freeze()),
+            false => (buffer.len(), Bytes::copy_from_slice(&buffer)),
+        };
+        drop(self.0.split((room / UNIT).saturating_sub(held.div_ceil(UNIT))));
         Bytes::from_owner(Unsent { bytes, _permit: self })
     }
 }
@@ -75,7 +80,7 @@ mod tests {
     async fn bytes_of_a_user_wait_until_others_were_sent() {
         let all = UnsentBytes::default();
         let (user, same, other) = (all.of("a"), all.of("a"), all.of("b"));
-        let large = Bytes::from(vec![b'x'; MAX_UNSENT_BYTES]);
+        let large = BytesMut::from(&vec![b'x'; MAX_UNSENT_BYTES][..]);
         let sent = user.reserve(MAX_UNSENT_BYTES * 2).await.unwrap().keep_with(large);
         let mut waits = Box::pin(same.reserve(1));
         assert!(futures::poll!(&mut waits).is_pending());
@@ -83,8 +88,20 @@ mod tests {
         assert_eq!(sent.len(), MAX_UNSENT_BYTES);
         drop(sent);
         assert!(waits.await.is_some());
-        let small = user.reserve(MAX_UNSENT_BYTES).await.unwrap().keep_with(Bytes::from_static(b"x"));
+        let small = user.reserve(MAX_UNSENT_BYTES).await.unwrap().keep_with(BytesMut::from("x"));
         assert!(same.reserve(MAX_UNSENT_BYTES / 2).await.is_some(), "what was encoded counts");
+        let mut buffer = BytesMut::with_capacity(MAX_UNSENT_BYTES / 2 + 2 * UNIT);
+        buffer.extend_from_slice(b"x");
+        let spare = user.reserve(MAX_UNSENT_BYTES * 2 / 3).await.unwrap().keep_with(buffer);
+        assert!(
+            futures::poll!(Box::pin(same.reserve(MAX_UNSENT_BYTES / 2))).is_pending(),
+            "its buffer counts"
+        );
+        drop(spare);
+        let buffer = BytesMut::with_capacity(4 * UNIT);
+        let copied = user.reserve(UNIT).await.unwrap().keep_with(buffer);
+        assert_eq!(user.0.available_permits(), MAX_UNSENT_BYTES / UNIT - 1, "an empty copy holds nothing");
+        drop(copied);
         drop((user, same, other, small));
         all.of("c");
         assert_eq!(all.0.lock().unwrap().len(), 1, "users without watches are forgotten");

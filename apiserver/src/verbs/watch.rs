@@ -166,7 +166,7 @@ impl WatchFeed {
                 let unsent = self.reserve(first.max(CHUNK_BYTES)).await?;
                 let chunk = self.encode_pending();
                 if !chunk.is_empty() {
-                    return Some(unsent.keep_with(chunk.freeze()));
+                    return Some(unsent.keep_with(chunk));
                 }
                 continue;
             }
@@ -266,19 +266,22 @@ impl WatchFeed {
         if kind == "ADDED" && !self.selector.is_empty() && !self.selector.matches(&resource.view(record)) {
             return;
         }
-        chunk.put_slice(b"{\"type\":\"");
-        chunk.put_slice(kind.as_bytes());
-        chunk.put_slice(b"\",\"object\":");
-        if plain {
-            chunk.put_slice(record.json());
+        let json = if plain {
+            record.json().clone()
         } else {
             let view = resource.view(record);
             let include = &self.call.query.include_object;
             let shown = output::to_shape(resource, &view, self.shape, include, self.headings);
             self.headings = false;
-            chunk.put_slice(shown.to_string().as_bytes());
+            Bytes::from(shown.to_string())
+        };
+        const ENVELOPE: [&[u8]; 3] = [b"{\"type\":\"", b"\",\"object\":", b"}\n"];
+        let [before, between, after] = ENVELOPE;
+        // At once: a buffer that grows by itself doubles, and a watch of large objects held twice what counts.
+        chunk.reserve(before.len() + kind.len() + between.len() + json.len() + after.len());
+        for part in [before, kind.as_bytes(), between, &json, after] {
+            chunk.put_slice(part);
         }
-        chunk.put_slice(b"}\n");
     }
 
     fn bookmark(&mut self, chunk: &mut BytesMut, revision: u64, initial_end: bool) {
