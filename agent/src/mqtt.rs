@@ -8,9 +8,7 @@
 //!
 //! An MQTT connection has one last will, so every entity has its own connection.
 
-pub mod broker;
 mod connection;
-mod tls_bridge;
 pub mod topics;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +16,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_mqtt::{Broker, BrokerTransport};
 use russet_telemetry::tasks::{TaskEnded, TaskSet};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use self::broker::Broker;
-use self::connection::{BrokerTransport, MqttConnection};
+use self::connection::MqttConnection;
 use self::topics::TopicNames;
 
 /// Time for the broker to remove the retained messages of a removed node.
@@ -74,7 +72,10 @@ impl MqttPresence {
         let (removed, forget) = watch::channel(false);
         let mut tasks = TaskSet::default();
         if let Some(config) = config {
-            let transport = BrokerTransport::open(&config.broker, folder, &mut tasks);
+            let transport = {
+                let socket = || crate::process::record::short_path(&folder.join("mqtt.sock"));
+                BrokerTransport::open(&config.broker, socket, &mut tasks)
+            };
             let names = &config.names;
             let own = MqttConnection::new(&config, names.node(node), transport.clone());
             tasks.spawn("MQTT presence of the node", own.run(forget));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use russet_agent::MqttConfig;
-use russet_agent::mqtt::broker::Broker;
 use russet_agent::mqtt::topics::TopicNames;
+use russet_mqtt::Broker;
 
 /// MQTT broker to which this node publishes its state.
 #[derive(clap::Args, Clone, Debug)]

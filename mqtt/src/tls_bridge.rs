@@ -1,5 +1,5 @@
 //! TLS bridge to a broker, outside rumqttc: its own TLS support would add a second, older rustls-webpki and
-//! an unmaintained crate for PEM files. rumqttc connects to a unix socket in the agent's directory, and the
+//! an unmaintained crate for PEM files. rumqttc connects to a unix socket in a directory of the process's own, and the
 //! bridge forwards each connection to the broker.
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-use super::broker::{Broker, Trust};
+use crate::broker::{Broker, Trust};
 
 /// Connect timeout; rumqttc's own is longer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -28,9 +28,9 @@ pub(super) struct TlsBridge {
 
 impl TlsBridge {
     /// Listens for as long as `tasks` run; `None` where the broker does not use TLS.
-    pub fn open(broker: &Broker, folder: &Path, tasks: &mut TaskSet) -> Option<Self> {
+    pub fn open(broker: &Broker, socket: impl FnOnce() -> PathBuf, tasks: &mut TaskSet) -> Option<Self> {
         let trust = broker.tls.clone()?;
-        let path = Arc::new(crate::process::record::short_path(&folder.join("mqtt.sock")));
+        let path = Arc::new(socket());
         let bridge = Self { path, last_error: Arc::default() };
         let target = (broker.host.trim_matches(['[', ']']).to_owned(), broker.port);
         tasks.spawn("MQTT over TLS", bridge.clone().run(target, trust));
@@ -77,7 +77,7 @@ impl TlsBridge {
     }
 
     fn listen(&self) -> std::io::Result<UnixListener> {
-        // A stale socket of a killed agent; no other agent can run in this directory.
+        // A stale socket of a process that was killed; no other one runs in this directory.
         match std::fs::remove_file(&*self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -59,6 +59,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("russet-plan", &["russet-wire", "russet-model", "russet-crds"]),
     ("russet-rpc", &["russet-wire"]),
     ("russet-telemetry", &[]),
+    ("russet-mqtt", &["russet-telemetry"]),
     ("russet-apiserver", &["russet-telemetry"]),
     (
         "russet-operator",
@@ -74,9 +75,13 @@ const GRAPH: &[(&str, &[&str])] = &[
             "russet-plan",
             "russet-rpc",
             "russet-telemetry",
+            "russet-mqtt",
         ],
     ),
-    ("russet-gateway", &["russet-wire", "russet-model", "russet-crds", "russet-rpc", "russet-telemetry"]),
+    (
+        "russet-gateway",
+        &["russet-wire", "russet-model", "russet-crds", "russet-rpc", "russet-telemetry", "russet-mqtt"],
+    ),
     ("russet-mlx", &[]),
     (
         "russet-engine",
@@ -92,6 +97,7 @@ const GRAPH: &[(&str, &[&str])] = &[
             "russet-plan",
             "russet-rpc",
             "russet-telemetry",
+            "russet-mqtt",
             "russet-apiserver",
             "russet-operator",
             "russet-agent",

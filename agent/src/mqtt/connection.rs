@@ -1,45 +1,21 @@
 //! MQTT connection of one entity: reconnects forever with exponential backoff, with a last will each time.
 //! While connected, it corrects wrong statuses of its entity from others.
 
-use std::path::Path;
 use std::time::Duration;
 
-use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
-use rumqttc::{AsyncClient, ClientError, Event, LastWill, MqttOptions, Packet, QoS, Transport};
-use russet_telemetry::tasks::TaskSet;
+use rumqttc::{AsyncClient, ClientError, Event, LastWill, MqttOptions, Packet, QoS};
+use russet_mqtt::{BrokerTransport, ConnectionHistory, Report};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::MqttConfig;
-use super::broker::Broker;
-use super::tls_bridge::TlsBridge;
 use super::topics::{MqttEntity, OFFLINE};
 
-/// Maximum backoff. A broker restarts in less, and one that is gone for good costs a packet a minute.
-const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// Backoff after failed connections; it doubles.
-const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
-    .with_min_delay(Duration::from_secs(1))
-    .with_max_delay(MAX_BACKOFF)
-    .without_max_times();
 /// Delay of a correction, so that two contradicting clients cannot keep a broker busy.
 const CORRECTION_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of queued messages: online messages, a subscription and removal messages, twice.
 const QUEUE_CAPACITY: usize = 16;
-
-/// Transport to the broker.
-#[derive(Clone, Debug)]
-pub(super) struct BrokerTransport {
-    bridge: Option<TlsBridge>,
-}
-
-impl BrokerTransport {
-    /// Prepares the transport: for TLS it starts a bridge, whose task is added to `tasks`.
-    pub fn open(broker: &Broker, folder: &Path, tasks: &mut TaskSet) -> Self {
-        Self { bridge: TlsBridge::open(broker, folder, tasks) }
-    }
-}
 
 /// The connection of one entity.
 #[derive(Debug)]
@@ -48,67 +24,6 @@ pub(super) struct MqttConnection {
     broker: String,
     options: MqttOptions,
     transport: BrokerTransport,
-}
-
-/// A connection that ended sooner after it was accepted may have been taken over.
-const MIN_CONNECTED: Duration = Duration::from_secs(5);
-/// Such ends in a row that mean another client with the same id: a broker that restarts ends one or two.
-const MAX_SHORT_CONNECTIONS: u32 = 3;
-/// A connection this long shows that nobody contests the id any more: the other one waits for as long as this one.
-const UNCONTESTED_AFTER: Duration = Duration::from_secs(150);
-
-/// What earlier connections tell about the next one.
-#[derive(Debug)]
-struct ConnectionHistory {
-    delays: ExponentialBackoff,
-    /// Connections in a row that were accepted and ended within [`MIN_CONNECTED`].
-    short: u32,
-    reported: bool,
-}
-
-/// What to log about the end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Report {
-    /// The first end of an outage.
-    Outage,
-    /// Another client has the same id.
-    Contested,
-    /// Nothing new.
-    Known,
-}
-
-impl Default for ConnectionHistory {
-    fn default() -> Self {
-        Self { delays: BACKOFF.build(), short: 0, reported: false }
-    }
-}
-
-impl ConnectionHistory {
-    fn is_contested(&self) -> bool {
-        self.short >= MAX_SHORT_CONNECTIONS
-    }
-
-    /// Records an end; the connection was accepted for `elapsed`, or never. Returns the pause before the next.
-    fn ended(&mut self, elapsed: Option<Duration>) -> (Duration, Report) {
-        let enough = if self.is_contested() { UNCONTESTED_AFTER } else { MIN_CONNECTED };
-        let mut report = Report::Known;
-        match elapsed {
-            Some(elapsed) if elapsed >= enough => *self = Self::default(),
-            Some(_) => {
-                self.short += 1;
-                if self.short == MAX_SHORT_CONNECTIONS {
-                    report = Report::Contested;
-                }
-            }
-            None => {}
-        }
-        if report == Report::Known && !self.reported {
-            report = Report::Outage;
-        }
-        self.reported = true;
-        let pause = self.delays.next().unwrap_or(MAX_BACKOFF);
-        (if self.is_contested() { MAX_BACKOFF } else { pause }, report)
-    }
 }
 
 /// Whether to reconnect.
@@ -120,21 +35,8 @@ enum ConnectionEnd {
 
 impl MqttConnection {
     pub fn new(config: &MqttConfig, entity: MqttEntity, transport: BrokerTransport) -> Self {
-        let Broker { host, port, login, tls: _ } = &config.broker;
-        let mut options = match &transport.bridge {
-            Some(bridge) => {
-                let mut options = MqttOptions::new(&entity.client_id, bridge.path().to_string_lossy(), 0);
-                options.set_transport(Transport::unix());
-                options
-            }
-            None => MqttOptions::new(&entity.client_id, host, *port),
-        };
-        // rumqttc panics below a second, and counts in seconds.
-        options.set_keep_alive(Duration::from_secs(config.keep_alive.as_secs().clamp(1, 65_535)));
+        let mut options = transport.options(&config.broker, &entity.client_id, config.keep_alive);
         options.set_last_will(LastWill::new(&entity.status, OFFLINE, QoS::AtLeastOnce, true));
-        if let Some((user, secret)) = login {
-            options.set_credentials(user, &secret.0);
-        }
         Self { entity, broker: config.broker.to_string(), options, transport }
     }
 
@@ -153,9 +55,7 @@ impl MqttConnection {
             let error = match ended {
                 Ok(ConnectionEnd::Done) => return,
                 Ok(ConnectionEnd::Retry) => None,
-                Err(error) => {
-                    Some(self.transport.bridge.as_ref().and_then(TlsBridge::last_error).unwrap_or(error))
-                }
+                Err(error) => Some(self.transport.last_error().unwrap_or(error)),
             };
             let (pause, report) = history.ended(connected.map(|since: Instant| since.elapsed()));
             let (broker, topic) = (&self.broker, &self.entity.status);
@@ -267,31 +167,4 @@ async fn publish_removal(client: AsyncClient, entity: MqttEntity, mut forget: wa
         client.publish(topic, QoS::AtLeastOnce, true, payload).await.ok();
     }
     client.disconnect().await.ok();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn contested_client_id_is_said_once_and_retried_each_minute() {
-        let seconds = Duration::from_secs;
-        let mut history = ConnectionHistory::default();
-        for (story, elapsed, pause, report) in [
-            ("no broker yet", None, 1, Report::Outage),
-            ("still none", None, 2, Report::Known),
-            ("an hour online, then its restart", Some(3_600), 1, Report::Outage),
-            ("ended at once", Some(0), 2, Report::Known),
-            ("ended again", Some(1), 4, Report::Known),
-            ("and again", Some(4), 60, Report::Contested),
-            ("the other waits a minute too", Some(60), 60, Report::Known),
-            ("no broker meanwhile", None, 60, Report::Known),
-            ("taken over", Some(90), 60, Report::Known),
-            ("the other client is gone", Some(150), 1, Report::Outage),
-            ("short", Some(2), 2, Report::Known),
-            ("long enough, so it counts anew", Some(5), 1, Report::Outage),
-        ] {
-            assert_eq!(history.ended(elapsed.map(seconds)), (seconds(pause), report), "{story}");
-        }
-    }
 }

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use russet_agent::mqtt::broker::Broker;
 use russet_agent::mqtt::topics::TopicNames;
 use russet_agent::mqtt::{DeploymentKey, MqttConfig, MqttPresence};
+use russet_mqtt::Broker;
 
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
