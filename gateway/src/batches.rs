@@ -11,16 +11,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::keys::Keyring;
+use crate::offline::OfflineContext;
 use crate::response_store::{ResponseStore, ResponseStoreError};
-use crate::serving::Dialect;
 pub(crate) use input::{LineSplitter, MAX_LINE_BYTES};
 pub(crate) use record::{Batch, BatchRecord, BatchStatus};
 pub(crate) use result::{FormatResult, LineOutcome, LineResult};
@@ -65,18 +63,6 @@ pub(crate) enum BeginError {
     /// The store failed; `Deleted` says that the input is gone.
     #[error(transparent)]
     Store(#[from] ResponseStoreError),
-}
-
-/// What batches run with.
-#[derive(Clone)]
-pub(crate) struct BatchContext {
-    /// The routes of clients, without the middleware.
-    pub(crate) router: Router,
-    pub(crate) keyring: watch::Receiver<Arc<Keyring>>,
-    /// The dialect with this name.
-    pub(crate) dialect: fn(&str) -> Option<&'static Dialect>,
-    /// No line begins after this; those that run have time to end.
-    pub(crate) stopping: CancellationToken,
 }
 
 impl Batches {
@@ -126,7 +112,7 @@ impl Batches {
     }
 
     /// Runs every batch until `context.stopping`, and then to the end of the lines that run.
-    pub(crate) async fn run(self: Arc<Self>, context: BatchContext) {
+    pub(crate) async fn run(self: Arc<Self>, context: OfflineContext) {
         let Some(mut begun) = self.begun.lock().take() else { return };
         let (all, lines) =
             (Arc::new(Semaphore::new(MAX_RUNNING)), Arc::new(Semaphore::new(MAX_RUNNING_LINES)));

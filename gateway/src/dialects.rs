@@ -63,7 +63,7 @@ pub(crate) fn named(name: &str) -> Option<&'static Dialect> {
 }
 
 /// The dialect that a path belongs to.
-fn owner(path: &str) -> &'static Dialect {
+pub(crate) fn owner(path: &str) -> &'static Dialect {
     let owners = ALL.iter().filter_map(|dialect| Some((dialect.longest_prefix(path)?, *dialect)));
     owners.max_by_key(|(length, _)| *length).map_or(ALL[0], |(_, dialect)| dialect)
 }

@@ -58,6 +58,8 @@ pub enum ErrorKind {
     FileNotFound,
     /// The caller has no batch with this id.
     BatchNotFound,
+    /// Another request of the caller has this idempotency key.
+    IdempotencyKeyReused,
     /// The response that a request continues is not kept.
     PreviousResponseNotFound,
     /// The disk, or the store of responses, has no room for the response.
@@ -106,6 +108,7 @@ impl ErrorKind {
             Self::ResponseNotFound => "response_not_found",
             Self::FileNotFound => "file_not_found",
             Self::BatchNotFound => "batch_not_found",
+            Self::IdempotencyKeyReused => "idempotency_key_reused",
             Self::PreviousResponseNotFound => "previous_response_not_found",
             Self::StoreFull => "store_full",
             Self::ModelNotReady => "model_not_ready",

@@ -28,6 +28,7 @@ mod duration;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod inbox;
 mod json_body;
 pub mod keys;
 pub mod listen;
@@ -35,6 +36,7 @@ pub mod managed_models;
 mod metrics;
 mod middleware;
 mod model_copies;
+mod offline;
 pub mod origins;
 mod prompt_marks;
 mod providers;

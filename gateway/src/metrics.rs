@@ -43,6 +43,8 @@ pub struct Metrics {
     provider_requests: IntCounterVec,
     budgets: Mutex<HashSet<String>>,
     budget_requests: IntCounterVec,
+    inbox_requests: IntCounterVec,
+    inbox: IntGaugeVec,
     running: IntGaugeVec,
     queue: IntGaugeVec,
     outcomes: IntCounterVec,
@@ -126,6 +128,23 @@ impl Metrics {
                     &["budget", "outcome"],
                 )?,
             )?,
+            inbox_requests: add(
+                registry,
+                counter_from_zero(
+                    "inbox_request_total",
+                    "Requests of the inbox that have ended, and how.",
+                    "outcome",
+                    &["done", "failed"],
+                )?,
+            )?,
+            inbox: add(
+                registry,
+                gauge(
+                    "inbox_queue",
+                    "Requests of the inbox that wait (pending) and that run (leased).",
+                    &["state"],
+                )?,
+            )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
             queue: add(
                 registry,
@@ -202,6 +221,16 @@ impl Metrics {
     /// A request to a provider ended so.
     pub fn provider_request(&self, provider: &str, outcome: &str) {
         self.provider_requests.with_label_values(&[provider, outcome]).inc();
+    }
+
+    /// A request of the inbox has ended.
+    pub fn inbox_ended(&self, outcome: &str) {
+        self.inbox_requests.with_label_values(&[outcome]).inc();
+    }
+
+    /// So many more requests of the inbox are in this state.
+    pub fn inbox_moved(&self, state: &str, more: i64) {
+        self.inbox.with_label_values(&[state]).add(more);
     }
 
     /// Counts a request that a Budget counts, and whether it or another Budget has too little left for it.

@@ -11,8 +11,8 @@ mod message;
 mod record;
 mod recorder;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -53,6 +53,19 @@ pub(crate) struct LogEntry {
     generated: AtomicU32,
     /// The rest of it.
     record: Mutex<RequestRecord>,
+}
+
+/// How a request ended, for whoever sent it on the inside.
+#[derive(Clone, Default)]
+pub(crate) struct RequestOutcome(Arc<OnceLock<Arc<LogEntry>>>);
+
+impl RequestOutcome {
+    /// Whether it ended with an error, if only in the middle of a stream.
+    pub(crate) fn has_failed(&self) -> bool {
+        let has_failed =
+            |entry: &Arc<LogEntry>| matches!(entry.record.lock().end, Some(RequestEnd::Failed { .. }));
+        self.0.get().is_some_and(has_failed)
+    }
 }
 
 impl Default for RequestLog {

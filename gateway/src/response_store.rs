@@ -1,4 +1,4 @@
-//! Responses, files and batches that are kept on disk, in SQLite: rows, bytes, and whose they are. A write returns once it
+//! Responses, files, batches and requests of the inbox that are kept on disk, in SQLite: rows, bytes, and whose they are. A write returns once it
 //! is durable; several become durable together. Not here: what the bytes mean, which is the dialect's, responses that still
 //! run, see `background`, and batches that do, see `batches`.
 
@@ -6,6 +6,7 @@ mod batches;
 mod commit;
 mod database;
 mod files;
+mod inbox;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use commit::CommitQueue;
 use database::Database;
 use files::FileChange;
 pub(crate) use files::{FileHead, FilePart, FilePurpose, FileQuery};
+use inbox::InboxChange;
+pub(crate) use inbox::{AnswerPart, InboxBody, InboxQuery, InboxRow, InboxState};
 
 /// Where responses, files and batches are kept, and for how long.
 #[derive(Clone, Debug)]
@@ -176,6 +179,7 @@ enum Change {
     Delete { owner: String, id: String },
     File(FileChange),
     Batch(BatchChange),
+    Inbox(InboxChange),
 }
 
 impl Change {
@@ -188,6 +192,7 @@ impl Change {
             Self::Delete { .. } => 0,
             Self::File(change) => change.bytes(),
             Self::Batch(change) => change.bytes(),
+            Self::Inbox(change) => change.bytes(),
         }
     }
 }
@@ -386,6 +391,106 @@ impl ResponseStore {
     /// Every batch that has not ended, the oldest first.
     pub(crate) fn unfinished_batches(&self) -> Result<Vec<BatchRow>, ResponseStoreError> {
         batches::unfinished(&self.reader().lock())
+    }
+
+    /// Keeps a request of the inbox; false where its owner has one with its key.
+    pub(crate) async fn insert_request(
+        &self,
+        row: InboxRow,
+        body: InboxBody,
+    ) -> Result<bool, ResponseStoreError> {
+        Ok(self.queue.commit(Change::Inbox(InboxChange::Insert(row, body))).await? > 0)
+    }
+
+    /// A request runs, and its answer begins anew.
+    pub(crate) async fn lease_request(&self, id: &str, now: u64) -> Result<(), ResponseStoreError> {
+        self.change_request(InboxChange::Lease { id: id.to_owned(), now }).await.map(|_| ())
+    }
+
+    /// A request waits again, as if it had not run.
+    pub(crate) async fn release_request(&self, id: &str) -> Result<(), ResponseStoreError> {
+        self.change_request(InboxChange::Release { id: id.to_owned() }).await.map(|_| ())
+    }
+
+    /// Adds bytes to the answer of a request.
+    pub(crate) async fn append_answer(&self, id: &str, part: AnswerPart) -> Result<(), ResponseStoreError> {
+        self.change_request(InboxChange::Append { id: id.to_owned(), part }).await.map(|_| ())
+    }
+
+    /// A client is about to get a part of an answer that has no end yet.
+    pub(crate) async fn deliver_answer(&self, id: &str) -> Result<(), ResponseStoreError> {
+        self.change_request(InboxChange::Deliver { id: id.to_owned() }).await.map(|_| ())
+    }
+
+    /// A request has ended, with this head and the rest of its answer.
+    pub(crate) async fn end_request(
+        &self,
+        id: &str,
+        state: InboxState,
+        now: u64,
+        head: String,
+        part: AnswerPart,
+    ) -> Result<(), ResponseStoreError> {
+        let change = InboxChange::End { id: id.to_owned(), state, now, head, part };
+        self.change_request(change).await.map(|_| ())
+    }
+
+    /// A request that has failed is to run again; false where it has not failed.
+    pub(crate) async fn reopen_request(
+        &self,
+        id: &str,
+        now: u64,
+        expires: u64,
+    ) -> Result<bool, ResponseStoreError> {
+        Ok(self.change_request(InboxChange::Reopen { id: id.to_owned(), now, expires }).await? > 0)
+    }
+
+    /// Deletes a request and its answer; false where the owner has none with this id.
+    pub(crate) async fn delete_request(&self, owner: &str, id: &str) -> Result<bool, ResponseStoreError> {
+        let change = InboxChange::Delete { owner: owner.to_owned(), id: id.to_owned() };
+        Ok(self.change_request(change).await? > 0)
+    }
+
+    async fn change_request(&self, change: InboxChange) -> Result<usize, ResponseStoreError> {
+        self.queue.commit(Change::Inbox(change)).await
+    }
+
+    /// A request of this owner.
+    pub(crate) fn request(&self, owner: &str, id: &str) -> Result<Option<InboxRow>, ResponseStoreError> {
+        inbox::request(&self.reader().lock(), owner, id)
+    }
+
+    /// The request of this owner with this idempotency key.
+    pub(crate) fn request_with_key(
+        &self,
+        owner: &str,
+        key: &str,
+    ) -> Result<Option<InboxRow>, ResponseStoreError> {
+        inbox::request_with_key(&self.reader().lock(), owner, key)
+    }
+
+    /// A page of the requests of this owner, the newest first, and one more where there are more.
+    pub(crate) fn requests(
+        &self,
+        owner: &str,
+        query: &InboxQuery,
+    ) -> Result<Vec<InboxRow>, ResponseStoreError> {
+        inbox::requests(&self.reader().lock(), owner, query)
+    }
+
+    /// Every request that has not ended, the oldest first.
+    pub(crate) fn unended_requests(&self) -> Result<Vec<InboxRow>, ResponseStoreError> {
+        inbox::unended(&self.reader().lock())
+    }
+
+    /// What is sent to the route of a request.
+    pub(crate) fn request_body(&self, id: &str) -> Result<Option<InboxBody>, ResponseStoreError> {
+        inbox::body(&self.reader().lock(), id)
+    }
+
+    /// The first part of the answer of a request that has the byte with this number or a later one.
+    pub(crate) fn answer(&self, id: &str, from: u64) -> Result<Option<AnswerPart>, ResponseStoreError> {
+        inbox::answer(&self.reader().lock(), id, from)
     }
 
     fn reader(&self) -> &Mutex<Connection> {

@@ -21,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::audit::{AuditError, AuditLog};
 use crate::backends::{self, Backends};
-use crate::batches::BatchContext;
 use crate::benchmarks;
 use crate::budgets::{self, Budgets, MemoryBudgets};
 use crate::demand::{DemandReporter, DemandTracker};
@@ -33,6 +32,7 @@ use crate::managed_models::{FindCatalogModel, ManagedModels};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
 use crate::model_copies::ModelCopies;
+use crate::offline::OfflineContext;
 use crate::origins::OriginPolicy;
 use crate::providers::{Providers, SecretReader};
 use crate::rejection::{unknown_path, wrong_method};
@@ -354,16 +354,16 @@ impl GatewayServer {
             budgets,
             memory_budgets,
         } = self;
-        let kept = match responses {
-            Some(config) => open_store(config).await,
-            None => None,
-        };
         let origins = Arc::new(origins);
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = match metrics {
             Some(metrics) => metrics,
             None => Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?),
+        };
+        let kept = match responses {
+            Some(config) => open_store(config, metrics.clone()).await,
+            None => None,
         };
         let budgets = budgets.or_else(|| {
             let (memory, journal) = memory_budgets?;
@@ -395,13 +395,14 @@ impl GatewayServer {
         // What nobody waits for, which ends with this function at the latest.
         let mut offline = JoinSet::new();
         if let Some(kept) = &kept {
-            let context = BatchContext {
+            let context = OfflineContext {
                 router: dialects::routes(&api),
                 keyring: keyring.clone(),
                 dialect: dialects::named,
+                dialect_of: dialects::owner,
                 stopping: stopping.clone(),
             };
-            offline.spawn(kept.clone().run_batches(context));
+            offline.spawn(kept.clone().run(context));
         }
         let mut serving = JoinSet::new();
         for listener in listeners {
@@ -455,8 +456,8 @@ impl GatewayServer {
 }
 
 /// Opens the store of responses. Where that fails, the gateway serves all the same, and keeps nothing.
-async fn open_store(config: ResponseStoreConfig) -> Option<Arc<KeptResponses>> {
-    let opened = tokio::task::spawn_blocking(move || KeptResponses::open(&config)).await;
+async fn open_store(config: ResponseStoreConfig, metrics: Arc<Metrics>) -> Option<Arc<KeptResponses>> {
+    let opened = tokio::task::spawn_blocking(move || KeptResponses::open(&config, metrics)).await;
     match opened.map_err(|error| ResponseStoreError::Failed(error.to_string())).flatten() {
         Ok(kept) => Some(Arc::new(kept)),
         Err(error) => {

@@ -15,6 +15,7 @@ mod api_state;
 mod background_response;
 mod choices;
 mod dialect;
+mod inbox;
 mod kept_responses;
 mod lookup;
 mod model_change;
@@ -29,6 +30,7 @@ mod token_count;
 mod whole_response;
 mod why;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -61,6 +63,7 @@ pub(crate) use dialect::{
     AcceptedResponse, BatchDialect, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext,
     ResponseEnd, ResponseWriter,
 };
+pub(crate) use inbox::InboxRequest;
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
 pub(crate) use model_change::{ModelChange, model_change};
@@ -112,8 +115,15 @@ where
               Extension(id): Extension<RequestId>,
               Extension(caller): Extension<Caller>,
               request: Request| async move {
+            let request = match inbox::keep_if_wanted(&api, dialect, &id, &caller, request).await {
+                ControlFlow::Continue(request) => request,
+                ControlFlow::Break(response) => return response,
+            };
             // The request runs until the last of its recorders is gone.
             let recorder = api.log.begin(&id, &caller, dialect.name);
+            if let Some(outcome) = request.extensions().get() {
+                recorder.report_to(outcome);
+            }
             let quota = api.take_quota(&caller);
             if let Some(quota) = &quota {
                 recorder.quota(quota);

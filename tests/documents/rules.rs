@@ -39,6 +39,7 @@ pub const READERS: [(&str, Given, &[Page]); 3] = [
             Page { name: "docs/routes.md", before: &[] },
             Page { name: "docs/providers.md", before: &[] },
             Page { name: "docs/budgets.md", before: &[] },
+            Page { name: "docs/inbox.md", before: &[] },
             Page { name: "docs/gateway.md", before: &[] },
             Page {
                 name: "docs/plan.md",

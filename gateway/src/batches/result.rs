@@ -1,17 +1,13 @@
 //! What became of a line: the response of its route, or that it did not run. A dialect writes it down.
 
 use axum::body::Body;
-use axum::http::header::{HeaderName, RETRY_AFTER};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::Response;
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::value::RawValue;
-use std::time::Duration;
 
 /// Largest response that is kept: vectors of a full request in JSON.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
-/// The header that is more exact than `Retry-After`.
-const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// What became of a line.
 #[derive(Debug)]
@@ -48,17 +44,6 @@ pub(crate) struct LineResult<'a> {
 /// Writes a result as a JSON text without line breaks.
 pub(crate) type FormatResult = fn(&LineResult<'_>) -> Vec<u8>;
 
-/// How long the gateway asks to wait with a request that it cannot serve now; `None` where the response is the last word.
-pub(super) fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
-    let is_busy = matches!(status.as_u16(), 429 | 503 | 529);
-    let number = |name: HeaderName| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
-    let wait = || {
-        let exact = number(RETRY_AFTER_MS).map(Duration::from_millis);
-        exact.or_else(|| number(RETRY_AFTER).map(Duration::from_secs))
-    };
-    if is_busy { wait() } else { None }
-}
-
 /// The response as it is kept.
 pub(super) async fn outcome(response: Response, request_id: String) -> LineOutcome {
     let (parts, body) = response.into_parts();
@@ -91,26 +76,6 @@ fn quoted(message: String) -> Box<RawValue> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_busy_gateway_is_asked_again() {
-        for (status, headers, expected) in [
-            (429, &[("retry-after", "2")][..], Some(2000)),
-            (503, &[("retry-after", "2"), ("retry-after-ms", "1500")], Some(1500)),
-            (529, &[("retry-after-ms", "0")], Some(0)),
-            (503, &[("x-should-retry", "false")], None),
-            (429, &[("retry-after", "soon")], None),
-            (500, &[("retry-after", "2")], None),
-            (200, &[("retry-after", "2")], None),
-        ] {
-            let headers: HeaderMap = headers
-                .iter()
-                .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
-                .collect();
-            let wait = retry_after(StatusCode::from_u16(status).unwrap(), &headers);
-            assert_eq!(wait, expected.map(Duration::from_millis), "{status} {headers:?}");
-        }
-    }
 
     #[tokio::test]
     async fn a_response_is_kept_as_one_line_of_json() {

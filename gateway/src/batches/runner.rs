@@ -11,13 +11,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{HeaderMap, Method, Request, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use hyper::service::Service as _;
-use hyper_util::service::TowerToHyperService;
-use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, consume_budget, spawn_blocking};
 use tokio::time::sleep;
@@ -25,10 +21,9 @@ use tokio::time::sleep;
 use super::input::{InputLine, InputLines};
 use super::line::{self, LineChecker};
 use super::record::{BatchRecord, BatchStatus};
-use super::result::{LineOutcome, LineResult, outcome, retry_after};
-use super::{BatchContext, Batches, Registration, RunningBatch};
-use crate::error::{ErrorKind, GatewayError};
-use crate::keys::Caller;
+use super::result::{LineOutcome, LineResult, outcome};
+use super::{Batches, Registration, RunningBatch};
+use crate::offline::{Interruption, OfflineContext, OfflineRequest, retry_after};
 use crate::request_id::RequestId;
 use crate::request_limits::LowestPriority;
 use crate::response_store::{FilePart, FilePurpose, ResponseStore, ResponseStoreError};
@@ -41,14 +36,10 @@ const MAX_LINES: usize = 16;
 const MAX_INLINE_BYTES: usize = 64 << 10;
 /// Results of lines that did not run, on their way to the disk.
 const MAX_WRITES: usize = 64;
-/// Longest time between two tries of a line, and of a write.
-const MAX_WAIT: Duration = Duration::from_secs(60);
-/// The first time between two tries of a write.
-const STORE_RETRY: Duration = Duration::from_secs(1);
 
 /// A batch that is to run.
 pub(super) struct BatchRun {
-    pub(super) context: BatchContext,
+    pub(super) context: OfflineContext,
     pub(super) store: Arc<ResponseStore>,
     pub(super) running: Arc<RunningBatch>,
     /// Its place among those that have not ended.
@@ -66,12 +57,6 @@ pub(super) struct BatchRun {
 struct LineDialect {
     dialect: &'static Dialect,
     batches: &'static BatchDialect,
-}
-
-/// Why a batch does not go on: the gateway ends, or what it needs is gone.
-enum Interruption {
-    Stopping,
-    Lost(ResponseStoreError),
 }
 
 /// Why no more lines run.
@@ -143,31 +128,12 @@ impl BatchRun {
         Ok(())
     }
 
-    /// Writes until the store has it: a disk that is full has room again some time.
+    /// Writes until the store has it.
     async fn persist<F: Future<Output = Result<(), ResponseStoreError>>>(
         &self,
         write: impl Fn() -> F,
     ) -> Result<(), Interruption> {
-        let mut wait = STORE_RETRY;
-        loop {
-            match write().await {
-                Ok(()) => return Ok(()),
-                Err(error @ ResponseStoreError::Deleted) => return Err(Interruption::Lost(error)),
-                Err(error) => {
-                    tracing::warn!(id = self.running.id(), %error, "a batch waits for its store");
-                }
-            }
-            self.wait(wait).await?;
-            wait = (2 * wait).min(MAX_WAIT);
-        }
-    }
-
-    /// Waits, but not beyond the gateway's end.
-    async fn wait(&self, time: Duration) -> Result<(), Interruption> {
-        tokio::select! {
-            () = sleep(time) => Ok(()),
-            () = self.context.stopping.cancelled() => Err(Interruption::Stopping),
-        }
+        self.context.persist(&self.running.id(), write).await
     }
 
     /// The lines of the input.
@@ -244,11 +210,7 @@ impl BatchRun {
                 (results[0].len() as u64, results[1].len() as u64);
         });
         let done: HashSet<u64> = results.into_iter().flatten().collect();
-        let mut keyring = self.context.keyring.clone();
-        tokio::select! {
-            _ = keyring.wait_for(|keyring| keyring.synced) => {}
-            () = self.context.stopping.cancelled() => return Err(Interruption::Stopping),
-        }
+        self.context.keys().await?;
         let left = self.running.batch().record.expires_at.saturating_sub(unix_seconds());
         let mut expiry = Box::pin(sleep(Duration::from_secs(left)));
         let (mut lines, mut is_read) = (self.input_lines(), false);
@@ -300,7 +262,7 @@ impl BatchRun {
             let Some(wait) = wait else { break outcome(response, request_id).await };
             drop(turn);
             tries += 1;
-            self.wait((wait * tries.min(60)).clamp(STORE_RETRY, MAX_WAIT)).await?;
+            self.context.wait_to_retry(wait, tries).await?;
         };
         self.keep(dialect, line.number, &request.custom_id, &outcome).await?;
         self.running.batch.send_modify(|batch| {
@@ -315,32 +277,17 @@ impl BatchRun {
         let id = RequestId::new(&HeaderMap::new());
         let shown = id.shown.clone();
         let batch = self.running.batch();
-        let caller = self.context.keyring.borrow().caller_of(&batch.owner, Timestamp::now());
-        let Some(caller) = caller else {
-            let message = format!(
-                "the key {} that made this batch is gone, disabled or expired; make the batch again with another one",
-                batch.owner
-            );
-            let error = GatewayError::new(ErrorKind::InvalidApiKey, message);
-            return ((dialect.dialect.error_response)(&error, &id), shown);
-        };
-        let mut request = Request::new(Body::from(body));
-        *request.method_mut() = Method::POST;
-        // It is one of the paths that a batch may name.
-        *request.uri_mut() = batch.record.endpoint.parse().unwrap_or_default();
-        request
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-        if let Ok(labels) = header::HeaderValue::from_str(&batch.record.labels)
+        let mut headers = HeaderMap::new();
+        if let Ok(labels) = HeaderValue::from_str(&batch.record.labels)
             && !labels.is_empty()
         {
-            request.headers_mut().insert(LABELS, labels);
+            headers.insert(LABELS, labels);
         }
-        request.extensions_mut().insert::<Caller>(caller);
-        request.extensions_mut().insert(id);
-        request.extensions_mut().insert(LowestPriority);
-        let routed = TowerToHyperService::new(self.context.router.clone()).call(request).await;
-        (routed.unwrap_or_else(|never| match never {}), shown)
+        let mut extensions = Extensions::new();
+        extensions.insert(LowestPriority);
+        let (owner, path) = (&batch.owner, &batch.record.endpoint);
+        let request = OfflineRequest { owner, what: "batch", id, path, headers, body, extensions };
+        (self.context.respond(dialect.dialect, request).await, shown)
     }
 
     /// Keeps what became of a line.

@@ -28,6 +28,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::BatchNotFound => {
             StatusCode::NOT_FOUND
         }
+        ErrorKind::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         ErrorKind::Overloaded | ErrorKind::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
         ErrorKind::BudgetExceeded => StatusCode::PAYMENT_REQUIRED,

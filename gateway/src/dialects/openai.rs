@@ -9,6 +9,7 @@ mod error;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzed;
+mod inbox;
 mod page_query;
 mod request;
 mod rerank;
@@ -43,6 +44,7 @@ pub(super) static DIALECT: Dialect = Dialect {
             .merge(responses::stored::routes())
             .merge(files::routes())
             .merge(batches::routes())
+            .merge(inbox::routes())
     },
     error_response,
     set_quota_headers,

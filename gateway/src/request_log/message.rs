@@ -41,6 +41,7 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::ResponseNotFound
         | ErrorKind::FileNotFound
         | ErrorKind::BatchNotFound
+        | ErrorKind::IdempotencyKeyReused
         | ErrorKind::PreviousResponseNotFound
         | ErrorKind::StoreFull
         | ErrorKind::ModelNotReady

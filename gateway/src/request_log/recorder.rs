@@ -10,7 +10,7 @@ use russet_wire::event::{FinishReason, Usage};
 use super::message::{loggable, may_quote, shortened};
 use super::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, ProviderRecord,
-    RequestEnd, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
+    RequestEnd, RequestOutcome, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
 };
 use crate::audit::AuditLog;
 use crate::error::GatewayError;
@@ -65,6 +65,14 @@ impl Recorder {
     /// The recorder of a request that has just arrived.
     pub(super) fn new(entry: Arc<LogEntry>, audit: Option<AuditLog>) -> Self {
         Self { request: Some(Arc::new(RunningRequest(entry, audit))), ..Self::default() }
+    }
+
+    /// Tells `outcome` how the request ends.
+    pub(crate) fn report_to(&self, outcome: &RequestOutcome) {
+        if let Some(request) = &self.request {
+            // A request has one.
+            let _ = outcome.0.set(request.0.clone());
+        }
     }
 
     /// The recorder of one of several responses, of which so many in a row are to one prompt.

@@ -11,11 +11,11 @@ use rusqlite::{
 
 use super::{
     Change, ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStoreError, StoredBody,
-    StoredTurn, batches, files,
+    StoredTurn, batches, files, inbox,
 };
 
-/// 1 had responses alone.
-const SCHEMA_VERSION: i64 = 2;
+/// 1 had responses alone, 2 files and batches too.
+const SCHEMA_VERSION: i64 = 3;
 /// Rows come in the order of their numbers: a response is younger than those that it continues.
 const SCHEMA: &str = "
     CREATE TABLE response (
@@ -83,7 +83,7 @@ impl Database {
         Ok(applied)
     }
 
-    /// Deletes at most `limit` responses and batches that were created longer than `retention` before `now`, and files that
+    /// Deletes at most `limit` responses, batches and requests that were created longer than `retention` before `now`, and files that
     /// have expired; how many.
     pub(super) fn expire(
         &mut self,
@@ -104,6 +104,14 @@ impl Database {
                 "DELETE FROM batch WHERE number IN
                     (SELECT number FROM batch WHERE created < ?1 AND ended = 1 ORDER BY created LIMIT ?2)"
                     .to_owned(),
+                created_before,
+            ),
+            (
+                format!(
+                    "DELETE FROM inbox WHERE number IN
+                        (SELECT number FROM inbox WHERE created < ?1 AND {} ORDER BY created LIMIT ?2)",
+                    inbox::HAS_ENDED
+                ),
                 created_before,
             ),
             (
@@ -154,8 +162,9 @@ fn connect(path: &Path) -> Result<Connection, ResponseStoreError> {
     }
     let missing = match connection.query_row("PRAGMA user_version", [], |row| row.get(0))? {
         SCHEMA_VERSION => return Ok(connection),
-        0 => [SCHEMA, files::SCHEMA, batches::SCHEMA].concat(),
-        1 => [files::SCHEMA, batches::SCHEMA].concat(),
+        0 => [SCHEMA, files::SCHEMA, batches::SCHEMA, inbox::SCHEMA].concat(),
+        1 => [files::SCHEMA, batches::SCHEMA, inbox::SCHEMA].concat(),
+        2 => inbox::SCHEMA.to_owned(),
         found => return Err(ResponseStoreError::Newer { path: path.into(), found, known: SCHEMA_VERSION }),
     };
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -220,15 +229,18 @@ fn apply(
         }
         Change::File(change) => return files::apply(transaction, change),
         Change::Batch(change) => return batches::apply(transaction, change),
+        Change::Inbox(change) => return inbox::apply(transaction, change),
     };
     if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
 }
 
-/// Deletes the oldest responses, ended batches and files that no batch needs until `bytes` more have room.
+/// Deletes the oldest responses, batches and requests that have ended, and files that no batch needs, until `bytes` more have room.
 fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), ResponseStoreError> {
     while bytes > 0 && used_bytes(transaction)? + bytes > max {
         let mut oldest = None;
-        for (table, condition) in [("response", "1"), ("batch", "ended = 1"), ("file", files::IS_FREE)] {
+        for (table, condition) in
+            [("response", "1"), ("batch", "ended = 1"), ("file", files::IS_FREE), ("inbox", inbox::HAS_ENDED)]
+        {
             let select = format!(
                 "SELECT created, number FROM {table} WHERE {condition} ORDER BY created, number LIMIT 1"
             );

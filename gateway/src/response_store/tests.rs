@@ -245,7 +245,7 @@ fn files_of_others_and_of_later_releases_are_left_alone() {
     let (_folder, path) = self::folder();
     drop(Database::open(&path, 1 << 30).unwrap());
     Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
-    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 2 };
+    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 3 };
     assert_eq!(Database::open(&path, 1).err(), Some(newer));
 
     let nowhere = Path::new("/nonexistent/responses.db");

@@ -38,6 +38,11 @@ impl Session {
         HEADERS.iter().find_map(|name| Self::new(headers.get(*name)?.to_str().ok()?))
     }
 
+    /// Whether a header of this name names a session.
+    pub(crate) fn is_named_by(header: &str) -> bool {
+        HEADERS.contains(&header)
+    }
+
     /// The session that the body of a request names.
     pub(crate) fn of_body(body: &Value) -> Option<Self> {
         FIELDS.iter().find_map(|path| {

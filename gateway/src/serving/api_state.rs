@@ -11,6 +11,7 @@ use russet_wire::request::GenerationRequest;
 use tokio::time::Instant;
 
 use super::affinity::Session;
+use super::inbox::OwnInbox;
 use super::kept_responses::{KeptResponses, OwnResponses};
 use super::model_summary::ModelSummary;
 use super::own_batches::OwnBatches;
@@ -123,6 +124,12 @@ impl ApiState {
     pub(crate) fn own_batches(&self, caller: &Caller) -> Result<OwnBatches, GatewayError> {
         let kept = self.kept.clone().ok_or_else(|| no_store("batches"))?;
         Ok(OwnBatches::new(kept, caller))
+    }
+
+    /// What this caller has in the inbox, or why there is none.
+    pub(crate) fn own_inbox(&self, caller: &Caller) -> Result<OwnInbox, GatewayError> {
+        let kept = self.kept.clone().ok_or_else(|| no_store("requests"))?;
+        Ok(OwnInbox::new(kept, caller))
     }
 
     /// How long a part of a body may take to arrive.

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::background::{BackgroundResponses, EventLog, RunningResponse};
-use crate::batches::{BatchContext, Batches};
+use crate::batches::Batches;
 use crate::body_budget::{BodyBudget, BodyPermit};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::inbox::Inbox;
 use crate::keys::Caller;
+use crate::metrics::Metrics;
+use crate::offline::OfflineContext;
 use crate::response_store::{
     ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, ResponseStoreConfig,
     ResponseStoreError, StoredBody, StoredTurn,
@@ -21,19 +24,24 @@ pub(crate) struct KeptResponses {
     pub(super) store: Arc<ResponseStore>,
     background: Arc<BackgroundResponses>,
     pub(super) batches: Arc<Batches>,
+    pub(super) inbox: Arc<Inbox>,
 }
 
 impl KeptResponses {
     /// What this store keeps; nothing runs yet. Blocks.
-    pub(crate) fn open(config: &ResponseStoreConfig) -> Result<Self, ResponseStoreError> {
+    pub(crate) fn open(
+        config: &ResponseStoreConfig,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ResponseStoreError> {
         let store = Arc::new(ResponseStore::open(config)?);
         let batches = Arc::new(Batches::open(store.clone())?);
-        Ok(Self { store, background: Arc::default(), batches })
+        let inbox = Arc::new(Inbox::open(store.clone(), metrics)?);
+        Ok(Self { store, background: Arc::default(), batches, inbox })
     }
 
     /// Runs what is kept and has not ended, until `context.stopping`.
-    pub(crate) async fn run_batches(self: Arc<Self>, context: BatchContext) {
-        self.batches.clone().run(context).await;
+    pub(crate) async fn run(self: Arc<Self>, context: OfflineContext) {
+        tokio::join!(self.batches.clone().run(context.clone()), self.inbox.clone().run(context));
     }
 
     /// Waits until nothing runs in the background.

@@ -485,6 +485,13 @@ impl GatewayLab {
         Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }
     }
 
+    /// Ends at once, as a killed process does; returns when nothing of it is left that writes.
+    pub async fn kill(mut self) {
+        let served = self.served.take().unwrap();
+        served.abort();
+        let _ = served.await;
+    }
+
     /// A client that connects from this address.
     pub fn client_from(&self, address: impl Into<std::net::IpAddr>) -> reqwest::Client {
         client(&self.certificates).local_address(address.into()).build().unwrap()

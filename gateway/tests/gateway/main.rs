@@ -15,6 +15,7 @@ mod errors;
 mod failures;
 mod harness;
 mod holding;
+mod inbox;
 mod kept_responses;
 mod keys;
 mod limits;

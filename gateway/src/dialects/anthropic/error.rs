@@ -28,6 +28,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         ErrorKind::BodyTimeout => (408, INVALID),
         ErrorKind::TooLarge => (413, "request_too_large"),
         ErrorKind::UnsupportedMediaType => (415, INVALID),
+        ErrorKind::IdempotencyKeyReused => (422, INVALID),
         ErrorKind::QuotaExceeded => (429, "rate_limit_error"),
         ErrorKind::HeadTooLarge => (431, INVALID),
         ErrorKind::Internal | ErrorKind::PoisonRequest => (500, "api_error"),

@@ -27,6 +27,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::ResponseNotFound
         | ErrorKind::FileNotFound
         | ErrorKind::BatchNotFound
+        | ErrorKind::IdempotencyKeyReused
         | ErrorKind::PreviousResponseNotFound
         | ErrorKind::MethodNotAllowed => "invalid_request_error",
         ErrorKind::Forbidden | ErrorKind::ZoneDenied => "permission_error",

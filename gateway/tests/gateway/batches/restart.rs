@@ -2,15 +2,6 @@
 
 use super::*;
 
-impl GatewayLab {
-    /// Ends at once, as a killed process does; returns when nothing of it is left that writes.
-    async fn kill(mut self) {
-        let served = self.served.take().unwrap();
-        served.abort();
-        let _ = served.await;
-    }
-}
-
 /// Changes the kept record of every batch, and says whether they have ended.
 fn records(folder: &Path, change: impl Fn(&mut Value)) -> bool {
     let database = rusqlite::Connection::open(folder.join("responses.db")).unwrap();
@@ -152,19 +143,24 @@ async fn a_cancelled_batch_is_cancelled_after_a_kill() {
 }
 
 #[tokio::test]
-async fn a_store_of_responses_alone_gets_files_and_batches() {
-    let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
-    // It answers when it has its store.
-    lab.done(Method::GET, "/v1/files", None).await;
-    lab.kill().await;
-    let database = rusqlite::Connection::open(folder.path().join("responses.db")).unwrap();
-    database.busy_timeout(TEST_TIMEOUT).unwrap();
-    let earlier = "DROP TABLE batch; DROP TABLE file_part; DROP TABLE file; PRAGMA user_version = 1;";
-    database.execute_batch(earlier).unwrap();
-    drop(database);
-    let lab = lab_in(folder.path()).await;
-    let _engine = engine(&lab);
-    let id = lab.batch("any", "/v1/chat/completions", chats(&["a"]).as_bytes()).await;
-    lab.batch_is(&id, "completed").await;
+async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
+    for (version, lacks) in
+        [(1, &["batch", "file_part", "file", "inbox_answer", "inbox"][..]), (2, &["inbox_answer", "inbox"])]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let lab = lab_in(folder.path()).await;
+        // It answers when it has its store.
+        lab.done(Method::GET, "/v1/files", None).await;
+        lab.kill().await;
+        let database = rusqlite::Connection::open(folder.path().join("responses.db")).unwrap();
+        database.busy_timeout(TEST_TIMEOUT).unwrap();
+        let drops: String = lacks.iter().map(|table| format!("DROP TABLE {table}; ")).collect();
+        database.execute_batch(&format!("{drops} PRAGMA user_version = {version};")).unwrap();
+        drop(database);
+        let lab = lab_in(folder.path()).await;
+        let _engine = engine(&lab);
+        let id = lab.batch("any", "/v1/chat/completions", chats(&["a"]).as_bytes()).await;
+        lab.batch_is(&id, "completed").await;
+        assert_eq!(lab.done(Method::GET, "/v1/inbox", None).await["data"], json!([]), "{version}");
+    }
 }

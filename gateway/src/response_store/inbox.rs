@@ -1,0 +1,374 @@
+//! Requests of the inbox in the store: each with its state, its body, and the answer as far as it is known. Not here: who runs
+//! them, see `inbox`.
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
+use serde::Serialize;
+
+use super::ResponseStoreError;
+
+/// Where a request of the inbox is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum InboxState {
+    /// It waits for its turn.
+    Pending,
+    /// It runs, or ran when the gateway ended.
+    Leased,
+    /// It has its answer.
+    Done,
+    /// It has an error instead, and the same key may try again.
+    Failed,
+}
+
+impl InboxState {
+    const ALL: [Self; 4] = [Self::Pending, Self::Leased, Self::Done, Self::Failed];
+
+    /// Its word in the store, and for clients.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Leased => "leased",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == word)
+    }
+
+    /// Whether nothing of it runs any more.
+    pub(crate) fn has_ended(self) -> bool {
+        matches!(self, Self::Done | Self::Failed)
+    }
+}
+
+/// A request, without its body and its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InboxRow {
+    pub(crate) id: String,
+    /// Whose it is: nobody else finds it.
+    pub(crate) owner: String,
+    /// The idempotency key: an owner has one request with it.
+    pub(crate) key: Option<String>,
+    /// Of what is asked for, so that one key stands for one request.
+    pub(crate) fingerprint: Vec<u8>,
+    /// As its client sees it.
+    pub(crate) request_id: String,
+    pub(crate) path: String,
+    /// Seconds since 1970, like every time here.
+    pub(crate) created: u64,
+    /// After this it does not begin any more.
+    pub(crate) expires: u64,
+    pub(crate) state: InboxState,
+    /// How often it was leased.
+    pub(crate) attempts: u32,
+    /// Whether a client has had a part of an answer that has no end yet.
+    pub(crate) delivered: bool,
+    pub(crate) leased: Option<u64>,
+    pub(crate) ended: Option<u64>,
+    /// Status and headers of the answer, in JSON.
+    pub(crate) head: Option<String>,
+}
+
+/// What is sent to its route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InboxBody {
+    /// Names and values, in JSON.
+    pub(crate) headers: String,
+    pub(crate) body: Bytes,
+}
+
+/// Consecutive bytes of an answer, the first of which has the number `start`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AnswerPart {
+    pub(crate) start: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl AnswerPart {
+    /// The number of the byte behind it.
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    /// Its bytes from this number on.
+    pub(crate) fn from(&self, start: u64) -> &[u8] {
+        let skipped = usize::try_from(start.saturating_sub(self.start)).unwrap_or(usize::MAX);
+        self.bytes.get(skipped..).unwrap_or_default()
+    }
+}
+
+/// Which requests of an owner are listed, the newest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InboxQuery {
+    pub(crate) state: Option<InboxState>,
+    /// The last one of the page before.
+    pub(crate) after: Option<String>,
+    pub(crate) limit: usize,
+}
+
+/// A write to the inbox.
+#[derive(Clone, Debug)]
+pub(super) enum InboxChange {
+    /// Changes nothing where its owner has a request with its key.
+    Insert(InboxRow, InboxBody),
+    /// It runs, and its answer begins anew.
+    Lease {
+        id: String,
+        now: u64,
+    },
+    /// It waits again, as if it had not run.
+    Release {
+        id: String,
+    },
+    Append {
+        id: String,
+        part: AnswerPart,
+    },
+    /// A client is about to get a part of the answer.
+    Deliver {
+        id: String,
+    },
+    /// With the rest of the answer.
+    End {
+        id: String,
+        state: InboxState,
+        now: u64,
+        head: String,
+        part: AnswerPart,
+    },
+    /// One that has failed is to run again.
+    Reopen {
+        id: String,
+        now: u64,
+        expires: u64,
+    },
+    Delete {
+        owner: String,
+        id: String,
+    },
+}
+
+impl InboxChange {
+    /// Bytes that it adds.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Insert(row, body) => row.path.len() + body.headers.len() + body.body.len(),
+            Self::Append { part, .. } => part.bytes.len(),
+            Self::End { head, part, .. } => head.len() + part.bytes.len(),
+            Self::Lease { .. }
+            | Self::Release { .. }
+            | Self::Deliver { .. }
+            | Self::Reopen { .. }
+            | Self::Delete { .. } => 0,
+        }
+    }
+}
+
+pub(super) const SCHEMA: &str = "
+    CREATE TABLE inbox (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        key TEXT,
+        fingerprint BLOB NOT NULL,
+        request_id TEXT NOT NULL,
+        path TEXT NOT NULL,
+        headers TEXT NOT NULL,
+        body BLOB NOT NULL,
+        created INTEGER NOT NULL,
+        expires INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        delivered INTEGER NOT NULL DEFAULT 0,
+        leased INTEGER,
+        ended INTEGER,
+        head TEXT
+    ) STRICT;
+    CREATE UNIQUE INDEX inbox_key ON inbox (owner, key) WHERE key IS NOT NULL;
+    CREATE INDEX inbox_created ON inbox (created);
+    CREATE INDEX inbox_unended ON inbox (number) WHERE state IN ('pending', 'leased');
+    CREATE TABLE inbox_answer (
+        request INTEGER NOT NULL REFERENCES inbox (number) ON DELETE CASCADE,
+        start INTEGER NOT NULL,
+        bytes BLOB NOT NULL,
+        PRIMARY KEY (request, start)
+    ) STRICT;
+";
+
+/// What makes room for others, and is deleted when it is old.
+pub(super) const HAS_ENDED: &str = "state IN ('done', 'failed')";
+
+/// Makes one change; the number of rows that it changed.
+pub(super) fn apply(
+    transaction: &Transaction<'_>,
+    change: &InboxChange,
+) -> Result<usize, ResponseStoreError> {
+    let changed = match change {
+        InboxChange::Insert(row, InboxBody { headers, body }) => {
+            return Ok(transaction.execute(
+                "INSERT INTO inbox
+                    (id, owner, key, fingerprint, request_id, path, headers, body, created, expires, state)
+                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+                    ON CONFLICT (owner, key) WHERE key IS NOT NULL DO NOTHING",
+                params![
+                    row.id,
+                    row.owner,
+                    row.key,
+                    row.fingerprint,
+                    row.request_id,
+                    row.path,
+                    headers,
+                    &body[..],
+                    row.created.cast_signed(),
+                    row.expires.cast_signed(),
+                    row.state.as_str(),
+                ],
+            )?);
+        }
+        InboxChange::Lease { id, now } => {
+            transaction.execute(
+                "DELETE FROM inbox_answer WHERE request = (SELECT number FROM inbox WHERE id = ?1)",
+                [id],
+            )?;
+            transaction.execute(
+                "UPDATE inbox SET state = 'leased', attempts = attempts + 1, leased = ?2
+                    WHERE id = ?1 AND state IN ('pending', 'leased')",
+                params![id, now.cast_signed()],
+            )?
+        }
+        InboxChange::Release { id } => transaction.execute(
+            "UPDATE inbox SET state = 'pending', attempts = max(attempts - 1, 0)
+                WHERE id = ?1 AND state = 'leased'",
+            [id],
+        )?,
+        InboxChange::Append { id, part } => append(transaction, id, part)?,
+        InboxChange::Deliver { id } => {
+            transaction.execute("UPDATE inbox SET delivered = 1 WHERE id = ?1", [id])?
+        }
+        InboxChange::End { id, state, now, head, part } => {
+            append(transaction, id, part)?;
+            transaction.execute(
+                "UPDATE inbox SET state = ?2, ended = ?3, head = ?4 WHERE id = ?1",
+                params![id, state.as_str(), now.cast_signed(), head],
+            )?
+        }
+        InboxChange::Reopen { id, now, expires } => {
+            return Ok(transaction.execute(
+                "UPDATE inbox SET state = 'pending', attempts = 0, delivered = 0, leased = NULL, ended = NULL,
+                    head = NULL, created = ?2, expires = ?3 WHERE id = ?1 AND state = 'failed'",
+                params![id, now.cast_signed(), expires.cast_signed()],
+            )?);
+        }
+        InboxChange::Delete { owner, id } => {
+            let delete = "DELETE FROM inbox WHERE owner = ?1 AND id = ?2";
+            return Ok(transaction.execute(delete, [owner, id])?);
+        }
+    };
+    if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
+}
+
+fn append(transaction: &Transaction<'_>, id: &str, part: &AnswerPart) -> Result<usize, ResponseStoreError> {
+    Ok(transaction.execute(
+        "INSERT INTO inbox_answer (request, start, bytes) SELECT number, ?2, ?3 FROM inbox WHERE id = ?1",
+        params![id, part.start.cast_signed(), part.bytes],
+    )?)
+}
+
+const COLUMNS: &str =
+    "id, owner, key, fingerprint, request_id, path, created, expires, state, attempts, delivered,
+    leased, ended, head";
+
+fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
+    let time = |index: usize| row.get::<_, i64>(index).map(i64::cast_unsigned);
+    let optional_time =
+        |index: usize| row.get::<_, Option<i64>>(index).map(|time| time.map(i64::cast_unsigned));
+    Ok(InboxRow {
+        id: row.get(0)?,
+        owner: row.get(1)?,
+        key: row.get(2)?,
+        fingerprint: row.get(3)?,
+        request_id: row.get(4)?,
+        path: row.get(5)?,
+        created: time(6)?,
+        expires: time(7)?,
+        // A later release may have more: nothing of this one runs it.
+        state: InboxState::parse(&row.get::<_, String>(8)?).unwrap_or(InboxState::Failed),
+        attempts: row.get(9)?,
+        delivered: row.get(10)?,
+        leased: optional_time(11)?,
+        ended: optional_time(12)?,
+        head: row.get(13)?,
+    })
+}
+
+/// A request of this owner.
+pub(super) fn request(
+    connection: &Connection,
+    owner: &str,
+    id: &str,
+) -> Result<Option<InboxRow>, ResponseStoreError> {
+    let select = format!("SELECT {COLUMNS} FROM inbox WHERE owner = ?1 AND id = ?2");
+    Ok(connection.query_row(&select, [owner, id], inbox_row).optional()?)
+}
+
+/// The request of this owner with this idempotency key.
+pub(super) fn request_with_key(
+    connection: &Connection,
+    owner: &str,
+    key: &str,
+) -> Result<Option<InboxRow>, ResponseStoreError> {
+    let select = format!("SELECT {COLUMNS} FROM inbox WHERE owner = ?1 AND key = ?2");
+    Ok(connection.query_row(&select, [owner, key], inbox_row).optional()?)
+}
+
+/// A page of the requests of this owner, the newest first, and one more where there are more.
+pub(super) fn requests(
+    connection: &Connection,
+    owner: &str,
+    query: &InboxQuery,
+) -> Result<Vec<InboxRow>, ResponseStoreError> {
+    let InboxQuery { state, after, limit } = query;
+    let select = format!(
+        "SELECT {COLUMNS} FROM inbox WHERE owner = ?1 AND (?2 IS NULL OR state = ?2)
+            AND (?3 IS NULL OR number < (SELECT number FROM inbox WHERE owner = ?1 AND id = ?3))
+            ORDER BY number DESC LIMIT ?4"
+    );
+    let mut statement = connection.prepare(&select)?;
+    let state = state.map(InboxState::as_str);
+    let rows = statement.query_map(params![owner, state, after, (limit + 1).cast_signed()], inbox_row)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Every request that has not ended, the oldest first.
+pub(super) fn unended(connection: &Connection) -> Result<Vec<InboxRow>, ResponseStoreError> {
+    let select = format!("SELECT {COLUMNS} FROM inbox WHERE state IN ('pending', 'leased') ORDER BY number");
+    let mut statement = connection.prepare(&select)?;
+    let rows = statement.query_map([], inbox_row)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// What is sent to the route of a request.
+pub(super) fn body(connection: &Connection, id: &str) -> Result<Option<InboxBody>, ResponseStoreError> {
+    let row = connection.query_row("SELECT headers, body FROM inbox WHERE id = ?1", [id], |row| {
+        Ok(InboxBody { headers: row.get(0)?, body: row.get::<_, Vec<u8>>(1)?.into() })
+    });
+    Ok(row.optional()?)
+}
+
+/// The first part of an answer that has the byte with this number or a later one.
+pub(super) fn answer(
+    connection: &Connection,
+    id: &str,
+    from: u64,
+) -> Result<Option<AnswerPart>, ResponseStoreError> {
+    let select = "SELECT start, bytes FROM inbox_answer
+        WHERE request = (SELECT number FROM inbox WHERE id = ?1) AND start + length(bytes) > ?2
+        ORDER BY start LIMIT 1";
+    let row = connection.query_row(select, params![id, from.cast_signed()], |row| {
+        Ok(AnswerPart { start: row.get::<_, i64>(0)?.cast_unsigned(), bytes: row.get(1)? })
+    });
+    Ok(row.optional()?)
+}

@@ -1,0 +1,463 @@
+//! The inbox as clients see it: requests that its headers put there, and the requests of one caller. Not here: how they run,
+//! see `inbox`.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
+use http_body_util::BodyExt as _;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+use tokio::time::timeout;
+
+use super::affinity::Session;
+use super::api_state::ApiState;
+use super::dialect::Dialect;
+use super::kept_responses::{KeptResponses, not_stored, unread};
+use super::stalled_reader::{ReadBody, ReadLimits};
+use super::{read_bytes, unix_seconds};
+use crate::body_budget::BodyPermit;
+use crate::discard::discard;
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER, shown};
+use crate::inbox::{
+    AcceptError, Accepted, AnswerHead, IDEMPOTENCY_KEY, InboxEntry, InboxPreference, NewRequest, NextBytes,
+    PREFER,
+};
+use crate::keys::Caller;
+use crate::request_id::RequestId;
+use crate::response_store::{InboxBody, InboxQuery, InboxRow, InboxState, ResponseStore};
+
+/// How long a request is kept for, if nothing serves it.
+const WINDOW_SECONDS: u64 = 86_400;
+/// The id of a request in the inbox, with its answer.
+const INBOX_ID: HeaderName = HeaderName::from_static("x-russet-inbox-id");
+/// Says that an answer was given before.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// Says which preferences were granted.
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// Marks a request that comes from the inbox.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InboxRequest;
+
+/// What one caller has in the inbox.
+#[derive(Clone)]
+pub(crate) struct OwnInbox {
+    kept: Arc<KeptResponses>,
+    caller: Caller,
+    owner: String,
+}
+
+/// A request as its owner sees it.
+#[derive(Debug, Serialize)]
+pub(crate) struct InboxRecord {
+    id: String,
+    object: &'static str,
+    status: InboxState,
+    path: String,
+    idempotency_key: Option<String>,
+    request_id: String,
+    attempts: u32,
+    created_at: u64,
+    expires_at: u64,
+    started_at: Option<u64>,
+    ended_at: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<InboxAnswer>,
+}
+
+/// The answer of a request.
+#[derive(Debug, Serialize)]
+struct InboxAnswer {
+    status_code: u16,
+    /// JSON as it is; a stream as text.
+    body: Box<RawValue>,
+}
+
+/// Keeps the request in the inbox, and answers it from there, if its headers want that; otherwise it goes on.
+pub(super) async fn keep_if_wanted(
+    api: &Arc<ApiState>,
+    dialect: &'static Dialect,
+    id: &RequestId,
+    caller: &Caller,
+    request: Request,
+) -> ControlFlow<Response, Request> {
+    let headers = request.headers();
+    let is_plain = !headers.contains_key(IDEMPOTENCY_KEY) && !headers.contains_key(PREFER);
+    if is_plain || request.extensions().get::<InboxRequest>().is_some() {
+        return ControlFlow::Continue(request);
+    }
+    let preference = match InboxPreference::of_headers(headers) {
+        Ok(preference) if preference.is_kept() => preference,
+        Ok(_) => return ControlFlow::Continue(request),
+        Err(error) => {
+            discard(request.into_body()).await;
+            return ControlFlow::Break((dialect.error_response)(&error, id));
+        }
+    };
+    let answered = async {
+        let own = match api.own_inbox(caller) {
+            Ok(own) => own,
+            Err(error) => {
+                discard(request.into_body()).await;
+                return Err(error);
+            }
+        };
+        let path = request.uri().path().to_owned();
+        let headers = kept_headers(request.headers());
+        let (body, _permit) = read_bytes(api, caller, request).await?;
+        let new = NewInboxRequest { path, headers, body };
+        own.answer(api, dialect, id, new, &preference).await
+    };
+    let answered = answered.await;
+    ControlFlow::Break(answered.unwrap_or_else(|error| {
+        api.metrics.rejected(&error);
+        (dialect.error_response)(&error, id)
+    }))
+}
+
+/// A request for the inbox.
+pub(crate) struct NewInboxRequest {
+    pub(crate) path: String,
+    /// Those that its route reads.
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// The headers that say what is asked for. A key or a cookie is none of them: the request runs as its owner.
+fn kept_headers(headers: &HeaderMap) -> HeaderMap {
+    const NAMES: [&str; 3] = ["content-type", "cache-control", "x-request-timeout"];
+    const PREFIXES: [&str; 3] = ["x-russet-", "anthropic-", "openai-"];
+    let is_kept = |name: &str| {
+        NAMES.contains(&name)
+            || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            || Session::is_named_by(name)
+    };
+    headers
+        .iter()
+        .filter(|(name, _)| is_kept(name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+impl OwnInbox {
+    /// That of this caller.
+    pub(super) fn new(kept: Arc<KeptResponses>, caller: &Caller) -> Self {
+        Self { kept, caller: caller.clone(), owner: caller.owner() }
+    }
+
+    /// Keeps a request, and answers it as its client prefers.
+    async fn answer(
+        &self,
+        api: &ApiState,
+        dialect: &'static Dialect,
+        id: &RequestId,
+        new: NewInboxRequest,
+        preference: &InboxPreference,
+    ) -> Result<Response, GatewayError> {
+        let accepted = self.accept(id, new, preference.key.clone(), !preference.respond_async).await?;
+        let entry = match accepted {
+            Accepted::Running(entry) => entry,
+            Accepted::Ended(row) => return self.stored(api, &row, true),
+        };
+        if !preference.respond_async {
+            return self.follow(api, dialect, id, entry).await;
+        }
+        // Its answer, if it comes in time.
+        let _ = timeout(preference.wait, entry.gone()).await;
+        let row = self.row(&entry.row().id).await?;
+        let mut response =
+            if row.state.has_ended() { self.stored(api, &row, false)? } else { accepted_response(row) };
+        let applied = HeaderValue::from_static("respond-async");
+        response.headers_mut().insert(PREFERENCE_APPLIED, applied);
+        Ok(response)
+    }
+
+    /// Keeps a request, durably.
+    pub(crate) async fn accept(
+        &self,
+        id: &RequestId,
+        new: NewInboxRequest,
+        key: Option<String>,
+        is_awaited: bool,
+    ) -> Result<Accepted, GatewayError> {
+        let NewInboxRequest { path, headers, body } = new;
+        let mut fingerprint = Sha256::new_with_prefix(&path);
+        fingerprint.update([0]);
+        fingerprint.update(&body);
+        let now = unix_seconds();
+        let row = InboxRow {
+            id: format!("inbox_{}", id.unique),
+            owner: self.owner.clone(),
+            key,
+            fingerprint: fingerprint.finalize().to_vec(),
+            request_id: id.shown.clone(),
+            path,
+            created: now,
+            expires: now + WINDOW_SECONDS,
+            state: InboxState::Pending,
+            attempts: 0,
+            delivered: false,
+            leased: None,
+            ended: None,
+            head: None,
+        };
+        let text = |(name, value): (&HeaderName, &HeaderValue)| {
+            Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
+        };
+        let headers: Vec<(String, String)> = headers.iter().filter_map(text).collect();
+        // Pairs of texts: serialising them into memory cannot fail.
+        let headers = serde_json::to_string(&headers).unwrap_or_default();
+        let accepted =
+            self.kept.inbox.accept(NewRequest { row, body: InboxBody { headers, body }, is_awaited }).await;
+        accepted.map_err(|error| match error {
+            AcceptError::TooMany(owned) => {
+                let message = format!(
+                    "{owned} requests of this caller wait in the inbox or run, which is as many as this gateway takes; wait until one has ended, or delete one"
+                );
+                GatewayError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
+            }
+            AcceptError::OtherRequest(other) => {
+                let message = format!(
+                    "another request of this caller, {other}, has this `Idempotency-Key`; a new request needs a new one"
+                );
+                let param = Some(IDEMPOTENCY_KEY.as_str().to_owned());
+                GatewayError { param, ..GatewayError::new(ErrorKind::IdempotencyKeyReused, message) }
+            }
+            AcceptError::Store(error) => not_stored("the request", &error),
+        })
+    }
+
+    /// The answer of a request that runs, as it comes.
+    async fn follow(
+        &self,
+        api: &ApiState,
+        dialect: &'static Dialect,
+        id: &RequestId,
+        entry: Arc<InboxEntry>,
+    ) -> Result<Response, GatewayError> {
+        let streamed = entry.head().await.filter(|head| !head.is_whole());
+        let Some(head) = streamed else {
+            // One in a piece is given away once it is durable.
+            entry.gone().await;
+            let row = self.row(&entry.row().id).await?;
+            return if row.state.has_ended() { self.stored(api, &row, false) } else { Err(interrupted()) };
+        };
+        if let Err(error) = self.kept.inbox.deliver(&entry).await {
+            // A retry of its client gets an answer in one piece, at the price of a second run.
+            tracing::warn!(%error, "it is not kept that a client reads an answer");
+        }
+        let row = entry.row();
+        let error = (dialect.error_response)(&interrupted(), id);
+        let error = error.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let bytes = follow(self.kept.store.clone(), entry, head.clone(), error);
+        Ok(response(api, &head, &row, false, bytes))
+    }
+
+    /// The answer of a request that has ended.
+    fn stored(&self, api: &ApiState, row: &InboxRow, is_replayed: bool) -> Result<Response, GatewayError> {
+        let head = row.head.as_deref().and_then(AnswerHead::parse).ok_or_else(unreadable)?;
+        let bytes = parts(self.kept.store.clone(), row.id.clone());
+        Ok(response(api, &head, row, is_replayed, bytes))
+    }
+
+    /// A request, and after its end or so long.
+    pub(crate) async fn get(&self, id: &str, wait: Duration) -> Result<InboxRow, GatewayError> {
+        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+            let _ = timeout(wait, entry.gone()).await;
+        }
+        self.row(id).await
+    }
+
+    /// A request as it is now.
+    async fn row(&self, id: &str) -> Result<InboxRow, GatewayError> {
+        // First what runs: what is kept of a request that has ended says so before it runs no more.
+        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+            return Ok(entry.row());
+        }
+        let (owner, wanted) = (self.owner.clone(), id.to_owned());
+        let read = self.kept.store.read(move |store| store.request(&owner, &wanted)).await;
+        read.map_err(|error| unread(&error))?.ok_or_else(|| {
+            let message = format!("No request found in the inbox with id '{}'.", shown(id));
+            GatewayError::new(ErrorKind::RequestNotFound, message)
+        })
+    }
+
+    /// A page of requests, and whether there are more.
+    pub(crate) async fn list(&self, query: InboxQuery) -> Result<(Vec<InboxRecord>, bool), GatewayError> {
+        if let Some(after) = &query.after {
+            self.row(after).await?;
+        }
+        let (owner, limit) = (self.owner.clone(), query.limit);
+        let read = self.kept.store.read(move |store| store.requests(&owner, &query)).await;
+        let mut rows = read.map_err(|error| unread(&error))?;
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        Ok((rows.into_iter().map(|row| InboxRecord::of(row, None)).collect(), has_more))
+    }
+
+    /// A request with its answer, if it has one, and the memory that it takes.
+    pub(crate) async fn record(
+        &self,
+        api: &ApiState,
+        row: InboxRow,
+    ) -> Result<(InboxRecord, BodyPermit), GatewayError> {
+        let mut permit = api.bodies.hold(&self.caller, 0)?;
+        let Some(head) = row.head.as_deref() else { return Ok((InboxRecord::of(row, None), permit)) };
+        let head = AnswerHead::parse(head).ok_or_else(unreadable)?;
+        let mut body = Vec::new();
+        let mut bytes = std::pin::pin!(parts(self.kept.store.clone(), row.id.clone()));
+        while let Some(part) = bytes.next().await {
+            // Twice: as it is read, and as it is written.
+            api.bodies.grow(&mut permit, 2 * part.len())?;
+            body.extend_from_slice(&part);
+        }
+        let text = String::from_utf8_lossy(&body).into_owned();
+        let whole = head.is_whole().then(|| RawValue::from_string(text.clone()).ok()).flatten();
+        let body = match whole {
+            Some(value) => value,
+            None => serde_json::value::to_raw_value(&text).map_err(|_| unreadable())?,
+        };
+        let answer = InboxAnswer { status_code: head.status, body };
+        Ok((InboxRecord::of(row, Some(answer)), permit))
+    }
+
+    /// The answer of a request as its client would have got it; the request where it has none yet.
+    pub(crate) async fn response(&self, api: &ApiState, row: InboxRow) -> Result<Response, GatewayError> {
+        if row.state.has_ended() { self.stored(api, &row, true) } else { Ok(accepted_response(row)) }
+    }
+
+    /// Deletes a request; one that runs ends.
+    pub(crate) async fn delete(&self, id: &str) -> Result<(), GatewayError> {
+        self.row(id).await?;
+        let deleted = self.kept.store.delete_request(&self.owner, id).await;
+        deleted.map_err(|error| not_stored("that the request is deleted", &error))?;
+        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+            entry.cancel().await;
+        }
+        Ok(())
+    }
+}
+
+impl InboxRecord {
+    fn of(row: InboxRow, response: Option<InboxAnswer>) -> Self {
+        Self {
+            id: row.id,
+            object: "inbox.request",
+            status: row.state,
+            path: row.path,
+            idempotency_key: row.key,
+            request_id: row.request_id,
+            attempts: row.attempts,
+            created_at: row.created,
+            expires_at: row.expires,
+            started_at: row.leased,
+            ended_at: row.ended,
+            response,
+        }
+    }
+}
+
+/// The response to a request whose answer comes later.
+fn accepted_response(row: InboxRow) -> Response {
+    let location = format!("/v1/inbox/{}", row.id);
+    let headers = [(header::LOCATION, location), (header::RETRY_AFTER, "1".to_owned())];
+    (StatusCode::ACCEPTED, headers, Json(InboxRecord::of(row, None))).into_response()
+}
+
+/// A response with this head and body.
+fn response(
+    api: &ApiState,
+    head: &AnswerHead,
+    row: &InboxRow,
+    is_replayed: bool,
+    bytes: impl Stream<Item = Bytes> + Send + 'static,
+) -> Response {
+    let limits = ReadLimits { timeout: api.stream_timeouts.read, deadline: None };
+    let mut response = Response::new(Body::from_stream(ReadBody::new(bytes, limits)));
+    *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    for (name, value) in &head.headers {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            headers.insert(name, value);
+        }
+    }
+    if let Ok(id) = row.id.parse() {
+        headers.insert(INBOX_ID, id);
+    }
+    if is_replayed {
+        headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
+/// The bytes of an answer that is in the store.
+fn parts(store: Arc<ResponseStore>, id: String) -> impl Stream<Item = Bytes> + Send + 'static {
+    async_stream::stream! {
+        let mut from = 0;
+        loop {
+            let wanted = id.clone();
+            match store.read(move |store| store.answer(&wanted, from)).await {
+                Ok(Some(part)) => {
+                    let bytes = Bytes::copy_from_slice(part.from(from));
+                    from = part.end();
+                    yield bytes;
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::error!(%error, "an answer in the inbox cannot be read");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The bytes of an answer as they come, and those of an error where it has no end.
+fn follow(
+    store: Arc<ResponseStore>,
+    entry: Arc<InboxEntry>,
+    head: AnswerHead,
+    error: Bytes,
+) -> impl Stream<Item = Bytes> + Send + 'static {
+    async_stream::stream! {
+        let (id, mut from) = (entry.row().id, 0);
+        loop {
+            let bytes = match entry.bytes(from).await {
+                NextBytes::Newest(bytes) => Bytes::from(bytes),
+                NextBytes::Stored => {
+                    let wanted = id.clone();
+                    match store.read(move |store| store.answer(&wanted, from)).await {
+                        Ok(Some(part)) => Bytes::copy_from_slice(part.from(from)),
+                        Ok(None) | Err(_) => break,
+                    }
+                }
+                NextBytes::Ended => return,
+                NextBytes::Interrupted => break,
+            };
+            from += bytes.len() as u64;
+            yield bytes;
+        }
+        // A stream never just ends.
+        let is_event_stream = head.headers.iter().any(|(_, value)| value.starts_with("text/event-stream"));
+        let (before, after) = if is_event_stream { ("event: error\ndata: ", "\n\n") } else { ("", "\n") };
+        yield [before.as_bytes(), &error, after.as_bytes()].concat().into();
+    }
+}
+
+fn interrupted() -> GatewayError {
+    let message = "the request was deleted, or the gateway ends; it goes on from the inbox when the gateway starts again";
+    GatewayError::new(ErrorKind::ShuttingDown, message).retry_after(RETRY_AFTER)
+}
+
+fn unreadable() -> GatewayError {
+    GatewayError::new(ErrorKind::Internal, "the gateway cannot read the answer that it keeps")
+}
