@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use kube::Client;
+use russet_agent::process::record::short_path;
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
 use russet_gateway::origins::OriginPolicy;
@@ -19,6 +20,7 @@ use crate::catalog;
 use crate::client::client_in_pod;
 use crate::data_dir::DataDir;
 use crate::gateway_certificate;
+use crate::mqtt::BrokerArguments;
 use crate::port_holder;
 use crate::response_store::ResponseStoreArguments;
 use crate::signals;
@@ -57,6 +59,8 @@ pub struct Arguments {
     /// is written.
     #[arg(long, value_name = "FOLDER")]
     audit_log: Option<PathBuf>,
+    #[command(flatten)]
+    broker: BrokerArguments,
     /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
@@ -125,7 +129,14 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     if let (Some(path), Some(address)) = (arguments.answers_file, arguments.listen.first()) {
         tasks.spawn("announcement", announce(ready.clone(), path, format!("http://{address}\n")));
     }
+    let mqtt = arguments.broker.inbox(short_path(&layout.gateway().join("mqtt.sock")))?;
+    if mqtt.is_some() && arguments.responses_store.is_none() {
+        bail!(
+            "requests from the broker of --mqtt are kept in the store of responses: name its file with --responses-store"
+        );
+    }
     let config = GatewayConfig {
+        mqtt,
         listen: arguments.listen,
         certificate: arguments.certificate.files().or(signed),
         metrics: arguments.metrics_listen,

@@ -102,6 +102,9 @@ pub struct Arguments {
     metrics_listen: SocketAddr,
     #[command(flatten)]
     presence: MqttArguments,
+    /// Take requests of the inbox from the broker of --mqtt: PREFIX/inbox/ID, with a key in each message.
+    #[arg(long, requires = "mqtt", conflicts_with = "no_responses_store")]
+    mqtt_inbox: bool,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -154,6 +157,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     gateway.arguments.extend(arguments.origins.to_flags());
     if !arguments.no_responses_store {
         gateway.arguments.extend(arguments.response_store.to_flags(&layout.gateway_responses()));
+    }
+    if arguments.mqtt_inbox {
+        gateway.arguments.extend(arguments.presence.broker.to_flags());
     }
     if !arguments.no_audit_log {
         gateway.arguments.extend(["--audit-log".into(), layout.gateway_audit().display().to_string()]);

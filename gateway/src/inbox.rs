@@ -51,6 +51,9 @@ pub(crate) struct Inbox {
     by_id: Mutex<HashMap<String, Arc<InboxEntry>>>,
     begin: mpsc::UnboundedSender<Arc<InboxEntry>>,
     begun: Mutex<Option<mpsc::UnboundedReceiver<Arc<InboxEntry>>>>,
+    /// Requests that have ended and whose answers are to be published.
+    answered: mpsc::UnboundedSender<InboxRow>,
+    unpublished: Mutex<Option<mpsc::UnboundedReceiver<InboxRow>>>,
 }
 
 /// A request that has not ended.
@@ -59,6 +62,8 @@ pub(crate) struct InboxEntry {
     /// Whether its client waits for the answer, and decides itself what to do where the gateway is busy.
     is_awaited: bool,
     answer: watch::Sender<Answer>,
+    /// The name under which its answer is published.
+    reply: Mutex<Option<String>>,
     cancelled: CancellationToken,
     /// Nothing runs it any more.
     gone: CancellationToken,
@@ -109,7 +114,13 @@ impl Inbox {
             let _ = begin.send(entry.clone());
             by_id.insert(entry.row.id.clone(), entry);
         }
-        Ok(Self { store, metrics, by_id: Mutex::new(by_id), begin, begun: Mutex::new(Some(begun)) })
+        let (answered, unpublished) = mpsc::unbounded_channel();
+        for row in store.unpublished_requests()? {
+            let _ = answered.send(row);
+        }
+        let (by_id, begun, unpublished) =
+            (Mutex::new(by_id), Mutex::new(Some(begun)), Mutex::new(Some(unpublished)));
+        Ok(Self { store, metrics, by_id, begin, begun, answered, unpublished })
     }
 
     /// Accepts a request, durably, unless its owner sent it before.
@@ -220,6 +231,51 @@ impl Inbox {
         self.by_id.lock().get(id).filter(|entry| entry.row.owner == owner).cloned()
     }
 
+    /// Requests that have ended and whose answers are to be published, one after the other; for one publisher.
+    pub(crate) fn unpublished(&self) -> Option<mpsc::UnboundedReceiver<InboxRow>> {
+        self.unpublished.lock().take()
+    }
+
+    /// The answer of a request that was accepted is published under this name; where it was before, once more, unless the
+    /// broker has only delivered the same message `again`.
+    pub(crate) async fn publish(
+        &self,
+        accepted: &Accepted,
+        name: &str,
+        again: bool,
+    ) -> Result<(), ResponseStoreError> {
+        match accepted {
+            Accepted::Ended(row) if again && row.reply.as_deref() == Some(name) => {}
+            Accepted::Ended(row) => {
+                self.store.reply_to_request(&row.id, name, false).await?;
+                let _ = self.answered.send(InboxRow { reply: Some(name.to_owned()), ..InboxRow::clone(row) });
+            }
+            Accepted::Running(entry) => {
+                if entry.row.reply.as_deref() != Some(name) {
+                    self.store.reply_to_request(&entry.row.id, name, false).await?;
+                    *entry.reply.lock() = Some(name.to_owned());
+                    self.publish_end(entry);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An answer was published.
+    pub(crate) async fn published(&self, row: &InboxRow) -> Result<(), ResponseStoreError> {
+        let name = row.reply.as_deref().unwrap_or_default();
+        self.store.reply_to_request(&row.id, name, true).await
+    }
+
+    /// Hands a request to the publisher, once, when it has ended and is to be published.
+    fn publish_end(&self, entry: &InboxEntry) {
+        if entry.answer.borrow().end.is_some()
+            && let Some(name) = entry.reply.lock().take()
+        {
+            let _ = self.answered.send(InboxRow { reply: Some(name), ..entry.row.clone() });
+        }
+    }
+
     /// A client is about to get a part of this answer, which has no end yet: the request does not run again.
     pub(crate) async fn deliver(&self, entry: &InboxEntry) -> Result<(), ResponseStoreError> {
         self.store.deliver_answer(&entry.row.id).await
@@ -266,6 +322,7 @@ impl Inbox {
 impl InboxEntry {
     fn new(row: InboxRow, is_awaited: bool) -> Self {
         Self {
+            reply: Mutex::new(row.reply.clone()),
             row,
             is_awaited,
             answer: watch::Sender::default(),

@@ -36,6 +36,7 @@ pub mod managed_models;
 mod metrics;
 mod middleware;
 mod model_copies;
+pub mod mqtt;
 mod offline;
 pub mod origins;
 mod prompt_marks;

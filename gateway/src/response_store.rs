@@ -399,7 +399,7 @@ impl ResponseStore {
         row: InboxRow,
         body: InboxBody,
     ) -> Result<bool, ResponseStoreError> {
-        Ok(self.queue.commit(Change::Inbox(InboxChange::Insert(row, body))).await? > 0)
+        Ok(self.queue.commit(Change::Inbox(InboxChange::Insert(row.into(), body))).await? > 0)
     }
 
     /// A request runs, and its answer begins anew.
@@ -449,6 +449,22 @@ impl ResponseStore {
     pub(crate) async fn delete_request(&self, owner: &str, id: &str) -> Result<bool, ResponseStoreError> {
         let change = InboxChange::Delete { owner: owner.to_owned(), id: id.to_owned() };
         Ok(self.change_request(change).await? > 0)
+    }
+
+    /// The answer of a request is to be published under this name, or was.
+    pub(crate) async fn reply_to_request(
+        &self,
+        id: &str,
+        name: &str,
+        published: bool,
+    ) -> Result<(), ResponseStoreError> {
+        let change = InboxChange::Reply { id: id.to_owned(), name: name.to_owned(), published };
+        self.change_request(change).await.map(|_| ())
+    }
+
+    /// Every request that has ended and whose answer is still to be published, the oldest first.
+    pub(crate) fn unpublished_requests(&self) -> Result<Vec<InboxRow>, ResponseStoreError> {
+        inbox::unpublished(&self.reader().lock())
     }
 
     async fn change_request(&self, change: InboxChange) -> Result<usize, ResponseStoreError> {

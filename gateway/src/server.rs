@@ -32,6 +32,7 @@ use crate::managed_models::{FindCatalogModel, ManagedModels};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
 use crate::model_copies::ModelCopies;
+use crate::mqtt::{MqttGateway, MqttInbox};
 use crate::offline::OfflineContext;
 use crate::origins::OriginPolicy;
 use crate::providers::{Providers, SecretReader};
@@ -67,6 +68,8 @@ pub struct GatewayConfig {
     pub audit_log: Option<PathBuf>,
     /// File with what requests reserved and used of Budgets; `None` keeps that in memory.
     pub budget_journal: Option<PathBuf>,
+    /// The broker that requests of the inbox may come from.
+    pub mqtt: Option<MqttInbox>,
 }
 
 impl GatewayConfig {
@@ -86,6 +89,7 @@ impl GatewayConfig {
             model_management: None,
             audit_log: None,
             budget_journal: None,
+            mqtt: None,
         }
     }
 }
@@ -145,6 +149,7 @@ pub async fn run(
         model_management,
         audit_log,
         budget_journal,
+        mqtt,
     } = config;
     let audit = audit_log.map(|folder| AuditLog::open(&folder)).transpose()?;
     // An Err means that the process has installed a provider already.
@@ -233,6 +238,7 @@ pub async fn run(
         metrics: Some(gateway_metrics),
         budgets: Some(budgets),
         memory_budgets: None,
+        mqtt,
     };
     let served = tokio::select! {
         served = gateway.serve(shutdown) => served,
@@ -275,6 +281,8 @@ pub struct GatewayServer {
     budgets: Option<Arc<Budgets>>,
     /// The same without an API server, and the file of their journal.
     memory_budgets: Option<(MemoryBudgets, PathBuf)>,
+    /// Where requests of the inbox come from, beside its listeners.
+    mqtt: Option<MqttInbox>,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -313,6 +321,7 @@ impl GatewayServer {
             metrics: None,
             budgets: None,
             memory_budgets: None,
+            mqtt: None,
         }
     }
 
@@ -329,6 +338,11 @@ impl GatewayServer {
     /// The same within these Budgets, which are in memory, with what requests used in that file.
     pub fn with_budgets(self, budgets: Vec<Budget>, journal: PathBuf) -> Self {
         Self { memory_budgets: Some((MemoryBudgets::of(budgets), journal)), ..self }
+    }
+
+    /// The same, taking requests of the inbox from a broker too.
+    pub fn with_mqtt(self, mqtt: MqttInbox) -> Self {
+        Self { mqtt: Some(mqtt), ..self }
     }
 
     /// Serves until `shutdown`, then lets running responses finish.
@@ -353,6 +367,7 @@ impl GatewayServer {
             metrics,
             budgets,
             memory_budgets,
+            mqtt,
         } = self;
         let origins = Arc::new(origins);
         let closing = CancellationToken::new();
@@ -403,6 +418,17 @@ impl GatewayServer {
                 stopping: stopping.clone(),
             };
             offline.spawn(kept.clone().run(context));
+        }
+        match (mqtt, &kept) {
+            (Some(config), Some(kept)) => {
+                let (api, inbox, keyring) = (api.clone(), kept.inbox(), keyring.clone());
+                let gateway = MqttGateway { config, api, inbox, keyring, stopping: stopping.clone() };
+                offline.spawn(gateway.run());
+            }
+            (Some(_), None) => tracing::error!(
+                "no requests are taken from the MQTT broker: there is no inbox without a store of responses"
+            ),
+            (None, _) => {}
         }
         let mut serving = JoinSet::new();
         for listener in listeners {

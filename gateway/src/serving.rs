@@ -63,7 +63,7 @@ pub(crate) use dialect::{
     AcceptedResponse, BatchDialect, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext,
     ResponseEnd, ResponseWriter,
 };
-pub(crate) use inbox::InboxRequest;
+pub(crate) use inbox::{InboxRequest, NewInboxRequest, kept_headers};
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
 pub(crate) use model_change::{ModelChange, model_change};

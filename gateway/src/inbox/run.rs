@@ -44,7 +44,10 @@ impl InboxRun {
             () = self.entry.cancelled.cancelled() => Err(Interruption::Lost(ResponseStoreError::Deleted)),
         };
         match ended {
-            Ok(state) => self.metrics.inbox_ended(state.as_str()),
+            Ok(state) => {
+                self.metrics.inbox_ended(state.as_str());
+                self.registration.inbox.publish_end(&self.entry);
+            }
             Err(Interruption::Stopping) => {
                 let was_leased = self.entry.answer.borrow().leased.is_some();
                 // Where the store fails, it counts as one more attempt.

@@ -239,7 +239,7 @@ fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), 
     while bytes > 0 && used_bytes(transaction)? + bytes > max {
         let mut oldest = None;
         for (table, condition) in
-            [("response", "1"), ("batch", "ended = 1"), ("file", files::IS_FREE), ("inbox", inbox::HAS_ENDED)]
+            [("response", "1"), ("batch", "ended = 1"), ("file", files::IS_FREE), ("inbox", inbox::IS_FREE)]
         {
             let select = format!(
                 "SELECT created, number FROM {table} WHERE {condition} ORDER BY created, number LIMIT 1"

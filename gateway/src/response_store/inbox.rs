@@ -70,6 +70,8 @@ pub(crate) struct InboxRow {
     pub(crate) ended: Option<u64>,
     /// Status and headers of the answer, in JSON.
     pub(crate) head: Option<String>,
+    /// The name under which its answer is also published to a broker.
+    pub(crate) reply: Option<String>,
 }
 
 /// What is sent to its route.
@@ -113,7 +115,7 @@ pub(crate) struct InboxQuery {
 #[derive(Clone, Debug)]
 pub(super) enum InboxChange {
     /// Changes nothing where its owner has a request with its key.
-    Insert(InboxRow, InboxBody),
+    Insert(Box<InboxRow>, InboxBody),
     /// It runs, and its answer begins anew.
     Lease {
         id: String,
@@ -145,6 +147,12 @@ pub(super) enum InboxChange {
         now: u64,
         expires: u64,
     },
+    /// Its answer is to be published under this name, or was.
+    Reply {
+        id: String,
+        name: String,
+        published: bool,
+    },
     Delete {
         owner: String,
         id: String,
@@ -162,6 +170,7 @@ impl InboxChange {
             | Self::Release { .. }
             | Self::Deliver { .. }
             | Self::Reopen { .. }
+            | Self::Reply { .. }
             | Self::Delete { .. } => 0,
         }
     }
@@ -185,7 +194,9 @@ pub(super) const SCHEMA: &str = "
         delivered INTEGER NOT NULL DEFAULT 0,
         leased INTEGER,
         ended INTEGER,
-        head TEXT
+        head TEXT,
+        reply TEXT,
+        published INTEGER NOT NULL DEFAULT 0
     ) STRICT;
     CREATE UNIQUE INDEX inbox_key ON inbox (owner, key) WHERE key IS NOT NULL;
     CREATE INDEX inbox_created ON inbox (created);
@@ -198,8 +209,10 @@ pub(super) const SCHEMA: &str = "
     ) STRICT;
 ";
 
-/// What makes room for others, and is deleted when it is old.
+/// What is deleted when it is old.
 pub(super) const HAS_ENDED: &str = "state IN ('done', 'failed')";
+/// What makes room for others: nobody waits for its answer.
+pub(super) const IS_FREE: &str = "state IN ('done', 'failed') AND (reply IS NULL OR published = 1)";
 
 /// Makes one change; the number of rows that it changed.
 pub(super) fn apply(
@@ -210,8 +223,8 @@ pub(super) fn apply(
         InboxChange::Insert(row, InboxBody { headers, body }) => {
             return Ok(transaction.execute(
                 "INSERT INTO inbox
-                    (id, owner, key, fingerprint, request_id, path, headers, body, created, expires, state)
-                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+                    (id, owner, key, fingerprint, request_id, path, headers, body, created, expires, state, reply)
+                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
                     ON CONFLICT (owner, key) WHERE key IS NOT NULL DO NOTHING",
                 params![
                     row.id,
@@ -225,6 +238,7 @@ pub(super) fn apply(
                     row.created.cast_signed(),
                     row.expires.cast_signed(),
                     row.state.as_str(),
+                    row.reply,
                 ],
             )?);
         }
@@ -258,10 +272,14 @@ pub(super) fn apply(
         InboxChange::Reopen { id, now, expires } => {
             return Ok(transaction.execute(
                 "UPDATE inbox SET state = 'pending', attempts = 0, delivered = 0, leased = NULL, ended = NULL,
-                    head = NULL, created = ?2, expires = ?3 WHERE id = ?1 AND state = 'failed'",
+                    head = NULL, published = 0, created = ?2, expires = ?3 WHERE id = ?1 AND state = 'failed'",
                 params![id, now.cast_signed(), expires.cast_signed()],
             )?);
         }
+        InboxChange::Reply { id, name, published } => transaction.execute(
+            "UPDATE inbox SET reply = ?2, published = ?3 WHERE id = ?1",
+            params![id, name, published],
+        )?,
         InboxChange::Delete { owner, id } => {
             let delete = "DELETE FROM inbox WHERE owner = ?1 AND id = ?2";
             return Ok(transaction.execute(delete, [owner, id])?);
@@ -279,7 +297,7 @@ fn append(transaction: &Transaction<'_>, id: &str, part: &AnswerPart) -> Result<
 
 const COLUMNS: &str =
     "id, owner, key, fingerprint, request_id, path, created, expires, state, attempts, delivered,
-    leased, ended, head";
+    leased, ended, head, reply";
 
 fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
     let time = |index: usize| row.get::<_, i64>(index).map(i64::cast_unsigned);
@@ -301,6 +319,7 @@ fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
         leased: optional_time(11)?,
         ended: optional_time(12)?,
         head: row.get(13)?,
+        reply: row.get(14)?,
     })
 }
 
@@ -345,6 +364,16 @@ pub(super) fn requests(
 /// Every request that has not ended, the oldest first.
 pub(super) fn unended(connection: &Connection) -> Result<Vec<InboxRow>, ResponseStoreError> {
     let select = format!("SELECT {COLUMNS} FROM inbox WHERE state IN ('pending', 'leased') ORDER BY number");
+    let mut statement = connection.prepare(&select)?;
+    let rows = statement.query_map([], inbox_row)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Every request that has ended and whose answer is still to be published, the oldest first.
+pub(super) fn unpublished(connection: &Connection) -> Result<Vec<InboxRow>, ResponseStoreError> {
+    let select = format!(
+        "SELECT {COLUMNS} FROM inbox WHERE {HAS_ENDED} AND reply IS NOT NULL AND published = 0 ORDER BY number"
+    );
     let mut statement = connection.prepare(&select)?;
     let rows = statement.query_map([], inbox_row)?;
     Ok(rows.collect::<Result<_, _>>()?)

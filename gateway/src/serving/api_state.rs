@@ -19,7 +19,7 @@ use super::own_files::OwnFiles;
 use super::stalled_reader::ReadLimits;
 use super::streamed_response;
 use crate::audit::AuditLog;
-use crate::body_budget::BodyBudget;
+use crate::body_budget::{BodyBudget, BodyPermit};
 use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::{Caller, Quota};
@@ -130,6 +130,11 @@ impl ApiState {
     pub(crate) fn own_inbox(&self, caller: &Caller) -> Result<OwnInbox, GatewayError> {
         let kept = self.kept.clone().ok_or_else(|| no_store("requests"))?;
         Ok(OwnInbox::new(kept, caller))
+    }
+
+    /// Holds so much memory for the caller.
+    pub(crate) fn hold(&self, caller: &Caller, bytes: usize) -> Result<BodyPermit, GatewayError> {
+        self.bodies.hold(caller, bytes)
     }
 
     /// How long a part of a body may take to arrive.

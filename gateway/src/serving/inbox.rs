@@ -114,7 +114,7 @@ pub(super) async fn keep_if_wanted(
         let path = request.uri().path().to_owned();
         let headers = kept_headers(request.headers());
         let (body, _permit) = read_bytes(api, caller, request).await?;
-        let new = NewInboxRequest { path, headers, body };
+        let new = NewInboxRequest { path, headers, body, reply: None };
         own.answer(api, dialect, id, new, &preference).await
     };
     let answered = answered.await;
@@ -125,15 +125,18 @@ pub(super) async fn keep_if_wanted(
 }
 
 /// A request for the inbox.
+#[derive(Debug)]
 pub(crate) struct NewInboxRequest {
     pub(crate) path: String,
     /// Those that its route reads.
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    /// The name under which its answer is published.
+    pub(crate) reply: Option<String>,
 }
 
 /// The headers that say what is asked for. A key or a cookie is none of them: the request runs as its owner.
-fn kept_headers(headers: &HeaderMap) -> HeaderMap {
+pub(crate) fn kept_headers(headers: &HeaderMap) -> HeaderMap {
     const NAMES: [&str; 3] = ["content-type", "cache-control", "x-request-timeout"];
     const PREFIXES: [&str; 3] = ["x-russet-", "anthropic-", "openai-"];
     let is_kept = |name: &str| {
@@ -189,7 +192,7 @@ impl OwnInbox {
         key: Option<String>,
         is_awaited: bool,
     ) -> Result<Accepted, GatewayError> {
-        let NewInboxRequest { path, headers, body } = new;
+        let NewInboxRequest { path, headers, body, reply } = new;
         let mut fingerprint = Sha256::new_with_prefix(&path);
         fingerprint.update([0]);
         fingerprint.update(&body);
@@ -209,6 +212,7 @@ impl OwnInbox {
             leased: None,
             ended: None,
             head: None,
+            reply,
         };
         let text = |(name, value): (&HeaderName, &HeaderValue)| {
             Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
@@ -234,6 +238,17 @@ impl OwnInbox {
             }
             AcceptError::Store(error) => not_stored("the request", &error),
         })
+    }
+
+    /// The answer of a request that was accepted is published under this name; not for a message that comes `again`.
+    pub(crate) async fn publish(
+        &self,
+        accepted: &Accepted,
+        name: &str,
+        again: bool,
+    ) -> Result<(), GatewayError> {
+        let published = self.kept.inbox.publish(accepted, name, again).await;
+        published.map_err(|error| not_stored("the request", &error))
     }
 
     /// The answer of a request that runs, as it comes.

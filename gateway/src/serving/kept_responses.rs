@@ -44,6 +44,11 @@ impl KeptResponses {
         tokio::join!(self.batches.clone().run(context.clone()), self.inbox.clone().run(context));
     }
 
+    /// The inbox.
+    pub(crate) fn inbox(&self) -> Arc<Inbox> {
+        self.inbox.clone()
+    }
+
     /// Waits until nothing runs in the background.
     pub(crate) async fn idle(&self) {
         self.background.idle().await;

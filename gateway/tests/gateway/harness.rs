@@ -452,6 +452,17 @@ impl GatewayLab {
         Self::serve(limits, ListenerLimits::default(), |gateway| gateway.with_responses(responses)).await
     }
 
+    /// A gateway that keeps responses and takes requests from a broker.
+    pub async fn start_with_mqtt(
+        limits: DispatchLimits,
+        responses: ResponseStoreConfig,
+        mqtt: russet_gateway::mqtt::MqttInbox,
+        keys: &[AccessKey],
+    ) -> Self {
+        let change = |gateway: GatewayServer| gateway.with_responses(responses).with_mqtt(mqtt);
+        Self::serve_with_keys(limits, ListenerLimits::default(), keys, change).await
+    }
+
     /// A gateway with an audit log.
     pub async fn start_audited(limits: DispatchLimits, audit: AuditLog) -> Self {
         Self::serve(limits, ListenerLimits::default(), |gateway| gateway.with_audit_log(audit)).await
@@ -462,6 +473,15 @@ impl GatewayLab {
         listener_limits: ListenerLimits,
         change: impl FnOnce(GatewayServer) -> GatewayServer,
     ) -> Self {
+        Self::serve_with_keys(limits, listener_limits, &[], change).await
+    }
+
+    async fn serve_with_keys(
+        limits: DispatchLimits,
+        listener_limits: ListenerLimits,
+        keys: &[AccessKey],
+        change: impl FnOnce(GatewayServer) -> GatewayServer,
+    ) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certificates = Certificates::new();
         let bind = || tokio::net::TcpListener::bind("127.0.0.1:0");
@@ -470,12 +490,12 @@ impl GatewayLab {
         let certificate = Certificate::read(certificates.server()).unwrap();
         let listeners = vec![HttpListener::loopback(inside), HttpListener::network(outside, &certificate)];
         let (publish, table) = watch::channel(Arc::new(RoutingTable::default()));
-        let (keyring, keys) = watch::channel(Arc::new(Keyring::default().updated([], 0)));
+        let (keyring, known_keys) = watch::channel(Arc::new(Keyring::default().updated(keys, keys.len())));
         let stop = CancellationToken::new();
         let gateway = change(GatewayServer::new(
             listeners,
             table,
-            keys,
+            known_keys,
             certificates.gateway(),
             limits,
             listener_limits,

@@ -20,6 +20,7 @@ mod kept_responses;
 mod keys;
 mod limits;
 mod mock_provider;
+mod mqtt;
 mod network;
 mod object_server;
 mod ollama;

@@ -59,6 +59,14 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &["mosquitto"],
     },
     OracleSuite {
+        name: "inbox",
+        test: "gateway",
+        programs: &[oracles::MOSQUITTO],
+        slice: Some(POLICY),
+        environment: &[],
+        arguments: &["mosquitto"],
+    },
+    OracleSuite {
         name: "services",
         test: "services",
         programs: &[oracles::NSPAWN],
