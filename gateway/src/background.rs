@@ -88,6 +88,12 @@ impl BackgroundResponses {
         self.by_id.borrow().get(id).filter(|running| running.owner == owner).cloned()
     }
 
+    /// Waits until a response runs.
+    pub(crate) async fn begun(&self, id: &str) {
+        // The sender is here, so it is not gone.
+        let _ = self.by_id.subscribe().wait_for(|by_id| by_id.contains_key(id)).await;
+    }
+
     /// Waits until none runs.
     pub(crate) async fn idle(&self) {
         // The sender is here, so it is not gone.
@@ -221,6 +227,7 @@ mod tests {
                 finished: false,
                 body: Default::default(),
                 input: Default::default(),
+                replay: None,
             };
             store.insert(row).await.unwrap();
         }

@@ -117,6 +117,8 @@ pub(crate) struct NewRow {
     pub(crate) body: Bytes,
     /// The input that came with it, without that of its parents.
     pub(crate) input: Bytes,
+    /// The request that is sent again where the gateway ends before the response does.
+    pub(crate) replay: Option<Box<(InboxRow, InboxBody)>>,
 }
 
 /// A kept response.
@@ -186,7 +188,10 @@ impl Change {
     /// Bytes that it adds.
     fn bytes(&self) -> usize {
         match self {
-            Self::Insert(row) => row.body.len() + row.input.len(),
+            Self::Insert(row) => {
+                let replayed = row.replay.as_ref().map_or(0, |replay| replay.1.body.len());
+                row.body.len() + row.input.len() + replayed
+            }
             Self::Finish { body, .. } => body.len(),
             Self::AppendEvents { chunk, .. } => chunk.text.len(),
             Self::Delete { .. } => 0,

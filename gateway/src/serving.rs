@@ -36,6 +36,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, on};
@@ -63,7 +64,8 @@ pub(crate) use dialect::{
     AcceptedResponse, BatchDialect, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext,
     ResponseEnd, ResponseWriter,
 };
-pub(crate) use inbox::{InboxRequest, NewInboxRequest, kept_headers};
+pub(crate) use inbox::{InboxRequest, NewInboxRequest, ReplayedResponse, kept_headers};
+use kept_responses::ReplayableRequest;
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;
 pub(crate) use model_change::{ModelChange, model_change};
@@ -157,6 +159,7 @@ async fn generate<W: ResponseWriter>(
     RecordedRequest { api, id, caller, request, recorder }: RecordedRequest,
     parse: ParseRequest<W>,
 ) -> Result<Response, GatewayError> {
+    let is_replayed = request.extensions().get::<ReplayedResponse>().is_some();
     let ReceivedRequest { unread, deadline, permit, session, lowest_priority, route_headers, cache_use } =
         ReceivedRequest::read(&api, &id, &caller, request).await?;
     let body_bytes = unread.body.len();
@@ -248,7 +251,11 @@ async fn generate<W: ResponseWriter>(
     let limits =
         ReadLimits { timeout: api.stream_timeouts.read, deadline: deadline.map(|one| one.with_grace()) };
     let mut response = if let Some(detached) = writer.detach().await? {
-        background_response::respond(api.dispatcher.clone(), requests, usage, writer, detached, limits)
+        {
+            let (dispatcher, is_replayed) = (api.dispatcher.clone(), is_replayed);
+            background_response::respond(dispatcher, requests, usage, writer, detached, limits, is_replayed)
+                .await
+        }
     } else if streamed {
         streamed_response::respond(
             api.dispatcher.clone(),
@@ -378,17 +385,18 @@ impl ReceivedRequest {
         let mut bounds = JsonBounds::default();
         let read = api.bodies.read(&parts.headers, body, caller, |part| bounds.feed(part)).await;
         let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
+        let lowest_priority = parts.extensions.get().copied();
+        let session = Session::of_headers(&parts.headers);
+        let cache_use = CacheUse::of_headers(&parts.headers);
         let unread = UnreadRequest {
             api: api.clone(),
             id: id.clone(),
             caller: caller.clone(),
+            head: parts,
             body,
             bounds,
             may_block: false,
         };
-        let lowest_priority = parts.extensions.get().copied();
-        let session = Session::of_headers(&parts.headers);
-        let cache_use = CacheUse::of_headers(&parts.headers);
         Ok(Self { unread, deadline, permit, session, lowest_priority, route_headers, cache_use })
     }
 }
@@ -401,6 +409,7 @@ struct UnreadRequest {
     api: Arc<ApiState>,
     id: RequestId,
     caller: Caller,
+    head: Parts,
     body: Bytes,
     /// Of the body.
     bounds: JsonBounds,
@@ -431,12 +440,20 @@ impl UnreadRequest {
         self,
         parse: impl FnOnce(JsonBody<'_>, &RequestContext<'_>, &Caller) -> Result<T, GatewayError>,
     ) -> Result<T, GatewayError> {
-        let Self { api, id, caller, body, bounds, may_block } = self;
+        let Self { api, id, caller, head, body, bounds, may_block } = self;
         let scan = bounds.finish(&body)?;
         // Held while the values are there; what is left of them is no larger than the body.
         let held = api.bodies.hold(&caller, scan.decoded_bytes);
         let _values = held.inspect_err(|error| api.metrics.rejected(error))?;
+        let request = || ReplayableRequest {
+            id: id.clone(),
+            path: head.uri.path().to_owned(),
+            headers: kept_headers(&head.headers),
+            body: body.clone(),
+        };
         let kept = may_block.then(|| api.own_responses(&caller)).flatten();
+        let is_new = head.extensions.get::<ReplayedResponse>().is_none();
+        let kept = kept.map(|own| if is_new { own.with_request(request()) } else { own });
         let context = RequestContext {
             id: &id,
             unix_seconds: unix_seconds(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderMap};
 use axum::response::Response;
 use http_body_util::BodyExt as _;
 use tokio::sync::Semaphore;
@@ -16,7 +16,7 @@ use crate::offline::{Interruption, OfflineContext, OfflineRequest, retry_after};
 use crate::request_id::RequestId;
 use crate::request_log::RequestOutcome;
 use crate::response_store::{AnswerPart, InboxBody, InboxState, ResponseStore, ResponseStoreError};
-use crate::serving::{InboxRequest, unix_seconds};
+use crate::serving::{InboxRequest, ReplayedResponse, unix_seconds};
 
 /// Bytes of an answer that are kept in memory before they go to the store.
 const MAX_TAIL_BYTES: usize = 64 << 10;
@@ -47,6 +47,13 @@ impl InboxRun {
             Ok(state) => {
                 self.metrics.inbox_ended(state.as_str());
                 self.registration.inbox.publish_end(&self.entry);
+                if self.entry.row.response().is_some() {
+                    // What is kept is the response.
+                    let deleted = self.store.delete_request(&self.entry.row.owner, id).await;
+                    if let Err(error) = deleted {
+                        tracing::warn!(id, %error, "the request of a response stays in the inbox");
+                    }
+                }
             }
             Err(Interruption::Stopping) => {
                 let was_leased = self.entry.answer.borrow().leased.is_some();
@@ -133,15 +140,22 @@ impl InboxRun {
         if self.context.stopping.is_cancelled() { Err(Interruption::Stopping) } else { Ok(turns) }
     }
 
-    async fn respond(&self, InboxBody { headers, body }: &InboxBody, outcome: RequestOutcome) -> Response {
+    async fn respond(&self, body: &InboxBody, outcome: RequestOutcome) -> Response {
         let row = &self.entry.row;
-        let unique = RequestId::new(&HeaderMap::new()).unique;
-        let id = RequestId { unique, shown: row.request_id.clone() };
         let mut extensions = Extensions::new();
+        let unique = match row.response() {
+            // Its response has the id that its client knows.
+            Some(unique) => {
+                extensions.insert(ReplayedResponse);
+                unique.to_owned()
+            }
+            None => RequestId::new(&HeaderMap::new()).unique,
+        };
+        let id = RequestId { unique, shown: row.request_id.clone() };
         extensions.insert(InboxRequest);
         extensions.insert(outcome);
         let (owner, path) = (&row.owner, &row.path);
-        let (headers, body) = (read_headers(headers), body.clone());
+        let (headers, body) = (body.headers(), body.body.clone());
         let request = OfflineRequest { owner, what: "request", id, path, headers, body, extensions };
         self.context.respond((self.context.dialect_of)(path), request).await
     }
@@ -222,13 +236,4 @@ impl InboxRun {
 /// The bytes of an error, which are there.
 async fn whole(body: Body) -> Vec<u8> {
     body.collect().await.map(|body| body.to_bytes().to_vec()).unwrap_or_default()
-}
-
-/// The headers of a request, as they are kept.
-fn read_headers(text: &str) -> HeaderMap {
-    let pairs: Vec<(String, String)> = serde_json::from_str(text).unwrap_or_default();
-    let header = |(name, value): (String, String)| {
-        Some((name.parse::<HeaderName>().ok()?, value.parse::<HeaderValue>().ok()?))
-    };
-    pairs.into_iter().filter_map(header).collect()
 }

@@ -211,27 +211,49 @@ fn apply(
 ) -> Result<usize, ResponseStoreError> {
     make_room(transaction, change.bytes() as u64, max_bytes)?;
     let changed = match change {
-        Change::Insert(NewRow { id, owner, created, parent, finished, body, input }) => transaction.execute(
-            "INSERT INTO response (id, owner, created, parent, finished, body, input)
-                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-            params![id, owner, created.cast_signed(), parent, finished, &body[..], &input[..]],
-        )?,
-        Change::Finish { id, body } => transaction
-            .execute("UPDATE response SET finished = 1, body = ?2 WHERE id = ?1", params![id, &body[..]])?,
+        Change::Insert(row) => insert(transaction, row)?,
+        Change::Finish { id, body } => {
+            inbox::forget(transaction, id)?;
+            transaction.execute(
+                "UPDATE response SET finished = 1, body = ?2 WHERE id = ?1",
+                params![id, &body[..]],
+            )?
+        }
         Change::AppendEvents { id, chunk: EventChunk { first, next, text } } => transaction.execute(
             "INSERT INTO event (response, first, next, text)
                 SELECT number, ?2, ?3, ?4 FROM response WHERE id = ?1",
             params![id, first.cast_signed(), next.cast_signed(), text],
         )?,
         Change::Delete { owner, id } => {
-            return Ok(transaction
-                .execute("DELETE FROM response WHERE owner = ?1 AND id = ?2", params![owner, id])?);
+            let deleted = transaction
+                .execute("DELETE FROM response WHERE owner = ?1 AND id = ?2", params![owner, id])?;
+            if deleted > 0 {
+                inbox::forget(transaction, id)?;
+            }
+            return Ok(deleted);
         }
         Change::File(change) => return files::apply(transaction, change),
         Change::Batch(change) => return batches::apply(transaction, change),
         Change::Inbox(change) => return inbox::apply(transaction, change),
     };
     if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
+}
+
+/// Adds a response; one that runs again begins anew.
+fn insert(transaction: &Transaction<'_>, row: &NewRow) -> Result<usize, ResponseStoreError> {
+    let NewRow { id, owner, created, parent, finished, body, input, replay } = row;
+    if !finished {
+        transaction.execute("DELETE FROM response WHERE id = ?1 AND finished = 0", [id])?;
+    }
+    let changed = transaction.execute(
+        "INSERT INTO response (id, owner, created, parent, finished, body, input)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        params![id, owner, created.cast_signed(), parent, finished, &body[..], &input[..]],
+    )?;
+    if let Some(replay) = replay {
+        inbox::insert(transaction, &replay.0, &replay.1)?;
+    }
+    Ok(changed)
 }
 
 /// Deletes the oldest responses, batches and requests that have ended, and files that no batch needs, until `bytes` more have room.

@@ -1,11 +1,16 @@
 //! Requests of the inbox in the store: each with its state, its body, and the answer as far as it is known. Not here: who runs
 //! them, see `inbox`.
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 use serde::Serialize;
 
 use super::ResponseStoreError;
+use crate::request_id::RequestId;
+
+/// How long a request is kept for, if nothing serves it.
+const WINDOW_SECONDS: u64 = 86_400;
 
 /// Where a request of the inbox is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -44,7 +49,7 @@ impl InboxState {
     }
 }
 
-/// A request, without its body and its answer.
+/// A request, without its body and its answer. That of a response in the background has the response's id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InboxRow {
     pub(crate) id: String,
@@ -74,12 +79,61 @@ pub(crate) struct InboxRow {
     pub(crate) reply: Option<String>,
 }
 
+impl InboxRow {
+    /// A request of this owner to this path.
+    pub(crate) fn new(owner: &str, id: &RequestId, path: &str, now: u64) -> Self {
+        Self {
+            id: format!("inbox_{}", id.unique),
+            owner: owner.to_owned(),
+            key: None,
+            fingerprint: Vec::new(),
+            request_id: id.shown.clone(),
+            path: path.to_owned(),
+            created: now,
+            expires: now + WINDOW_SECONDS,
+            state: InboxState::Pending,
+            attempts: 0,
+            delivered: false,
+            leased: None,
+            ended: None,
+            head: None,
+            reply: None,
+        }
+    }
+
+    /// The unique part of the id of the response in the background that it asks for; `None` for any other request.
+    pub(crate) fn response(&self) -> Option<&str> {
+        self.id.strip_prefix("resp_")
+    }
+}
+
 /// What is sent to its route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InboxBody {
     /// Names and values, in JSON.
     pub(crate) headers: String,
     pub(crate) body: Bytes,
+}
+
+impl InboxBody {
+    /// A body with its headers.
+    pub(crate) fn new(headers: &HeaderMap, body: Bytes) -> Self {
+        let text = |(name, value): (&HeaderName, &HeaderValue)| {
+            Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
+        };
+        let headers: Vec<(String, String)> = headers.iter().filter_map(text).collect();
+        // Pairs of texts: serialising them into memory cannot fail.
+        Self { headers: serde_json::to_string(&headers).unwrap_or_default(), body }
+    }
+
+    /// The headers.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        let pairs: Vec<(String, String)> = serde_json::from_str(&self.headers).unwrap_or_default();
+        let header = |(name, value): (String, String)| {
+            Some((name.parse::<HeaderName>().ok()?, value.parse::<HeaderValue>().ok()?))
+        };
+        pairs.into_iter().filter_map(header).collect()
+    }
 }
 
 /// Consecutive bytes of an answer, the first of which has the number `start`.
@@ -220,28 +274,7 @@ pub(super) fn apply(
     change: &InboxChange,
 ) -> Result<usize, ResponseStoreError> {
     let changed = match change {
-        InboxChange::Insert(row, InboxBody { headers, body }) => {
-            return Ok(transaction.execute(
-                "INSERT INTO inbox
-                    (id, owner, key, fingerprint, request_id, path, headers, body, created, expires, state, reply)
-                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
-                    ON CONFLICT (owner, key) WHERE key IS NOT NULL DO NOTHING",
-                params![
-                    row.id,
-                    row.owner,
-                    row.key,
-                    row.fingerprint,
-                    row.request_id,
-                    row.path,
-                    headers,
-                    &body[..],
-                    row.created.cast_signed(),
-                    row.expires.cast_signed(),
-                    row.state.as_str(),
-                    row.reply,
-                ],
-            )?);
-        }
+        InboxChange::Insert(row, body) => return insert(transaction, row, body),
         InboxChange::Lease { id, now } => {
             transaction.execute(
                 "DELETE FROM inbox_answer WHERE request = (SELECT number FROM inbox WHERE id = ?1)",
@@ -286,6 +319,41 @@ pub(super) fn apply(
         }
     };
     if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
+}
+
+/// Adds a request, unless its owner has one with its key; how many it added.
+pub(super) fn insert(
+    transaction: &Transaction<'_>,
+    row: &InboxRow,
+    InboxBody { headers, body }: &InboxBody,
+) -> Result<usize, ResponseStoreError> {
+    Ok(transaction.execute(
+        "INSERT INTO inbox (id, owner, key, fingerprint, request_id, path, headers, body, created, expires, state,
+            delivered, reply)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+            ON CONFLICT (owner, key) WHERE key IS NOT NULL DO NOTHING",
+        params![
+            row.id,
+            row.owner,
+            row.key,
+            row.fingerprint,
+            row.request_id,
+            row.path,
+            headers,
+            &body[..],
+            row.created.cast_signed(),
+            row.expires.cast_signed(),
+            row.state.as_str(),
+            row.delivered,
+            row.reply,
+        ],
+    )?)
+}
+
+/// A response that runs in the background needs no request any more.
+pub(super) fn forget(transaction: &Transaction<'_>, id: &str) -> Result<(), ResponseStoreError> {
+    transaction.execute("DELETE FROM inbox WHERE id = ?1", [id])?;
+    Ok(())
 }
 
 fn append(transaction: &Transaction<'_>, id: &str, part: &AnswerPart) -> Result<usize, ResponseStoreError> {
@@ -343,7 +411,7 @@ pub(super) fn request_with_key(
     Ok(connection.query_row(&select, [owner, key], inbox_row).optional()?)
 }
 
-/// A page of the requests of this owner, the newest first, and one more where there are more.
+/// A page of the requests of this owner without those of responses, the newest first, and one more where there are more.
 pub(super) fn requests(
     connection: &Connection,
     owner: &str,
@@ -351,7 +419,7 @@ pub(super) fn requests(
 ) -> Result<Vec<InboxRow>, ResponseStoreError> {
     let InboxQuery { state, after, limit } = query;
     let select = format!(
-        "SELECT {COLUMNS} FROM inbox WHERE owner = ?1 AND (?2 IS NULL OR state = ?2)
+        "SELECT {COLUMNS} FROM inbox WHERE owner = ?1 AND id NOT LIKE 'resp%' AND (?2 IS NULL OR state = ?2)
             AND (?3 IS NULL OR number < (SELECT number FROM inbox WHERE owner = ?1 AND id = ?3))
             ORDER BY number DESC LIMIT ?4"
     );

@@ -18,6 +18,7 @@ fn row(id: &str, owner: &str, parent: Option<&str>, bytes: usize) -> NewRow {
         finished: true,
         body: vec![b'b'; bytes].into(),
         input: format!("input of {id}").into(),
+        replay: None,
     }
 }
 

@@ -18,16 +18,20 @@ use crate::dispatch::{Dispatcher, PendingRequest};
 /// Nobody waits for a sign of life.
 const KEEP_ALIVE: Duration = Duration::from_secs(86_400);
 
-/// Starts the response; what its client gets now.
-pub(super) fn respond<W: ResponseWriter>(
+/// Starts the response; what its client gets now. Where nobody waits for that, it comes when the response has ended.
+pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: Arc<Dispatcher>,
     requests: Vec<PendingRequest>,
     total: TotalUsage,
     writer: W,
     DetachedResponse { log, accepted }: DetachedResponse,
     limits: ReadLimits,
+    is_replayed: bool,
 ) -> Response {
-    tokio::spawn(generate(dispatcher, requests, total, writer, log));
+    let generation = tokio::spawn(generate(dispatcher, requests, total, writer, log));
+    if is_replayed && let Err(error) = generation.await {
+        tracing::error!(%error, "a response in the background stopped");
+    }
     match accepted {
         AcceptedResponse::Whole(response) => response,
         AcceptedResponse::Streamed(events) => streamed_response::response(W::STREAM_TYPE, events, limits),

@@ -35,8 +35,6 @@ use crate::keys::Caller;
 use crate::request_id::RequestId;
 use crate::response_store::{InboxBody, InboxQuery, InboxRow, InboxState, ResponseStore};
 
-/// How long a request is kept for, if nothing serves it.
-const WINDOW_SECONDS: u64 = 86_400;
 /// The id of a request in the inbox, with its answer.
 const INBOX_ID: HeaderName = HeaderName::from_static("x-russet-inbox-id");
 /// Says that an answer was given before.
@@ -47,6 +45,10 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// Marks a request that comes from the inbox.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InboxRequest;
+
+/// Marks a request for a response in the background that is generated again: it ends when its response does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplayedResponse;
 
 /// What one caller has in the inbox.
 #[derive(Clone)]
@@ -196,32 +198,11 @@ impl OwnInbox {
         let mut fingerprint = Sha256::new_with_prefix(&path);
         fingerprint.update([0]);
         fingerprint.update(&body);
-        let now = unix_seconds();
-        let row = InboxRow {
-            id: format!("inbox_{}", id.unique),
-            owner: self.owner.clone(),
-            key,
-            fingerprint: fingerprint.finalize().to_vec(),
-            request_id: id.shown.clone(),
-            path,
-            created: now,
-            expires: now + WINDOW_SECONDS,
-            state: InboxState::Pending,
-            attempts: 0,
-            delivered: false,
-            leased: None,
-            ended: None,
-            head: None,
-            reply,
-        };
-        let text = |(name, value): (&HeaderName, &HeaderValue)| {
-            Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
-        };
-        let headers: Vec<(String, String)> = headers.iter().filter_map(text).collect();
-        // Pairs of texts: serialising them into memory cannot fail.
-        let headers = serde_json::to_string(&headers).unwrap_or_default();
-        let accepted =
-            self.kept.inbox.accept(NewRequest { row, body: InboxBody { headers, body }, is_awaited }).await;
+        let fingerprint = fingerprint.finalize().to_vec();
+        let row =
+            InboxRow { key, fingerprint, reply, ..InboxRow::new(&self.owner, id, &path, unix_seconds()) };
+        let body = InboxBody::new(&headers, body);
+        let accepted = self.kept.inbox.accept(NewRequest { row, body, is_awaited }).await;
         accepted.map_err(|error| match error {
             AcceptError::TooMany(owned) => {
                 let message = format!(
@@ -286,21 +267,28 @@ impl OwnInbox {
 
     /// A request, and after its end or so long.
     pub(crate) async fn get(&self, id: &str, wait: Duration) -> Result<InboxRow, GatewayError> {
-        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+        if let Some(entry) = self.entry(id) {
             let _ = timeout(wait, entry.gone()).await;
         }
         self.row(id).await
     }
 
+    /// A request that has not ended.
+    fn entry(&self, id: &str) -> Option<Arc<InboxEntry>> {
+        self.kept.inbox.get(&self.owner, id).filter(|entry| entry.row().response().is_none())
+    }
+
     /// A request as it is now.
     async fn row(&self, id: &str) -> Result<InboxRow, GatewayError> {
         // First what runs: what is kept of a request that has ended says so before it runs no more.
-        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+        if let Some(entry) = self.entry(id) {
             return Ok(entry.row());
         }
         let (owner, wanted) = (self.owner.clone(), id.to_owned());
         let read = self.kept.store.read(move |store| store.request(&owner, &wanted)).await;
-        read.map_err(|error| unread(&error))?.ok_or_else(|| {
+        // Those of responses are seen as responses.
+        let row = read.map_err(|error| unread(&error))?.filter(|row| row.response().is_none());
+        row.ok_or_else(|| {
             let message = format!("No request found in the inbox with id '{}'.", shown(id));
             GatewayError::new(ErrorKind::RequestNotFound, message)
         })

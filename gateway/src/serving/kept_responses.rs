@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::HeaderMap;
+use bytes::Bytes;
+
 use crate::background::{BackgroundResponses, EventLog, RunningResponse};
 use crate::batches::Batches;
 use crate::body_budget::{BodyBudget, BodyPermit};
@@ -11,9 +14,10 @@ use crate::inbox::Inbox;
 use crate::keys::Caller;
 use crate::metrics::Metrics;
 use crate::offline::OfflineContext;
+use crate::request_id::RequestId;
 use crate::response_store::{
-    ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStore, ResponseStoreConfig,
-    ResponseStoreError, StoredBody, StoredTurn,
+    ConversationError, ConversationLimits, EventChunk, InboxBody, InboxRow, InboxState, NewRow,
+    ResponseStore, ResponseStoreConfig, ResponseStoreError, StoredBody, StoredTurn,
 };
 
 /// The longest conversation: as many turns as an agent takes in days, and as many bytes as a body.
@@ -64,6 +68,16 @@ pub(crate) struct OwnResponses {
     bodies: BodyBudget,
     /// Time between keep-alives of a stream.
     keep_alive: Duration,
+    /// The request that asks for one more.
+    request: Option<Arc<ReplayableRequest>>,
+}
+
+/// A request as it came, to be sent again where the gateway ends before its response does.
+pub(crate) struct ReplayableRequest {
+    pub(crate) id: RequestId,
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl std::fmt::Debug for OwnResponses {
@@ -80,7 +94,69 @@ impl OwnResponses {
         bodies: BodyBudget,
         keep_alive: Duration,
     ) -> Self {
-        Self { kept, owner: caller.owner(), caller: caller.clone(), bodies, keep_alive }
+        Self { kept, owner: caller.owner(), caller: caller.clone(), bodies, keep_alive, request: None }
+    }
+
+    /// The same for this request.
+    pub(super) fn with_request(self, request: ReplayableRequest) -> Self {
+        Self { request: Some(Arc::new(request)), ..self }
+    }
+
+    /// The same without the request, which is not kept.
+    pub(crate) fn without_request(&self) -> Self {
+        Self { request: None, ..self.clone() }
+    }
+
+    /// What the inbox keeps of the request for the response with this id, of which a client may have got a part; `None`
+    /// where it comes from there.
+    pub(crate) fn replay(
+        &self,
+        response: &str,
+        created: u64,
+        delivered: bool,
+    ) -> Option<Box<(InboxRow, InboxBody)>> {
+        let ReplayableRequest { id, path, headers, body } = &**self.request.as_ref()?;
+        let row = InboxRow {
+            id: response.to_owned(),
+            state: InboxState::Leased,
+            delivered,
+            ..InboxRow::new(&self.owner, id, path, created)
+        };
+        Some(Box::new((row, InboxBody::new(headers, body.clone()))))
+    }
+
+    /// A client is about to get a part of a response that runs: its request is not sent again.
+    pub(crate) async fn deliver(&self, id: &str) {
+        match self.kept.store.deliver_answer(id).await {
+            Ok(()) | Err(ResponseStoreError::Deleted) => {}
+            Err(error) => tracing::warn!(%error, "it is not kept that a client reads a response"),
+        }
+    }
+
+    /// Whether a response waits to be generated again.
+    pub(crate) fn is_waiting(&self, id: &str) -> bool {
+        self.kept.inbox.get(&self.owner, id).is_some()
+    }
+
+    /// A response does not wait any more to be generated again.
+    pub(crate) async fn forget(&self, id: &str) -> Result<(), GatewayError> {
+        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+            let deleted = self.kept.store.delete_request(&self.owner, id).await;
+            deleted.map_err(|error| not_stored("that the response is cancelled", &error))?;
+            entry.cancel().await;
+        }
+        Ok(())
+    }
+
+    /// A response that runs in the background, once it does where it waits for that.
+    pub(crate) async fn running_soon(&self, id: &str) -> Option<Arc<RunningResponse>> {
+        if let Some(entry) = self.kept.inbox.get(&self.owner, id) {
+            tokio::select! {
+                () = self.kept.background.begun(id) => {}
+                () = entry.gone() => {}
+            }
+        }
+        self.running(id)
     }
 
     /// The owner's name in the store.

@@ -303,23 +303,95 @@ async fn what_was_kept_outlives_the_gateway() {
     let kept = lab.whole(json!({})).await;
     let running = lab.whole(json!({"background": true, "input": "hang"})).await;
     lab.with_status(id(&running), "in_progress").await;
+    lab.kill().await;
 
     let next = lab_in(folder.path()).await;
     let engine = next.only_engine(hello());
     assert_eq!(next.get(id(&kept)).await, (200, kept.clone()));
+    // Nobody has had a part of the other one: it is generated again, with its id.
+    let ended = next.with_status(id(&running), "completed").await;
+    assert_eq!(ended["output"][0]["content"][0]["text"], "Hello there");
+    assert_eq!(ended["created_at"], running["created_at"]);
+    let events = next.followed(id(&running), "").await;
+    assert_eq!(events.last().unwrap()["response"], ended);
+    assert_eq!(conversation(&engine), ["user: hang"]);
     next.whole(json!({"previous_response_id": id(&kept), "input": "go on"})).await;
     assert_eq!(conversation(&engine), ["user: hi", "assistant: Hello there", "user: go on"]);
-    let (status, interrupted) = next.get(id(&running)).await;
-    assert_eq!((status, &interrupted["status"]), (200, &json!("failed")));
-    assert_eq!(interrupted["error"]["code"], "server_error");
-    let message = interrupted["error"]["message"].as_str().unwrap();
-    assert!(message.contains("the gateway ended before the response was complete"), "{message}");
-    // A stream of it goes on where its client is, and ends.
-    let events = next.followed(id(&running), "&starting_after=40").await;
-    assert_eq!(events.len(), 1);
-    assert_eq!((&events[0]["type"], &events[0]["sequence_number"]), (&json!("response.failed"), &json!(41)));
-    assert_eq!(events[0]["response"], interrupted);
-    drop(lab);
+    next.kill().await;
+    let last = lab_in(folder.path()).await;
+    let engine = last.only_engine(vec![ScriptStep::Hang]);
+    assert_eq!(last.get(id(&running)).await, (200, ended));
+    assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_response_that_was_read_is_not_generated_again() {
+    for at_once in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let lab = lab_in(folder.path()).await;
+        let _engine = lab.only_engine(vec![started(), token("Hello"), ScriptStep::Hang]);
+        let response = lab.respond(json!({"background": true, "stream": at_once}));
+        let mut response = response.send().await.unwrap();
+        let mut text = String::new();
+        let mut read = async |response: &mut reqwest::Response, words: &str| {
+            while !text.contains(words) {
+                text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+            }
+            text.split_once("\"id\":\"").unwrap().1.split('"').next().unwrap().to_owned()
+        };
+        let running = if at_once {
+            read(&mut response, "Hello").await
+        } else {
+            let running = read(&mut response, "queued").await;
+            let url = lab.url(&format!("/v1/responses/{running}?stream=true"));
+            let mut followed = lab.client.get(url).send().await.unwrap();
+            read(&mut followed, "Hello").await;
+            running
+        };
+        lab.kill().await;
+        let next = lab_in(folder.path()).await;
+        let engine = next.only_engine(hello());
+        let interrupted = next.with_status(&running, "failed").await;
+        assert_eq!(interrupted["error"]["code"], "server_error");
+        let message = interrupted["error"]["message"].as_str().unwrap();
+        assert!(message.contains("the gateway ended before the response was complete"), "{message}");
+        // A stream of it goes on where its client is, and ends.
+        let events = next.followed(&running, "&starting_after=40").await;
+        assert_eq!(events.len(), 1);
+        assert_eq!(
+            (&events[0]["type"], &events[0]["sequence_number"]),
+            (&json!("response.failed"), &json!(41))
+        );
+        assert_eq!(events[0]["response"], interrupted);
+        assert_eq!(engine.requests(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_waits_to_run_again_is_followed_or_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = lab_in(folder.path()).await;
+    let engine = lab.only_engine(vec![ScriptStep::Prepare]);
+    let waits = [lab.whole(json!({"background": true})).await, lab.whole(json!({"background": true})).await];
+    engine.running(2).await;
+    lab.kill().await;
+    // Nothing is routed yet, so both wait.
+    let next = lab_in(folder.path()).await;
+    let [first, second] = waits.each_ref().map(|response| id(response).to_owned());
+    assert_eq!(next.get(&first).await.1["status"], "queued");
+    let (status, cancelled) = next.kept(Method::POST, &format!("{second}/cancel")).await;
+    assert_eq!((status, cancelled["status"] != "queued"), (200, true), "{cancelled}");
+    let url = next.url(&format!("/v1/responses/{first}?stream=true"));
+    let followed = tokio::spawn(next.client.get(url).send());
+    let engine = next.only_engine(hello());
+    let text = followed.await.unwrap().unwrap().text().await.unwrap();
+    assert!(text.contains("response.completed") && text.contains("there"), "{text}");
+    assert_eq!(engine.requests(), 1);
+    // They are no requests of the inbox.
+    let list = next.client.get(next.url("/v1/inbox")).send().await.unwrap().json::<Value>().await.unwrap();
+    assert_eq!(list["data"], json!([]));
+    let read = next.client.get(next.url(&format!("/v1/inbox/{first}"))).send().await.unwrap();
+    assert_eq!(read.status(), 404);
 }
 
 #[tokio::test]

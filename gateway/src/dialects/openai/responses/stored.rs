@@ -96,7 +96,7 @@ impl<'a> StorageFields<'a> {
         let Some(own) = self.own.filter(|_| self.is_kept) else { return Ok(None) };
         let input: Bytes = input_items::stored(input, &context.id.unique).into();
         Ok(Some(ResponseRecord {
-            own: own.clone(),
+            own: if self.background { own.clone() } else { own.without_request() },
             row: RowHead {
                 id: format!("resp_{}", context.id.unique),
                 created: context.unix_seconds,
@@ -156,7 +156,10 @@ impl ResponseRecord {
 
     /// Keeps a response that runs in the background before it begins.
     pub(super) async fn detach(&mut self, queued: Bytes) -> Result<Option<DetachedResponse>, GatewayError> {
-        let row = self.row(false, queued.clone());
+        let streamed = self.background.as_ref().is_some_and(|background| background.streamed);
+        let replay = self.own.replay(&self.row.id, self.row.created, streamed);
+        let row = NewRow { replay, ..self.row(false, queued.clone()) };
+        self.own = self.own.without_request();
         let Self { own, background: Some(background), row: RowHead { id, .. }, .. } = self else {
             return Ok(None);
         };
@@ -191,6 +194,7 @@ impl ResponseRecord {
             finished,
             body,
             input: input.clone(),
+            replay: None,
         }
     }
 }

@@ -17,7 +17,7 @@ const INTERRUPTED: &str =
 /// The response as JSON.
 pub(super) async fn current(own: &OwnResponses, id: &str) -> Result<Vec<u8>, GatewayError> {
     // First what runs: what is kept of a response that has ended says so before it runs no more.
-    let running = own.running(id);
+    let (is_waiting, running) = (own.is_waiting(id), own.running(id));
     let stored = own.body(id).await?.ok_or_else(|| not_found(id))?;
     if stored.finished {
         return Ok(stored.body);
@@ -29,6 +29,7 @@ pub(super) async fn current(own: &OwnResponses, id: &str) -> Result<Vec<u8>, Gat
             body.insert("status".to_owned(), "in_progress".into());
         }
         Some(_) => {}
+        None if is_waiting => {}
         None => {
             body.insert("status".to_owned(), "failed".into());
             body.insert("error".to_owned(), json!({"code": SERVER_ERROR, "message": INTERRUPTED}));

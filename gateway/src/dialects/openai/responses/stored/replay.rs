@@ -26,7 +26,10 @@ pub(super) fn follow(
     mut from: u64,
 ) -> impl Stream<Item = Bytes> + Send + 'static {
     async_stream::stream! {
-        let running = own.running(&id);
+        let running = own.running_soon(&id).await;
+        if running.is_some() {
+            own.deliver(&id).await;
+        }
         let mut is_over = false;
         let failure = loop {
             let next = match &running {

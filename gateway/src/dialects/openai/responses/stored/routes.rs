@@ -85,7 +85,7 @@ async fn read(KeptRequest { api, own, response, uri }: KeptRequest) -> Result<Re
 }
 
 async fn delete(KeptRequest { own, response, .. }: KeptRequest) -> Result<Response, GatewayError> {
-    end(&own, &response).await;
+    end(&own, &response).await?;
     if !own.delete(&response).await? {
         return Err(not_found(&response));
     }
@@ -102,7 +102,7 @@ async fn list_input(KeptRequest { own, response, uri, .. }: KeptRequest) -> Resu
 }
 
 async fn cancel(KeptRequest { own, response, .. }: KeptRequest) -> Result<Response, GatewayError> {
-    end(&own, &response).await;
+    end(&own, &response).await?;
     // One that has ended is as it is.
     let body = current(&own, &response).await?;
     if !ResponseHead::of(&response, &body)?.background {
@@ -114,11 +114,14 @@ async fn cancel(KeptRequest { own, response, .. }: KeptRequest) -> Result<Respon
     Ok(json_response(body, permit))
 }
 
-/// Ends a response that runs in the background.
-async fn end(own: &OwnResponses, response: &str) {
+/// Ends a response that runs in the background, or waits to run again.
+async fn end(own: &OwnResponses, response: &str) -> Result<(), GatewayError> {
+    // First what would begin it.
+    own.forget(response).await?;
     if let Some(running) = own.running(response) {
         running.cancel().await;
     }
+    Ok(())
 }
 
 /// The number of the first event that a query asks for; `None` where it asks for no stream.
