@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use axum::http::HeaderMap;
 use futures::future::join_all;
 
 use super::*;
+use crate::request_id::RequestId;
 
 /// 2033; rows of it are not too old.
 const CREATED: u64 = 2_000_000_000;
@@ -350,4 +352,103 @@ fn what_an_upload_left_unfinished_is_gone_at_the_next_start() {
     let names =
         Connection::open(&path).unwrap().query_row("SELECT group_concat(id) FROM file", [], |row| row.get(0));
     assert_eq!(names, Ok("input".to_owned()));
+}
+
+fn request(number: usize, bytes: usize) -> (InboxRow, InboxBody) {
+    let id = RequestId { unique: format!("{number:024x}"), shown: "r".into() };
+    let row = InboxRow { key: Some(format!("k{number}")), ..InboxRow::new("o", &id, "/v1/x", CREATED) };
+    (row, InboxBody::new(&HeaderMap::new(), vec![b'x'; bytes].into()))
+}
+
+fn insert_request(number: usize, bytes: usize) -> Change {
+    let (row, body) = request(number, bytes);
+    Change::Inbox(InboxChange::Insert(row.into(), body))
+}
+
+#[test]
+fn a_full_disk_refuses_requests_and_loses_none() {
+    let (_folder, path) = folder();
+    let mut database = Database::open(&path, 1 << 30).unwrap();
+    database.commit(&[&insert_request(1, 1000)]).unwrap();
+    database.limit_pages(40);
+    let id = request(1, 0).0.id;
+    let end = |bytes| {
+        let part = AnswerPart { start: 0, bytes: vec![b'a'; bytes] };
+        Change::Inbox(InboxChange::End {
+            id: id.clone(),
+            state: InboxState::Done,
+            now: 1,
+            head: "{}".into(),
+            part,
+        })
+    };
+    for change in [insert_request(2, 500_000), end(500_000)] {
+        assert_eq!(database.commit(&[&change]), Err(ResponseStoreError::DiskFull));
+    }
+    let reader = database::open_reader(&path).unwrap();
+    let waiting = inbox::unended(&reader).unwrap();
+    assert_eq!(waiting.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), [id.as_str()]);
+    assert_eq!(inbox::body(&reader, &id).unwrap().unwrap().body.len(), 1000);
+    // There is room again, and it ends.
+    database.commit(&[&end(10)]).unwrap();
+    assert_eq!(inbox::unended(&reader).unwrap(), []);
+    assert_eq!(inbox::answer(&reader, &id, 3).unwrap().unwrap().from(3), b"aaaaaaa");
+}
+
+#[test]
+fn what_waits_makes_no_room_for_others() {
+    let (_folder, path) = folder();
+    let max = 400 << 10;
+    let mut database = Database::open(&path, max).unwrap();
+    database.commit(&[&insert_request(0, 100 << 10)]).unwrap();
+    for number in 1..20 {
+        database.commit(&[&insert_request(number, 20 << 10)]).unwrap();
+        let part = AnswerPart { start: 0, bytes: vec![b'a'; 20 << 10] };
+        let (state, id) = (InboxState::Done, request(number, 0).0.id);
+        let end = InboxChange::End { id, state, now: 1, head: "{}".into(), part };
+        database.commit(&[&Change::Inbox(end)]).unwrap();
+    }
+    let refused = database.commit(&[&insert_request(99, 350 << 10)]);
+    assert!(matches!(refused, Err(ResponseStoreError::TooLarge { .. })), "{refused:?}");
+    let reader = database::open_reader(&path).unwrap();
+    assert_eq!(inbox::unended(&reader).unwrap().len(), 1);
+    // The oldest that have ended are gone, and their keys are free again.
+    assert_eq!(inbox::request_with_key(&reader, "o", "k1").unwrap(), None);
+    assert!(inbox::request_with_key(&reader, "o", "k19").unwrap().is_some());
+    // What is too old goes, unless it waits.
+    assert!(database.expire(CREATED + 1001, Duration::from_secs(1000), 64).unwrap() > 0);
+    assert_eq!(inbox::request_with_key(&reader, "o", "k19").unwrap(), None);
+    assert_eq!(inbox::unended(&reader).unwrap().len(), 1);
+}
+
+#[test]
+fn an_inbox_torn_at_any_byte_has_what_was_whole() {
+    let (folder, path) = folder();
+    let mut database = Database::open(&path, 1 << 30).unwrap();
+    for number in 0..20 {
+        database.commit(&[&insert_request(number, 10)]).unwrap();
+    }
+    // As a killed process leaves it: the log is not merged.
+    let (file, log) =
+        (std::fs::read(&path).unwrap(), std::fs::read(format!("{}-wal", path.display())).unwrap());
+    drop(database);
+    let (mut before, mut seen) = (0, std::collections::BTreeSet::new());
+    for cut in (0..=log.len()).step_by(509) {
+        let torn = folder.path().join(format!("torn-{cut}.db"));
+        std::fs::write(&torn, &file).unwrap();
+        std::fs::write(format!("{}-wal", torn.display()), &log[..cut]).unwrap();
+        drop(Database::open(&torn, 1 << 30).unwrap());
+        let rows = inbox::unended(&database::open_reader(&torn).unwrap()).unwrap();
+        // The first so many, and no half one.
+        let ids: Vec<String> = (0..rows.len()).map(|number| request(number, 0).0.id).collect();
+        assert_eq!(
+            rows.iter().map(|row| &row.id).collect::<Vec<_>>(),
+            ids.iter().collect::<Vec<_>>(),
+            "{cut}"
+        );
+        assert!(rows.len() >= before, "{cut}");
+        before = rows.len();
+        seen.insert(before);
+    }
+    assert_eq!((seen.first(), before > 18, seen.len() > 15), (Some(&0), true, true), "{seen:?}");
 }

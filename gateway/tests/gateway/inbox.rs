@@ -1,5 +1,6 @@
 //! Requests of the inbox over HTTP: accepted, answered later, answered twice for one key, deleted, and run again after a crash.
 
+mod kills;
 mod restart;
 
 use std::collections::BTreeSet;
