@@ -11,6 +11,7 @@ mod catalog;
 mod client;
 mod client_setup;
 mod cordon;
+mod cost;
 mod credentials;
 mod data_dir;
 mod delete;
@@ -45,6 +46,7 @@ mod serve;
 mod service;
 mod signals;
 mod stdout;
+mod time_span;
 mod token;
 mod up;
 mod wait;
@@ -129,6 +131,8 @@ enum Verb {
     Why(why::Arguments),
     /// Prove from the gateway's audit log how far from home requests went.
     Audit(audit::Arguments),
+    /// Show what requests used by key, model, day and provider, what it cost, and what it would have cost elsewhere.
+    Cost(cost::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
     /// Show the logs of this machine's processes and engines.
@@ -202,6 +206,7 @@ fn main() -> ExitCode {
             Verb::Doctor(arguments) => doctor::run(arguments).await,
             Verb::Why(arguments) => why::run(arguments).await,
             Verb::Audit(arguments) => audit::run(arguments),
+            Verb::Cost(arguments) => cost::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,

@@ -8,6 +8,7 @@
 //! ```
 
 mod entry;
+mod usage;
 mod verify;
 mod writer;
 
@@ -19,7 +20,8 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-pub use entry::{AuditEvent, CompletedRequest, DepartedRequest};
+pub use entry::{AuditEvent, AuditUsage, CompletedRequest, DepartedRequest};
+pub use usage::{UsageField, UsageReport, UsageTotal, usage};
 pub use verify::{AuditPeriod, AuditReport, verify};
 use writer::{AuditCommand, AuditWriter};
 

@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::audit::{AuditLog, CompletedRequest};
+use crate::audit::{AuditLog, AuditUsage, CompletedRequest};
 use crate::keys::Caller;
 use crate::request_id::RequestId;
 pub use record::{
@@ -149,20 +149,36 @@ impl LogEntry {
         self.begun.elapsed().as_micros() as f64 / 1000.0
     }
 
-    /// How it ended, for the audit log.
+    /// How it ended and what it used, for the audit log.
     fn completed(&self) -> CompletedRequest {
-        let record = self.record.lock();
+        let record = self.snapshot();
         let outcome = match &record.end {
             Some(RequestEnd::Finished { .. }) => "finished",
             Some(RequestEnd::Failed { code, .. }) => code,
             Some(RequestEnd::ClientLeft | RequestEnd::Other) | None => "client_left",
         };
+        let [prompt_tokens, cached_tokens, completion_tokens] =
+            [record.prompt_tokens, record.cached_tokens, record.completion_tokens].map(u64::from);
+        // What failed before it had a token was answered by nobody.
+        let answered_by = record.attempts.last().filter(|_| completion_tokens > 0);
+        let provider =
+            answered_by.and_then(|last| last.provider.as_ref()).map(|provider| provider.name.clone());
+        let price = record.price.filter(|_| provider.is_some());
+        let usage = AuditUsage {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            kept_answer: record.cached_response_ms.is_some(),
+            provider,
+            cost: price.map(|price| price.of(prompt_tokens, cached_tokens, completion_tokens)),
+        };
         CompletedRequest {
             request: self.id.unique.clone(),
             key: self.caller.key_name(),
-            model: record.model.clone(),
+            model: record.model,
             zone: record.farthest.to_string(),
             outcome: outcome.to_owned(),
+            usage: Some(usage),
         }
     }
 

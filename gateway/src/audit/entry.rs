@@ -4,6 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
+use russet_crds::Money;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -64,6 +65,30 @@ pub struct CompletedRequest {
     pub zone: String,
     /// How it ended: `finished`, `client_left`, or the code of an error.
     pub outcome: String,
+    /// What it used. Entries of earlier releases do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<AuditUsage>,
+}
+
+/// What a request used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AuditUsage {
+    /// Tokens of its prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of them that were cached.
+    pub cached_tokens: u64,
+    /// Tokens of its answers, as many as there were when its client left.
+    pub completion_tokens: u64,
+    /// Whether it got an answer that was kept: nothing computed these tokens again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub kept_answer: bool,
+    /// `namespace/name` of the ModelProvider that answered; none where this cluster did, or nobody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider: Option<String>,
+    /// What that provider's price makes of the tokens; none without a price.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Money>,
 }
 
 /// A line, before it is signed.

@@ -75,6 +75,16 @@ pub fn verify(
     period: &AuditPeriod,
     public_key: Option<&str>,
 ) -> Result<AuditReport, AuditError> {
+    verify_each(folder, period, public_key, |_, _| {})
+}
+
+/// The same, with every event of the period passed on.
+pub(super) fn verify_each(
+    folder: &Path,
+    period: &AuditPeriod,
+    public_key: Option<&str>,
+    mut each: impl FnMut(Timestamp, &AuditEvent),
+) -> Result<AuditReport, AuditError> {
     let mut report = AuditReport::default();
     let mut chain: Option<(u64, Hash)> = None;
     let mut key: Option<Vec<u8>> = None;
@@ -119,6 +129,9 @@ pub fn verify(
             let at: Timestamp =
                 entry.at.parse().map_err(|_| damaged(format!("{:?} is no time", shortened(&entry.at))))?;
             report.count(&entry.event, period.has(at));
+            if period.has(at) {
+                each(at, &entry.event);
+            }
             report.span = Some((report.span.map_or(at, |(first, _)| first), at));
             report.entries += 1;
             report.head = hex::encode(hash);

@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use russet_crds::Zone;
+use russet_crds::{TokenPrice, Zone};
 use serde::{Deserialize, Serialize};
 
 /// A word that is not ours alone, such as an error code: another release may have more.
@@ -65,6 +65,9 @@ pub struct RequestRecord {
     /// The farthest zone that it went to.
     #[serde(skip)]
     pub(super) farthest: Zone,
+    /// What the provider costs that was asked last; none where an engine was, or where nobody knows it.
+    #[serde(skip)]
+    pub(super) price: Option<TokenPrice>,
     /// Whether an engine's words may quote the request, so that an error that repeats them is left out.
     #[serde(skip)]
     pub(super) quoted: bool,

@@ -233,6 +233,7 @@ impl Recorder {
             number = record.attempts.last().map_or(0, |last| last.number) + 1;
             record.attempts_left_out += make_place(&mut record.attempts);
             record.farthest = record.farthest.max(provider.spec.zone);
+            record.price = provider.price(model);
             let provider = ProviderRecord {
                 name: provider.full_name(),
                 model: shortened(model),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use russet_crds::{ModelRoute, ProviderApi, Zone};
-use russet_gateway::audit::{AuditLog, AuditPeriod, verify};
+use russet_crds::{ModelRoute, Money, ProviderApi, ProviderModel, TokenPrice, Zone};
+use russet_gateway::audit::{AuditLog, AuditPeriod, UsageField, usage, verify};
 use russet_gateway::request_log::{AttemptOutcome, RequestRecord};
 use russet_gateway::response_store::ResponseStoreConfig;
 use russet_gateway::routes::{DeploymentState, Provider, RoutingTable};
@@ -442,7 +442,13 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     .await;
     let engine = lab.engine("a", |_| vec![started(), token("home"), finished(FinishReason::Stop)]);
     lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
-    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", json!([to_provider("p")])));
+    let mut object = provider.object("p", Zone::Local);
+    let price = json!({"input": "3", "cachedInput": "0.30", "output": "15"});
+    let price: TokenPrice = serde_json::from_value(price).unwrap();
+    let model =
+        ProviderModel { name: "*".into(), price_per_million_tokens: Some(price), ..Default::default() };
+    object.spec.models = vec![model];
+    route(&lab, &[object], spec("Local", json!([to_provider("p")])));
     assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
     assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
     assert_eq!(text(&body(lab.chat(json!({}))).await.1), "home");
@@ -459,6 +465,16 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     assert!(found.stayed_in(Zone::Local) && found.entries == 7, "{found:?}");
     let lines = std::fs::read_to_string(folder.path().join("audit-00000001.log")).unwrap();
     assert!(!lines.contains("hi\\") && !lines.contains("far"), "{lines}");
+    // What each used is there too, with what the provider costs, and what home would have cost there.
+    let (fields, zone) = ([UsageField::Provider], jiff::tz::TimeZone::UTC);
+    let used = usage(&at, &AuditPeriod::default(), &fields, &zone, Some(&price)).unwrap();
+    let of = |name: &str| used.totals[&vec![name.to_owned()]];
+    let (away, here) = (of("default/p"), of("here"));
+    assert_eq!((away.requests, away.unpriced, here.requests), (2, 0, 2));
+    let per_answer = price.of(away.prompt_tokens / 2, away.cached_tokens / 2, away.completion_tokens / 2);
+    assert!(away.completion_tokens > 0 && away.cost == per_answer.plus(per_answer), "{away:?}");
+    assert_eq!((here.prompt_tokens, here.cached_tokens, here.completion_tokens), (7, 2, 3));
+    assert_eq!((here.cost, here.elsewhere), (Money::ZERO, price.of(7, 2, 3)));
 }
 
 #[tokio::test]

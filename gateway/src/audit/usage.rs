@@ -1,0 +1,209 @@
+//! What the requests of an audit log used, by key, model, day and provider. The log is verified on the way, so nothing counts
+//! that no gateway wrote.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use russet_crds::{Money, TokenPrice};
+
+use super::AuditError;
+use super::entry::{AuditEvent, AuditUsage, CompletedRequest};
+use super::verify::{AuditPeriod, verify_each};
+
+/// What requests are told apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsageField {
+    /// The AccessKey.
+    Key,
+    /// The model as its client named it.
+    Model,
+    /// The day on which it ended.
+    Day,
+    /// Who answered: a ModelProvider, or this cluster.
+    Provider,
+}
+
+/// What requests used together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UsageTotal {
+    /// Requests that ended.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of these that were cached.
+    pub cached_tokens: u64,
+    /// Tokens of their answers.
+    pub completion_tokens: u64,
+    /// What providers cost.
+    pub cost: Money,
+    /// Requests that a provider without a price answered.
+    pub unpriced: u64,
+    /// What this cluster answered would have cost that elsewhere.
+    pub elsewhere: Money,
+}
+
+/// What the requests of a period used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UsageReport {
+    /// By the values of the fields, in their order.
+    pub totals: BTreeMap<Vec<String>, UsageTotal>,
+    /// Requests that got an answer which was kept; they count nowhere else.
+    pub kept_answers: u64,
+    /// Requests of earlier releases, which did not write what they used.
+    pub uncounted: u64,
+    /// Entries that could not be written.
+    pub lost: u64,
+}
+
+impl UsageReport {
+    /// Of all requests.
+    pub fn total(&self) -> UsageTotal {
+        self.totals.values().fold(UsageTotal::default(), |all, one| UsageTotal {
+            requests: all.requests + one.requests,
+            prompt_tokens: all.prompt_tokens.saturating_add(one.prompt_tokens),
+            cached_tokens: all.cached_tokens.saturating_add(one.cached_tokens),
+            completion_tokens: all.completion_tokens.saturating_add(one.completion_tokens),
+            cost: all.cost.plus(one.cost),
+            unpriced: all.unpriced + one.unpriced,
+            elsewhere: all.elsewhere.plus(one.elsewhere),
+        })
+    }
+
+    fn count(&mut self, key: Vec<String>, used: &AuditUsage, elsewhere: Option<&TokenPrice>) {
+        let AuditUsage { prompt_tokens, cached_tokens, completion_tokens, kept_answer: _, provider, cost } =
+            used;
+        let total = self.totals.entry(key).or_default();
+        total.requests += 1;
+        total.prompt_tokens = total.prompt_tokens.saturating_add(*prompt_tokens);
+        total.cached_tokens = total.cached_tokens.saturating_add(*cached_tokens);
+        total.completion_tokens = total.completion_tokens.saturating_add(*completion_tokens);
+        total.cost = total.cost.plus(cost.unwrap_or_default());
+        match (provider, elsewhere) {
+            (Some(_), _) => total.unpriced += u64::from(cost.is_none()),
+            (None, Some(price)) => {
+                let there = price.of(*prompt_tokens, *cached_tokens, *completion_tokens);
+                total.elsewhere = total.elsewhere.plus(there);
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+/// What the requests of a log used in a period, by these fields; days are those of `time_zone`, and `elsewhere` is a price that
+/// what this cluster answered is compared with.
+pub fn usage(
+    folder: &Path,
+    period: &AuditPeriod,
+    fields: &[UsageField],
+    time_zone: &TimeZone,
+    elsewhere: Option<&TokenPrice>,
+) -> Result<UsageReport, AuditError> {
+    let mut report = UsageReport::default();
+    let verified = verify_each(folder, period, None, |at, event| {
+        let AuditEvent::Completed(completed) = event else { return };
+        match &completed.usage {
+            None => report.uncounted += 1,
+            Some(used) if used.kept_answer => report.kept_answers += 1,
+            Some(used) => {
+                let value = |field: &UsageField| value(*field, at, completed, used, time_zone);
+                report.count(fields.iter().map(value).collect(), used, elsewhere);
+            }
+        }
+    })?;
+    report.lost = verified.lost;
+    Ok(report)
+}
+
+fn value(
+    field: UsageField,
+    at: Timestamp,
+    completed: &CompletedRequest,
+    used: &AuditUsage,
+    time_zone: &TimeZone,
+) -> String {
+    match field {
+        UsageField::Key => completed.key.clone().unwrap_or_else(|| "-".to_owned()),
+        UsageField::Model => completed.model.clone(),
+        UsageField::Day => at.to_zoned(time_zone.clone()).date().to_string(),
+        UsageField::Provider => used.provider.clone().unwrap_or_else(|| "here".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{AuditLog, DepartedRequest};
+    use super::*;
+
+    fn ended(key: &str, model: &str, usage: Option<AuditUsage>) -> CompletedRequest {
+        CompletedRequest {
+            request: "r".into(),
+            key: (!key.is_empty()).then(|| key.to_owned()),
+            model: model.into(),
+            zone: "Local".into(),
+            outcome: "finished".into(),
+            usage,
+        }
+    }
+
+    fn tokens(prompt_tokens: u64, cached_tokens: u64, completion_tokens: u64) -> AuditUsage {
+        AuditUsage { prompt_tokens, cached_tokens, completion_tokens, ..AuditUsage::default() }
+    }
+
+    fn money(text: &str) -> Money {
+        text.parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn usage_is_counted_by_what_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = AuditLog::open(folder.path()).unwrap();
+        let away = |cost: Option<&str>| AuditUsage {
+            provider: Some("default/p".into()),
+            cost: cost.map(money),
+            ..tokens(10, 0, 5)
+        };
+        for completed in [
+            ended("default/a", "m", Some(tokens(1000, 400, 100))),
+            ended("default/a", "m", Some(tokens(1000, 0, 100))),
+            ended("default/a", "n", Some(away(Some("0.25")))),
+            ended("", "m", Some(away(None))),
+            ended("", "m", Some(AuditUsage { kept_answer: true, ..tokens(7, 0, 7) })),
+            ended("", "m", None),
+        ] {
+            log.completed(completed);
+        }
+        // Whoever waits for this one has all before it.
+        log.departed(DepartedRequest::default()).await.unwrap();
+        let price = TokenPrice { input: money("3"), cached_input: Some(money("0.3")), output: money("15") };
+        let read = |fields: &[UsageField], elsewhere| {
+            usage(folder.path(), &AuditPeriod::default(), fields, &TimeZone::UTC, elsewhere).unwrap()
+        };
+        let report = read(&[UsageField::Key, UsageField::Model], Some(&price));
+        assert_eq!((report.kept_answers, report.uncounted, report.lost), (1, 1, 0));
+        let key = |key: &str, model: &str| vec![key.to_owned(), model.to_owned()];
+        // 600 tokens at 3, 400 at 0.3 and 100 at 15, and 1,000 at 3 with 100 at 15, each for a million.
+        let expected = UsageTotal {
+            requests: 2,
+            prompt_tokens: 2000,
+            cached_tokens: 400,
+            completion_tokens: 200,
+            elsewhere: money("0.00792"),
+            ..UsageTotal::default()
+        };
+        assert_eq!(report.totals[&key("default/a", "m")], expected);
+        assert_eq!(report.totals[&key("default/a", "n")].cost, money("0.25"));
+        let unpriced = report.totals[&key("-", "m")];
+        assert_eq!((unpriced.unpriced, unpriced.cost, unpriced.elsewhere), (1, Money::ZERO, Money::ZERO));
+        assert_eq!(report.total().requests, 4);
+        let by_provider = read(&[UsageField::Provider], None);
+        let names: Vec<&str> = by_provider.totals.keys().map(|key| key[0].as_str()).collect();
+        assert_eq!((names, by_provider.total().elsewhere), (vec!["default/p", "here"], Money::ZERO));
+        assert_eq!(read(&[UsageField::Day], None).totals.len(), 1);
+        assert_eq!(read(&[], None).total(), by_provider.total());
+        let future = AuditPeriod { since: Some("2200-01-01T00:00:00Z".parse().unwrap()), until: None };
+        let none = usage(folder.path(), &future, &[], &TimeZone::UTC, None).unwrap();
+        assert_eq!(none, UsageReport::default());
+    }
+}
