@@ -14,11 +14,12 @@ mod run;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
@@ -38,19 +39,26 @@ const MAX_UNENDED: usize = 10_000;
 const MAX_RUNNING_PER_OWNER: usize = 32;
 /// The same of all owners.
 const MAX_RUNNING: usize = 64;
+/// Requests of one owner that run at once and whose clients waited when they began: such a client may have left since.
+const MAX_AWAITED_PER_OWNER: usize = 128;
+/// The same of all owners.
+const MAX_AWAITED: usize = 512;
 /// What metrics call the states of requests that have not ended.
 const PENDING: &str = InboxState::Pending.as_str();
 const LEASED: &str = InboxState::Leased.as_str();
 /// How often a request is leased: more, and it is what ends the gateway.
 const MAX_ATTEMPTS: u32 = 5;
 
+/// A request that is to run, and whether its client waits.
+type Beginning = (Arc<InboxEntry>, bool);
+
 /// Requests that have not ended.
 pub(crate) struct Inbox {
     store: Arc<ResponseStore>,
     metrics: Arc<Metrics>,
     by_id: Mutex<HashMap<String, Arc<InboxEntry>>>,
-    begin: mpsc::UnboundedSender<Arc<InboxEntry>>,
-    begun: Mutex<Option<mpsc::UnboundedReceiver<Arc<InboxEntry>>>>,
+    begin: mpsc::UnboundedSender<Beginning>,
+    begun: Mutex<Option<mpsc::UnboundedReceiver<Beginning>>>,
     /// Requests that have ended and whose answers are to be published.
     answered: mpsc::UnboundedSender<InboxRow>,
     unpublished: Mutex<Option<mpsc::UnboundedReceiver<InboxRow>>>,
@@ -59,14 +67,30 @@ pub(crate) struct Inbox {
 /// A request that has not ended.
 pub(crate) struct InboxEntry {
     row: InboxRow,
-    /// Whether its client waits for the answer, and decides itself what to do where the gateway is busy.
-    is_awaited: bool,
+    /// Clients that wait for the answer, and decide themselves what to do where the gateway is busy.
+    followers: AtomicUsize,
     answer: watch::Sender<Answer>,
     /// The name under which its answer is published.
     reply: Mutex<Option<String>>,
     cancelled: CancellationToken,
     /// Nothing runs it any more.
     gone: CancellationToken,
+}
+
+/// A client that waits for the answer of a request, until this is dropped.
+pub(crate) struct Follower(Arc<InboxEntry>);
+
+impl Follower {
+    fn of(entry: &Arc<InboxEntry>) -> Self {
+        entry.followers.fetch_add(1, Ordering::Relaxed);
+        Self(entry.clone())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.followers.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A request that is to be accepted.
@@ -76,12 +100,14 @@ pub(crate) struct NewRequest {
     pub(crate) body: InboxBody,
     /// Whether its client waits for the answer.
     pub(crate) is_awaited: bool,
+    /// Whether it is the same message once more: one that failed does not run again for it.
+    pub(crate) again: bool,
 }
 
 /// What became of it.
 pub(crate) enum Accepted {
-    /// It runs, or will.
-    Running(Arc<InboxEntry>),
+    /// It runs, or will; with its client, if that waits.
+    Running(Arc<InboxEntry>, Option<Follower>),
     /// Its owner sent it before with the same key, and this is where it is.
     Ended(Box<InboxRow>),
 }
@@ -109,9 +135,9 @@ impl Inbox {
         metrics.inbox_moved(PENDING, 0);
         for row in store.unended_requests()? {
             metrics.inbox_moved(PENDING, 1);
-            let entry = Arc::new(InboxEntry::new(row, false));
+            let entry = Arc::new(InboxEntry::new(row));
             // The other end is here.
-            let _ = begin.send(entry.clone());
+            let _ = begin.send((entry.clone(), false));
             by_id.insert(entry.row.id.clone(), entry);
         }
         let (answered, unpublished) = mpsc::unbounded_channel();
@@ -123,107 +149,96 @@ impl Inbox {
         Ok(Self { store, metrics, by_id, begin, begun, answered, unpublished })
     }
 
-    /// Accepts a request, durably, unless its owner sent it before.
-    pub(crate) async fn accept(&self, new: NewRequest) -> Result<Accepted, AcceptError> {
-        let NewRequest { row, body, is_awaited } = new;
-        let known = |row: &InboxRow| row.key.clone().map(|key| (row.owner.clone(), key));
-        let Some((owner, key)) = known(&row) else {
-            return self.begin(row, body, is_awaited).await?.map(Accepted::Running).ok_or_else(|| {
-                ResponseStoreError::Failed("a request without a key has the id of another one".to_owned())
-                    .into()
-            });
-        };
-        let fingerprint = row.fingerprint.clone();
+    /// Accepts a request, durably, unless its owner sent it before. It is accepted, or not, also where its client leaves
+    /// meanwhile.
+    pub(crate) async fn accept(self: &Arc<Self>, new: NewRequest) -> Result<Accepted, AcceptError> {
+        let stopped = |error: JoinError| ResponseStoreError::Failed(error.to_string());
+        tokio::spawn(self.clone().accept_to_end(new)).await.map_err(stopped)?
+    }
+
+    async fn accept_to_end(self: Arc<Self>, new: NewRequest) -> Result<Accepted, AcceptError> {
+        let NewRequest { row, body, is_awaited, again } = new;
+        let running = |begun: Begun| Accepted::Running(begun.entry, begun.follower);
         loop {
-            if let Some(entry) = self.begin(row.clone(), body.clone(), is_awaited).await? {
-                return Ok(Accepted::Running(entry));
-            }
-            let (of, with) = (owner.clone(), key.clone());
-            let known = self.store.read(move |store| store.request_with_key(&of, &with)).await?;
-            let Some(known) = known else {
-                // It was deleted meanwhile.
-                continue;
+            let known = match row.key.clone() {
+                None => None,
+                Some(key) => {
+                    let owner = row.owner.clone();
+                    self.store.read(move |store| store.request_with_key(&owner, &key)).await?
+                }
             };
-            if known.fingerprint != fingerprint {
+            let Some(known) = known else {
+                let (new, body) = (row.clone(), body.clone());
+                let insert = async { self.store.insert_request(new, body).await };
+                match self.begin(row.clone(), is_awaited, insert).await? {
+                    Some(begun) => return Ok(running(begun)),
+                    None if row.key.is_some() => continue,
+                    None => {
+                        let error = "a request without a key has the id of another one";
+                        return Err(ResponseStoreError::Failed(error.to_owned()).into());
+                    }
+                }
+            };
+            if known.fingerprint != row.fingerprint {
                 return Err(AcceptError::OtherRequest(known.id));
             }
-            if known.state == InboxState::Failed {
-                if let Some(entry) = self.begin_again(known, row.expires, is_awaited).await? {
-                    return Ok(Accepted::Running(entry));
-                }
-            } else if known.state.has_ended() {
+            if known.state == InboxState::Done || (known.state == InboxState::Failed && again) {
                 return Ok(Accepted::Ended(known.into()));
-            } else if let Some(entry) = self.get(&owner, &known.id) {
-                return Ok(Accepted::Running(entry));
+            }
+            if let Some(entry) = self.get(&known.owner, &known.id) {
+                let follower = is_awaited.then(|| Follower::of(&entry));
+                return Ok(Accepted::Running(entry, follower));
+            }
+            let begun = if known.state == InboxState::Failed {
+                let (id, now, expires) = (known.id.clone(), unix_seconds(), row.expires);
+                let reopen = async { self.store.reopen_request(&id, now, expires).await };
+                self.begin(known.reopened(now, expires), is_awaited, reopen).await?
+            } else {
+                // Nobody runs it: whoever did has lost it.
+                self.begin(known, is_awaited, async { Ok(true) }).await?
+            };
+            if let Some(begun) = begun {
+                return Ok(running(begun));
             }
             // It ended, or began again, between the two looks.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Keeps and begins a request; `None` where its owner has one with its key.
+    /// Begins a request once `keep` has made that durable; `None` where it has not, or where somebody else begins it.
     async fn begin(
         &self,
         row: InboxRow,
-        body: InboxBody,
         is_awaited: bool,
-    ) -> Result<Option<Arc<InboxEntry>>, AcceptError> {
-        let (registration, entry) = self.register(row.clone(), is_awaited)?;
-        if !self.store.insert_request(row, body).await? {
+        keep: impl Future<Output = Result<bool, ResponseStoreError>>,
+    ) -> Result<Option<Begun>, AcceptError> {
+        let Some(registration) = self.register(row)? else { return Ok(None) };
+        let entry = registration.entry.clone();
+        let follower = is_awaited.then(|| Follower::of(&entry));
+        if !keep.await? {
             return Ok(None);
         }
-        registration.keep();
-        let _ = self.begin.send(entry.clone());
-        Ok(Some(entry))
+        if self.begin.send((entry.clone(), is_awaited)).is_ok() {
+            registration.keep();
+        }
+        // A gateway that stops begins it when it starts again.
+        Ok(Some(Begun { entry, follower }))
     }
 
-    /// Begins a request again that has failed; `None` where somebody else does.
-    async fn begin_again(
-        &self,
-        known: InboxRow,
-        expires: u64,
-        is_awaited: bool,
-    ) -> Result<Option<Arc<InboxEntry>>, AcceptError> {
-        let (id, now) = (known.id.clone(), unix_seconds());
-        if self.by_id.lock().contains_key(&id) {
-            return Ok(None);
-        }
-        let row = InboxRow {
-            state: InboxState::Pending,
-            attempts: 0,
-            delivered: false,
-            leased: None,
-            ended: None,
-            head: None,
-            created: now,
-            expires,
-            ..known
-        };
-        let (registration, entry) = self.register(row, is_awaited)?;
-        if !self.store.reopen_request(&id, now, expires).await? {
-            return Ok(None);
-        }
-        registration.keep();
-        let _ = self.begin.send(entry.clone());
-        Ok(Some(entry))
-    }
-
-    fn register(
-        &self,
-        row: InboxRow,
-        is_awaited: bool,
-    ) -> Result<(Registration<&Self>, Arc<InboxEntry>), AcceptError> {
-        let id = row.id.clone();
+    /// Its place among those that have not ended, which is free again where it does not begin; `None` where it has one.
+    fn register(&self, row: InboxRow) -> Result<Option<Registration<&Self>>, AcceptError> {
         let mut by_id = self.by_id.lock();
+        if by_id.contains_key(&row.id) {
+            return Ok(None);
+        }
         let owned = by_id.values().filter(|one| one.row.owner == row.owner).count();
         if owned >= MAX_PER_OWNER || by_id.len() >= MAX_UNENDED {
             return Err(AcceptError::TooMany(owned));
         }
-        let entry = Arc::new(InboxEntry::new(row, is_awaited));
-        by_id.insert(id.clone(), entry.clone());
+        let entry = Arc::new(InboxEntry::new(row));
+        by_id.insert(entry.row.id.clone(), entry.clone());
         self.metrics.inbox_moved(PENDING, 1);
-        // Its place is free again where the client leaves or the store fails.
-        Ok((Registration { inbox: self, id: Some(id) }, entry))
+        Ok(Some(Registration { inbox: self, entry, is_kept: false }))
     }
 
     /// A request of this owner that has not ended.
@@ -250,7 +265,7 @@ impl Inbox {
                 self.store.reply_to_request(&row.id, name, false).await?;
                 let _ = self.answered.send(InboxRow { reply: Some(name.to_owned()), ..InboxRow::clone(row) });
             }
-            Accepted::Running(entry) => {
+            Accepted::Running(entry, _) => {
                 if entry.row.reply.as_deref() != Some(name) {
                     self.store.reply_to_request(&entry.row.id, name, false).await?;
                     *entry.reply.lock() = Some(name.to_owned());
@@ -284,11 +299,11 @@ impl Inbox {
     /// Runs every request until `context.stopping`, and then those that run to their ends.
     pub(crate) async fn run(self: Arc<Self>, context: OfflineContext) {
         let Some(mut begun) = self.begun.lock().take() else { return };
-        let all = Arc::new(Semaphore::new(MAX_RUNNING));
-        let mut owners: HashMap<String, Arc<Semaphore>> = HashMap::new();
+        let all = [MAX_RUNNING, MAX_AWAITED].map(|count| Arc::new(Semaphore::new(count)));
+        let mut owners: HashMap<String, [Arc<Semaphore>; 2]> = HashMap::new();
         let mut tasks = JoinSet::new();
         loop {
-            let entry = tokio::select! {
+            let (entry, is_awaited) = tokio::select! {
                 () = context.stopping.cancelled() => break,
                 Some(ended) = tasks.join_next() => {
                     if let Err(error) = ended {
@@ -297,38 +312,49 @@ impl Inbox {
                     continue;
                 }
                 begun = begun.recv() => match begun {
-                    Some(entry) => entry,
+                    Some(begun) => begun,
                     None => break,
                 },
             };
-            owners.retain(|_, owner| Arc::strong_count(owner) > 1);
-            let owner = entry.row.owner.clone();
-            let owner =
-                owners.entry(owner).or_insert_with(|| Arc::new(Semaphore::new(MAX_RUNNING_PER_OWNER)));
+            owners.retain(|_, places| places.iter().any(|one| Arc::strong_count(one) > 1));
+            let own = owners.entry(entry.row.owner.clone()).or_insert_with(|| {
+                [MAX_RUNNING_PER_OWNER, MAX_AWAITED_PER_OWNER].map(|count| Arc::new(Semaphore::new(count)))
+            });
+            let [own, all] = [&*own, &all].map(|places| places[usize::from(is_awaited)].clone());
             let run = InboxRun {
                 context: context.clone(),
                 store: self.store.clone(),
                 metrics: self.metrics.clone(),
-                registration: Registration { id: Some(entry.row.id.clone()), inbox: self.clone() },
+                registration: Registration { inbox: self.clone(), entry: entry.clone(), is_kept: false },
                 entry,
-                places: [owner.clone(), all.clone()],
+                places: [own, all],
             };
             tasks.spawn(run.run());
+        }
+        // What would begin now waits for the next start, and nobody for it.
+        begun.close();
+        while let Some((entry, _)) = begun.recv().await {
+            drop(Registration { inbox: self.clone(), entry, is_kept: false });
         }
         while tasks.join_next().await.is_some() {}
     }
 }
 
 impl InboxEntry {
-    fn new(row: InboxRow, is_awaited: bool) -> Self {
+    fn new(row: InboxRow) -> Self {
         Self {
             reply: Mutex::new(row.reply.clone()),
             row,
-            is_awaited,
+            followers: AtomicUsize::new(0),
             answer: watch::Sender::default(),
             cancelled: CancellationToken::new(),
             gone: CancellationToken::new(),
         }
+    }
+
+    /// Whether a client waits for its answer.
+    fn is_awaited(&self) -> bool {
+        self.followers.load(Ordering::Relaxed) > 0
     }
 
     /// As it is now.
@@ -378,25 +404,38 @@ impl InboxEntry {
     }
 }
 
+/// A request that begins, and its client, if that waits.
+struct Begun {
+    entry: Arc<InboxEntry>,
+    follower: Option<Follower>,
+}
+
 /// The place of a request among those that have not ended, which is free again when this is dropped.
 struct Registration<I: std::ops::Deref<Target = Inbox>> {
     inbox: I,
-    id: Option<String>,
+    entry: Arc<InboxEntry>,
+    is_kept: bool,
 }
 
 impl<I: std::ops::Deref<Target = Inbox>> Registration<I> {
     fn keep(mut self) {
-        self.id = None;
+        self.is_kept = true;
     }
 }
 
 impl<I: std::ops::Deref<Target = Inbox>> Drop for Registration<I> {
     fn drop(&mut self) {
-        let removed = self.id.take().and_then(|id| self.inbox.by_id.lock().remove(&id));
-        if let Some(entry) = removed {
-            let state = if entry.answer.borrow().leased.is_some() { LEASED } else { PENDING };
-            self.inbox.metrics.inbox_moved(state, -1);
-            entry.gone.cancel();
+        if self.is_kept {
+            return;
         }
+        let mut by_id = self.inbox.by_id.lock();
+        // It is only its own place that it leaves.
+        if by_id.get(&self.entry.row.id).is_some_and(|entry| Arc::ptr_eq(entry, &self.entry)) {
+            by_id.remove(&self.entry.row.id);
+            drop(by_id);
+            let state = if self.entry.answer.borrow().leased.is_some() { LEASED } else { PENDING };
+            self.inbox.metrics.inbox_moved(state, -1);
+        }
+        self.entry.gone.cancel();
     }
 }

@@ -31,7 +31,7 @@ use crate::keys::Keyring;
 use crate::request_id::RequestId;
 use crate::response_store::InboxRow;
 use crate::serving::ApiState;
-use message::{RequestMessage, Topics, refused};
+use message::{MAX_NAME_BYTES, RequestMessage, Topics, refused};
 use session::OutgoingMessage;
 
 /// Messages whose requests are on their way to the disk: each is in memory until it is there.
@@ -40,6 +40,8 @@ const MAX_ACCEPTING: usize = 16;
 const MAX_PUBLISHING: usize = 4;
 /// Largest message that is a request: the largest body, and what is around it.
 const MAX_MESSAGE_BYTES: usize = (16 << 20) + (64 << 10);
+/// How often a connection may end while an answer is on its way: then the broker takes no such message.
+const MAX_PUBLICATIONS: u32 = 5;
 /// What MQTT can carry. A larger message than is taken is read all the same: the broker would deliver it for ever.
 const MAX_PACKET_BYTES: usize = 256 << 20;
 
@@ -56,6 +58,13 @@ pub struct MqttInbox {
     pub keep_alive: Duration,
     /// Where the way to a broker with TLS has its socket.
     pub socket: PathBuf,
+}
+
+/// An answer that the broker does not have, and how many connections ended while it was on its way.
+#[derive(Clone, Debug)]
+struct Unpublished {
+    row: InboxRow,
+    tries: u32,
 }
 
 /// Takes requests from a broker.
@@ -124,19 +133,19 @@ impl MqttGateway {
         options
     }
 
-    /// Keeps the request of a message, durably; topic and text of what is published where it is refused.
-    async fn accept(&self, topics: &Topics, publish: &Publish) -> Option<OutgoingMessage> {
-        let name = topics.name(&publish.topic)?;
-        if publish.payload.is_empty() {
+    /// Keeps the request of a message of so many bytes, durably; topic and text of what is published where it is refused.
+    async fn accept(&self, topics: &Topics, publish: &Publish, bytes: usize) -> Option<OutgoingMessage> {
+        // A longer name has no topic for its answer.
+        let name = topics.name(&publish.topic).filter(|name| name.len() <= MAX_NAME_BYTES)?;
+        if bytes == 0 {
             // As a retained message is removed.
             return None;
         }
-        let accepted = self.accept_message(name, publish).await;
+        let accepted = self.accept_message(name, publish, bytes).await;
         accepted.err().map(|error| (topics.response(name), refused(&error)))
     }
 
-    async fn accept_message(&self, name: &str, publish: &Publish) -> Result<(), GatewayError> {
-        let bytes = publish.payload.len();
+    async fn accept_message(&self, name: &str, publish: &Publish, bytes: usize) -> Result<(), GatewayError> {
         if bytes > MAX_MESSAGE_BYTES {
             let message = format!("the message has {bytes} bytes, and at most {MAX_MESSAGE_BYTES} are taken");
             return Err(GatewayError::new(ErrorKind::TooLarge, message));
@@ -145,24 +154,40 @@ impl MqttGateway {
         let caller = message::caller(&self.keyring.borrow(), &credentials)?;
         let _permit = self.api.hold(&caller, bytes)?;
         let own = self.api.own_inbox(&caller)?;
-        let accepted =
-            own.accept(&RequestId::new(&HeaderMap::new()), request, Some(name.to_owned()), false).await?;
-        own.publish(&accepted, name, publish.dup).await
+        // A retained message comes with each connection.
+        let again = publish.dup || publish.retain;
+        let id = RequestId::new(&HeaderMap::new());
+        let accepted = own.accept(&id, request, Some(name.to_owned()), false, again).await?;
+        own.publish(&accepted, name, again).await
     }
 
-    /// Topic and text of the answer of a request that has ended; none where it was deleted, or its key.
-    async fn answer(&self, topics: &Topics, row: &InboxRow) -> Result<Option<OutgoingMessage>, GatewayError> {
+    /// Topic and text of the answer of a request that has ended; none where it was deleted, or its key. An answer that the broker
+    /// has not taken says where it is.
+    async fn answer(
+        &self,
+        topics: &Topics,
+        Unpublished { row, tries }: &Unpublished,
+    ) -> Result<Option<OutgoingMessage>, GatewayError> {
         let Some(topic) = row.reply.as_deref().map(|name| topics.response(name)) else { return Ok(None) };
         let Some(caller) = self.keyring.borrow().caller_of(&row.owner, Timestamp::now()) else {
             return Ok(None);
         };
         let own = self.api.own_inbox(&caller)?;
-        let record = async {
+        let text = async {
             let row = own.get(&row.id, Duration::ZERO).await?;
-            own.record(&self.api, row).await
+            if *tries < MAX_PUBLICATIONS {
+                let (record, _permit) = own.record(&self.api, row).await?;
+                return Ok(serde_json::to_string(&record).ok());
+            }
+            tracing::warn!(
+                id = row.id,
+                "the MQTT broker does not take this answer; where it is, is published"
+            );
+            Ok(Some(message::without_answer(&row)))
         };
-        match record.await {
-            Ok((record, _permit)) => Ok(serde_json::to_string(&record).ok().map(|text| (topic, text))),
+        let text: Result<_, GatewayError> = text.await;
+        match text {
+            Ok(text) => Ok(text.map(|text| (topic, text))),
             Err(error) if error.kind == ErrorKind::RequestNotFound => Ok(None),
             Err(error) => {
                 // The memory for it may be there soon.

@@ -88,6 +88,14 @@ pub enum ResponseStoreError {
         /// Of the store.
         max: u64,
     },
+    /// Requests that have not ended take as much as they may.
+    #[error("{bytes} bytes of requests that have not ended are kept, and at most {max} may be")]
+    InboxFull {
+        /// Of the owner's requests.
+        bytes: u64,
+        /// An owner's share.
+        max: u64,
+    },
     /// What a write is about was deleted.
     #[error("it was deleted")]
     Deleted,
@@ -199,6 +207,13 @@ impl Change {
             Self::Batch(change) => change.bytes(),
             Self::Inbox(change) => change.bytes(),
         }
+    }
+}
+
+impl Change {
+    /// Whether it ends, or goes on with, what was accepted.
+    fn is_end(&self) -> bool {
+        matches!(self, Self::Inbox(InboxChange::Append { .. } | InboxChange::End { .. }))
     }
 }
 

@@ -452,11 +452,11 @@ impl UnreadRequest {
             body: body.clone(),
         };
         let kept = may_block.then(|| api.own_responses(&caller)).flatten();
-        let is_new = head.extensions.get::<ReplayedResponse>().is_none();
-        let kept = kept.map(|own| if is_new { own.with_request(request()) } else { own });
+        let replayed = head.extensions.get::<ReplayedResponse>();
+        let kept = kept.map(|own| if replayed.is_none() { own.with_request(request()) } else { own });
         let context = RequestContext {
             id: &id,
-            unix_seconds: unix_seconds(),
+            unix_seconds: replayed.map_or_else(unix_seconds, |replayed| replayed.created),
             limits: caller.limits(),
             kept: kept.as_ref(),
         };

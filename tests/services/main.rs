@@ -18,6 +18,9 @@ metadata: {name: box}
 spec:
   network: {ports: [{interface: cable0, address: 172.31.240.1/30}], afterRestart: Keep}
 "#;
+/// Requests of the inbox when the machine ends.
+const REQUESTS: usize = 20;
+const ASK: &str = r#"curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:52415/v1/chat/completions -H 'prefer: respond-async' -H 'content-type: application/json' -d '{"model": "smoke", "messages": [{"role": "user", "content": "Count"}], "min_tokens": 60, "max_tokens": 60}'"#;
 const ENGINES: &str = "pgrep russet-engine || true";
 
 /// `systemd-nspawn`, or why there is none.
@@ -104,6 +107,16 @@ fn control_plane_restarts_itself_and_its_engines_survive() {
     machine.run("systemctl kill --signal=KILL russet-up").unwrap();
     machine.until(ENGINES, |said| !said.contains(engine.trim())).unwrap();
     println!("everything killed, it answers after {:.1?}", answers(&machine));
+
+    // Requests of the inbox are answered though the machine ends with a part of them.
+    let accepted = machine.run(&format!("for n in $(seq {REQUESTS}); do {ASK} & done; wait")).unwrap();
+    assert_eq!(accepted.matches("202").count(), REQUESTS, "{accepted}");
+    println!("the machine ends at once and starts anew within {:.1?}", machine.crash().unwrap());
+    let inbox = "curl -s 'http://127.0.0.1:52415/v1/inbox?limit=100'";
+    let is_done = |said: &str| said.matches("\"status\":\"done\"").count() == REQUESTS;
+    let (said, waited) = machine.until(inbox, is_done).unwrap();
+    let again = said.matches("\"attempts\":2").count();
+    println!("{REQUESTS} requests are answered {waited:.1?} later, {again} of them in their second life");
 
     let boot = machine.run("cat /proc/sys/kernel/random/boot_id").unwrap();
     println!("the machine starts anew within {:.1?}", machine.restart().unwrap());

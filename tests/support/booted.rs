@@ -170,8 +170,26 @@ impl BootedMachine {
     ///
     /// If it does not.
     pub fn restart(&mut self) -> Result<Duration> {
-        let (began, before) = (Instant::now(), self.init_pid()?);
+        let before = self.init_pid()?;
         self.run("systemctl reboot")?;
+        self.started_anew(before)
+    }
+
+    /// Reboots the machine without a word to what runs on it, and waits until everything runs again.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn crash(&mut self) -> Result<Duration> {
+        let before = self.init_pid()?;
+        // It may end before it has said that it does.
+        let _ = self.run("systemctl reboot --force --force");
+        self.started_anew(before)
+    }
+
+    /// Waits until the machine has another first process, and everything runs.
+    fn started_anew(&mut self, before: i32) -> Result<Duration> {
+        let began = Instant::now();
         while self.init_pid().is_ok_and(|now| now == before) {
             ensure!(began.elapsed() < WAIT_TIMEOUT, "the machine does not go down");
             std::thread::sleep(POLL_INTERVAL);

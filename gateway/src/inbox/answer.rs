@@ -39,16 +39,24 @@ pub(crate) enum NextBytes {
 }
 
 impl AnswerHead {
-    /// That of a response, with the headers that say something of its body and of how it came about.
+    /// That of a response, with the headers that say something of its body, of how it came about, and of what to do.
     pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
-        let is_kept = |name: &str| {
-            matches!(name, "content-type" | "x-accel-buffering") || name.starts_with("x-russet-")
-        };
+        const NAMES: [&str; 5] =
+            ["content-type", "x-accel-buffering", "retry-after", "retry-after-ms", "www-authenticate"];
+        let is_kept =
+            |name: &str| NAMES.contains(&name) || name == "x-should-retry" || name.starts_with("x-russet-");
         let kept = headers.iter().filter(|(name, _)| is_kept(name.as_str()));
         let text = |(name, value): (&HeaderName, &HeaderValue)| {
             Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
         };
         Self { status: status.as_u16(), headers: kept.filter_map(text).collect() }
+    }
+
+    /// The end of a stream that broke off, with this error: a stream never just ends.
+    pub(crate) fn error_event(&self, error: &[u8]) -> Vec<u8> {
+        let is_event_stream = self.headers.iter().any(|(_, value)| value.starts_with("text/event-stream"));
+        let (before, after) = if is_event_stream { ("event: error\ndata: ", "\n\n") } else { ("", "\n") };
+        [before.as_bytes(), error, after.as_bytes()].concat()
     }
 
     /// Its JSON in the store.

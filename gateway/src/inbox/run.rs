@@ -1,16 +1,17 @@
 //! Runs one request of the inbox: leases it, sends it to its route, keeps the answer, and says how it ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Extensions, HeaderMap};
+use axum::http::{Extensions, HeaderMap, StatusCode};
 use axum::response::Response;
 use http_body_util::BodyExt as _;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::AnswerHead;
 use super::{Inbox, InboxEntry, LEASED, MAX_ATTEMPTS, PENDING, Registration};
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::metrics::Metrics;
 use crate::offline::{Interruption, OfflineContext, OfflineRequest, retry_after};
 use crate::request_id::RequestId;
@@ -47,13 +48,6 @@ impl InboxRun {
             Ok(state) => {
                 self.metrics.inbox_ended(state.as_str());
                 self.registration.inbox.publish_end(&self.entry);
-                if self.entry.row.response().is_some() {
-                    // What is kept is the response.
-                    let deleted = self.store.delete_request(&self.entry.row.owner, id).await;
-                    if let Err(error) = deleted {
-                        tracing::warn!(id, %error, "the request of a response stays in the inbox");
-                    }
-                }
             }
             Err(Interruption::Stopping) => {
                 let was_leased = self.entry.answer.borrow().leased.is_some();
@@ -86,13 +80,9 @@ impl InboxRun {
             );
             return self.fail(&GatewayError::new(ErrorKind::PoisonRequest, message)).await;
         }
-        let id = row.id.clone();
-        let body = self.store.read(move |store| store.request_body(&id)).await;
-        let body = body.map_err(Interruption::Lost)?;
-        let body = body.ok_or(Interruption::Lost(ResponseStoreError::Deleted))?;
         let (mut is_leased, mut tries) = (false, 0);
         loop {
-            let _turns = self.turns().await?;
+            let turns = self.turns().await?;
             let now = unix_seconds();
             if row.expires <= now {
                 let message = format!(
@@ -105,17 +95,69 @@ impl InboxRun {
                 self.context.persist(&row.id, || self.store.lease_request(&row.id, now)).await?;
                 self.leased(now);
             }
+            // In memory as long as it runs.
+            let body = self.body().await?;
             let outcome = RequestOutcome::default();
             let response = self.respond(&body, outcome.clone()).await;
+            drop(body);
             let wait = retry_after(response.status(), response.headers());
-            // A client that waits decides itself whether it tries again.
-            let Some(wait) = wait.filter(|_| !self.entry.is_awaited) else {
-                return self.keep(response, outcome).await;
+            let wait = match row.response() {
+                // A client that waits decides itself whether it tries again.
+                None => match wait.filter(|_| !self.entry.is_awaited()) {
+                    None => return self.keep(response, outcome).await,
+                    wait => wait,
+                },
+                Some(_) => match self.end_of_response(response.status(), wait).await? {
+                    Some(state) => return Ok(state),
+                    None => wait,
+                },
             };
-            drop((response, _turns));
+            drop((response, turns));
             tries += 1;
-            self.context.wait_to_retry(wait, tries).await?;
+            self.context.wait_to_retry(wait.unwrap_or(RETRY_AFTER), tries).await?;
         }
+    }
+
+    /// What is sent to its route.
+    async fn body(&self) -> Result<InboxBody, Interruption> {
+        let mut tries = 0;
+        loop {
+            let id = self.entry.row.id.clone();
+            match self.store.read(move |store| store.request_body(&id)).await {
+                Ok(Some(body)) => return Ok(body),
+                Ok(None) => return Err(Interruption::Lost(ResponseStoreError::Deleted)),
+                Err(error) => {
+                    tracing::warn!(id = self.entry.row.id, %error, "a request of the inbox cannot be read now")
+                }
+            }
+            tries += 1;
+            self.context.wait_to_retry(RETRY_AFTER, tries).await?;
+        }
+    }
+
+    /// How the response in the background ended that was generated again; `None` where it is to be tried once more. What is
+    /// kept is the response, and its request is forgotten with its end.
+    async fn end_of_response(
+        &self,
+        status: StatusCode,
+        wait: Option<Duration>,
+    ) -> Result<Option<InboxState>, Interruption> {
+        let id = self.entry.row.id.clone();
+        let is_kept = self.store.read(move |store| Ok(store.request_body(&id)?.is_some())).await;
+        match is_kept {
+            Ok(false) => Ok(Some(InboxState::Done)),
+            _ if self.context.stopping.is_cancelled() => Err(Interruption::Stopping),
+            _ if status.is_success() || wait.is_some() => Ok(None),
+            _ => self.forget().await.map(Some),
+        }
+    }
+
+    /// The response in the background that it asks for is not generated again.
+    async fn forget(&self) -> Result<InboxState, Interruption> {
+        let row = &self.entry.row;
+        let delete = || async { self.store.delete_request(&row.owner, &row.id).await.map(drop) };
+        self.context.persist(&row.id, delete).await?;
+        Ok(InboxState::Failed)
     }
 
     fn leased(&self, now: u64) {
@@ -127,10 +169,10 @@ impl InboxRun {
         });
     }
 
-    /// Waits for its turn, unless its client waits: that is bounded where connections are.
-    async fn turns(&self) -> Result<Vec<tokio::sync::OwnedSemaphorePermit>, Interruption> {
+    /// Waits for its turn.
+    async fn turns(&self) -> Result<Vec<OwnedSemaphorePermit>, Interruption> {
         let mut turns = Vec::new();
-        for places in self.places.iter().filter(|_| !self.entry.is_awaited) {
+        for places in &self.places {
             tokio::select! {
                 // They are never closed.
                 turn = places.clone().acquire_owned() => turns.extend(turn),
@@ -146,7 +188,7 @@ impl InboxRun {
         let unique = match row.response() {
             // Its response has the id that its client knows.
             Some(unique) => {
-                extensions.insert(ReplayedResponse);
+                extensions.insert(ReplayedResponse { created: row.created });
                 unique.to_owned()
             }
             None => RequestId::new(&HeaderMap::new()).unique,
@@ -164,16 +206,21 @@ impl InboxRun {
     async fn keep(&self, response: Response, outcome: RequestOutcome) -> Result<InboxState, Interruption> {
         let (parts, mut body) = response.into_parts();
         let head = AnswerHead::of(parts.status, &parts.headers);
-        self.entry.answer.send_modify(|answer| answer.head = Some(head.clone()));
+        if !head.is_whole() {
+            self.entry.answer.send_modify(|answer| answer.head = Some(head.clone()));
+        }
         let mut is_complete = true;
         while let Some(frame) = body.frame().await {
-            let Some(frame) = frame.ok().filter(|_| is_complete) else {
+            let Ok(frame) = frame else {
                 is_complete = false;
                 break;
             };
             let Some(data) = frame.data_ref() else { continue };
+            is_complete = self.entry.answer.borrow().tail.end() + data.len() as u64 <= MAX_ANSWER_BYTES;
+            if !is_complete {
+                break;
+            }
             self.entry.answer.send_modify(|answer| answer.tail.bytes.extend_from_slice(data));
-            is_complete = self.entry.answer.borrow().tail.end() <= MAX_ANSWER_BYTES;
             if self.entry.answer.borrow().tail.bytes.len() >= MAX_TAIL_BYTES {
                 self.flush().await?;
             }
@@ -184,8 +231,32 @@ impl InboxRun {
             // It may have failed for that.
             return Err(Interruption::Stopping);
         }
-        let state = if is_done { InboxState::Done } else { InboxState::Failed };
-        self.end(state, &head).await
+        if !is_complete {
+            let message = format!(
+                "the answer broke off, or is longer than the {} MiB that are kept of one",
+                MAX_ANSWER_BYTES >> 20
+            );
+            return self.break_off(&head, &GatewayError::new(ErrorKind::Internal, message)).await;
+        }
+        self.end(if is_done { InboxState::Done } else { InboxState::Failed }, &head).await
+    }
+
+    /// Ends an answer that has a beginning alone: a stream with an error, and a whole one as an error.
+    async fn break_off(&self, head: &AnswerHead, error: &GatewayError) -> Result<InboxState, Interruption> {
+        if head.is_whole() {
+            return self.fail(error).await;
+        }
+        let (_, body) = self.error_response(error).into_parts();
+        let event = head.error_event(&whole(body).await);
+        self.entry.answer.send_modify(|answer| answer.tail.bytes.extend_from_slice(&event));
+        self.end(InboxState::Failed, head).await
+    }
+
+    /// An error in the words of its dialect.
+    fn error_response(&self, error: &GatewayError) -> Response {
+        let row = &self.entry.row;
+        let id = RequestId { unique: String::new(), shown: row.request_id.clone() };
+        ((self.context.dialect_of)(&row.path).error_response)(error, &id)
     }
 
     /// Moves the newest bytes to the store.
@@ -202,9 +273,10 @@ impl InboxRun {
     /// Keeps this error as the answer.
     async fn fail(&self, error: &GatewayError) -> Result<InboxState, Interruption> {
         let row = &self.entry.row;
-        let id = RequestId { unique: String::new(), shown: row.request_id.clone() };
-        let dialect = (self.context.dialect_of)(&row.path);
-        let (parts, body) = (dialect.error_response)(error, &id).into_parts();
+        if row.response().is_some() {
+            return self.forget().await;
+        }
+        let (parts, body) = self.error_response(error).into_parts();
         let head = AnswerHead::of(parts.status, &parts.headers);
         let bytes = whole(body).await;
         // What an earlier lease left of an answer goes.
@@ -226,6 +298,7 @@ impl InboxRun {
         let end = || self.store.end_request(id, state, now, head.to_text(), part.clone());
         self.context.persist(id, end).await?;
         self.entry.answer.send_modify(|answer| {
+            answer.head = Some(head.clone());
             answer.tail = AnswerPart { start: part.end(), bytes: Vec::new() };
             answer.end = Some(state);
         });

@@ -14,10 +14,11 @@ use serde_json::value::RawValue;
 
 use crate::error::{ErrorKind, GatewayError, shown};
 use crate::keys::{Caller, Keyring};
+use crate::response_store::InboxRow;
 use crate::serving::{NewInboxRequest, kept_headers};
 
 /// Longest name of a request in a topic.
-const MAX_NAME_BYTES: usize = 255;
+pub(super) const MAX_NAME_BYTES: usize = 255;
 /// Where a message goes that names no path.
 const DEFAULT_PATH: &str = "/v1/chat/completions";
 
@@ -129,6 +130,12 @@ pub(super) fn caller(keyring: &Keyring, credentials: &HeaderMap) -> Result<Calle
         let message = "a request by MQTT needs a `key` that is accepted: the secret of an AccessKey; `russet key create NAME` makes one";
         GatewayError::new(ErrorKind::InvalidApiKey, message)
     })
+}
+
+/// What is published of a request whose answer the broker does not take.
+pub(super) fn without_answer(row: &InboxRow) -> String {
+    let message = format!("the broker does not take the answer; GET /v1/inbox/{} has it", row.id);
+    json!({"id": row.id, "object": "inbox.request", "status": row.state, "message": message}).to_string()
 }
 
 /// What is published where a request is refused.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rumqttc::{AsyncClient, Event, EventLoop, Outgoing, Packet, Publish, QoS, SubscribeReasonCode};
 use russet_mqtt::BrokerTransport;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -10,7 +11,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::message::Topics;
-use super::{MAX_ACCEPTING, MAX_PUBLISHING, MqttGateway};
+use super::{MAX_ACCEPTING, MAX_MESSAGE_BYTES, MAX_PUBLISHING, MqttGateway, Unpublished};
 use crate::error::GatewayError;
 use crate::response_store::InboxRow;
 
@@ -26,7 +27,7 @@ pub(super) async fn run(
     transport: &BrokerTransport,
     connected: &mut Option<Instant>,
     answers: &mut mpsc::UnboundedReceiver<InboxRow>,
-    backlog: &mut VecDeque<InboxRow>,
+    backlog: &mut VecDeque<Unpublished>,
 ) -> String {
     let (client, events) = AsyncClient::new(gateway.options(transport), QUEUE_CAPACITY);
     let (sender, mut received) = mpsc::unbounded_channel();
@@ -62,7 +63,7 @@ pub(super) async fn run(
             Some(accepted) = session.accepting.join_next() => session.accepted(accepted).await,
             Some(prepared) = session.preparing.join_next() => session.prepared(prepared, backlog).await,
             Some(row) = answers.recv(), if backlog.is_empty() => {
-                backlog.push_back(row);
+                backlog.push_back(Unpublished { row, tries: 0 });
                 Ok(())
             }
         };
@@ -72,7 +73,7 @@ pub(super) async fn run(
     };
     backlog.extend(session.sent.unacknowledged());
     while let Some(prepared) = session.preparing.join_next().await {
-        backlog.extend(prepared.ok().map(|(_, row)| row));
+        backlog.extend(prepared.ok().map(|(_, answer)| answer));
     }
     error
 }
@@ -84,7 +85,7 @@ struct Session<'a> {
     /// Messages whose requests are on their way to the disk, and what is published where one is refused.
     accepting: JoinSet<(Option<OutgoingMessage>, Publish)>,
     /// Answers that are read from the store.
-    preparing: JoinSet<(Result<Option<OutgoingMessage>, GatewayError>, InboxRow)>,
+    preparing: JoinSet<(Result<Option<OutgoingMessage>, GatewayError>, Unpublished)>,
     sent: SentMessages,
     is_subscribed: bool,
 }
@@ -95,12 +96,16 @@ impl Session<'_> {
         self.is_subscribed && self.sent.count() + self.preparing.len() < MAX_PUBLISHING
     }
 
-    fn prepare(&mut self, row: InboxRow) {
+    fn prepare(&mut self, answer: Unpublished) {
         let (gateway, topics) = (self.gateway.clone(), self.topics.clone());
-        self.preparing.spawn(async move { (gateway.answer(&topics, &row).await, row) });
+        self.preparing.spawn(async move { (gateway.answer(&topics, &answer).await, answer) });
     }
 
-    async fn event(&mut self, event: Event, permit: Option<OwnedSemaphorePermit>) -> Result<(), String> {
+    async fn event(
+        &mut self,
+        event: Event,
+        permit: Option<(OwnedSemaphorePermit, usize)>,
+    ) -> Result<(), String> {
         match event {
             Event::Incoming(Packet::ConnAck(_)) => {
                 let subscribed = self.client.subscribe(self.topics.filter(), QoS::AtLeastOnce).await;
@@ -114,17 +119,20 @@ impl Session<'_> {
                 tracing::info!(broker, topic, "requests are taken from the MQTT broker");
                 self.is_subscribed = true;
             }
-            Event::Incoming(Packet::Publish(publish)) => {
+            Event::Incoming(Packet::Publish(mut publish)) => {
                 let (gateway, topics) = (self.gateway.clone(), self.topics.clone());
+                let (permit, bytes) = permit.unzip();
                 self.accepting.spawn(async move {
-                    let refusal = gateway.accept(&topics, &publish).await;
+                    let refusal = gateway.accept(&topics, &publish, bytes.unwrap_or_default()).await;
+                    // An acknowledgement needs its number alone.
+                    publish.payload = Bytes::new();
                     drop(permit);
                     (refusal, publish)
                 });
             }
             Event::Outgoing(Outgoing::Publish(number)) => self.sent.numbered(number),
             Event::Incoming(Packet::PubAck(ack)) => {
-                if let Some(row) = self.sent.acknowledged(ack.pkid)
+                if let Some(Unpublished { row, .. }) = self.sent.acknowledged(ack.pkid)
                     && let Err(error) = self.gateway.inbox.published(&row).await
                 {
                     tracing::warn!(id = row.id, %error, "an answer is published again when the gateway starts again");
@@ -151,16 +159,16 @@ impl Session<'_> {
     /// An answer was read.
     async fn prepared(
         &mut self,
-        prepared: Result<(Result<Option<OutgoingMessage>, GatewayError>, InboxRow), JoinError>,
-        backlog: &mut VecDeque<InboxRow>,
+        prepared: Result<(Result<Option<OutgoingMessage>, GatewayError>, Unpublished), JoinError>,
+        backlog: &mut VecDeque<Unpublished>,
     ) -> Result<(), String> {
         match prepared.map_err(|error| error.to_string())? {
-            (Ok(Some(message)), row) => self.publish(message, Some(row)).await,
+            (Ok(Some(message)), answer) => self.publish(message, Some(answer)).await,
             // It was deleted, or its key.
             (Ok(None), _) => Ok(()),
-            (Err(error), row) => {
-                tracing::warn!(id = row.id, %error, "an answer is published later");
-                backlog.push_back(row);
+            (Err(error), answer) => {
+                tracing::warn!(id = answer.row.id, %error, "an answer is published later");
+                backlog.push_back(answer);
                 Ok(())
             }
         }
@@ -169,7 +177,7 @@ impl Session<'_> {
     async fn publish(
         &mut self,
         (topic, text): OutgoingMessage,
-        answers: Option<InboxRow>,
+        answers: Option<Unpublished>,
     ) -> Result<(), String> {
         self.sent.publishing(answers);
         let published = self.client.publish(topic, QoS::AtLeastOnce, false, text).await;
@@ -181,13 +189,13 @@ impl Session<'_> {
 #[derive(Default)]
 struct SentMessages {
     /// In the order of their publication, until the client has given them numbers. A refusal has no request.
-    unnumbered: VecDeque<Option<InboxRow>>,
-    by_number: HashMap<u16, InboxRow>,
+    unnumbered: VecDeque<Option<Unpublished>>,
+    by_number: HashMap<u16, Unpublished>,
 }
 
 impl SentMessages {
     /// A message is given to the client.
-    fn publishing(&mut self, answer: Option<InboxRow>) {
+    fn publishing(&mut self, answer: Option<Unpublished>) {
         self.unnumbered.push_back(answer);
     }
 
@@ -199,7 +207,7 @@ impl SentMessages {
     }
 
     /// The broker has the message with this number; the request that it answers.
-    fn acknowledged(&mut self, number: u16) -> Option<InboxRow> {
+    fn acknowledged(&mut self, number: u16) -> Option<Unpublished> {
         self.by_number.remove(&number)
     }
 
@@ -208,25 +216,32 @@ impl SentMessages {
     }
 
     /// Requests whose answers the broker does not have.
-    fn unacknowledged(self) -> impl Iterator<Item = InboxRow> {
-        self.unnumbered.into_iter().flatten().chain(self.by_number.into_values())
+    fn unacknowledged(self) -> impl Iterator<Item = Unpublished> {
+        let sent = self.unnumbered.into_iter().flatten().chain(self.by_number.into_values());
+        sent.map(|answer| Unpublished { tries: answer.tries + 1, ..answer })
     }
 }
 
-type ReceivedEvent = (Result<Event, String>, Option<OwnedSemaphorePermit>);
+/// An event, and of a message its place and how many bytes it has.
+type ReceivedEvent = (Result<Event, String>, Option<(OwnedSemaphorePermit, usize)>);
 
 /// Passes events on, in a task of its own: one that is on its way must not be cancelled. A message waits until so many before
-/// it are on the disk, and holds up what the broker sends.
+/// it are on the disk, and holds up what the broker sends; of one that is too large nothing is kept.
 async fn poll(mut events: EventLoop, sender: mpsc::UnboundedSender<ReceivedEvent>) {
     let places = Arc::new(Semaphore::new(MAX_ACCEPTING));
     loop {
-        let event = events.poll().await;
-        let permit = match &event {
-            Ok(Event::Incoming(Packet::Publish(_))) => places.clone().acquire_owned().await.ok(),
-            _ => None,
-        };
+        let mut event = events.poll().await;
+        let mut place = None;
+        if let Ok(Event::Incoming(Packet::Publish(publish))) = &mut event {
+            let bytes = publish.payload.len();
+            if bytes > MAX_MESSAGE_BYTES {
+                publish.payload = Bytes::new();
+            }
+            // They are never closed.
+            place = places.clone().acquire_owned().await.ok().map(|permit| (permit, bytes));
+        }
         let is_last = event.is_err();
-        if sender.send((event.map_err(|error| error.to_string()), permit)).is_err() || is_last {
+        if sender.send((event.map_err(|error| error.to_string()), place)).is_err() || is_last {
             return;
         }
     }

@@ -101,7 +101,12 @@ fn commit(database: &mut Database, group: Vec<PendingWrite>) {
     };
     for (PendingWrite { committed, .. }, result) in group.into_iter().zip(results) {
         if let Err(error) = &result
-            && !matches!(error, ResponseStoreError::Deleted | ResponseStoreError::InUse { .. })
+            && !matches!(
+                error,
+                ResponseStoreError::Deleted
+                    | ResponseStoreError::InUse { .. }
+                    | ResponseStoreError::InboxFull { .. }
+            )
         {
             tracing::error!(%error, "the store of responses failed a write");
         }

@@ -9,6 +9,7 @@ use rusqlite::{
     Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params,
 };
 
+use super::inbox::InboxChange;
 use super::{
     Change, ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStoreError, StoredBody,
     StoredTurn, batches, files, inbox,
@@ -209,7 +210,20 @@ fn apply(
     change: &Change,
     max_bytes: u64,
 ) -> Result<usize, ResponseStoreError> {
-    make_room(transaction, change.bytes() as u64, max_bytes)?;
+    match change {
+        Change::Inbox(InboxChange::Insert(row, body)) => {
+            inbox::check_room(transaction, row, body, max_bytes)?
+        }
+        Change::Insert(NewRow { replay: Some(replay), .. }) => {
+            inbox::check_room(transaction, &replay.0, &replay.1, max_bytes)?;
+        }
+        _ => {}
+    }
+    match make_room(transaction, change.bytes() as u64, max_bytes) {
+        // What was accepted ends: its answer takes room beyond the limit rather than wait for ever.
+        Err(ResponseStoreError::TooLarge { .. }) if change.is_end() => {}
+        made => made?,
+    }
     let changed = match change {
         Change::Insert(row) => insert(transaction, row)?,
         Change::Finish { id, body } => {

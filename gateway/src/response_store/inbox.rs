@@ -101,6 +101,13 @@ impl InboxRow {
         }
     }
 
+    /// The same, to run again from the beginning.
+    pub(crate) fn reopened(self, now: u64, expires: u64) -> Self {
+        let (state, head) = (InboxState::Pending, None);
+        let (attempts, delivered, leased, ended) = (0, false, None, None);
+        Self { state, attempts, delivered, leased, ended, head, created: now, expires, ..self }
+    }
+
     /// The unique part of the id of the response in the background that it asks for; `None` for any other request.
     pub(crate) fn response(&self) -> Option<&str> {
         self.id.strip_prefix("resp_")
@@ -239,8 +246,7 @@ pub(super) const SCHEMA: &str = "
         fingerprint BLOB NOT NULL,
         request_id TEXT NOT NULL,
         path TEXT NOT NULL,
-        headers TEXT NOT NULL,
-        body BLOB NOT NULL,
+        bytes INTEGER NOT NULL,
         created INTEGER NOT NULL,
         expires INTEGER NOT NULL,
         state TEXT NOT NULL,
@@ -254,7 +260,13 @@ pub(super) const SCHEMA: &str = "
     ) STRICT;
     CREATE UNIQUE INDEX inbox_key ON inbox (owner, key) WHERE key IS NOT NULL;
     CREATE INDEX inbox_created ON inbox (created);
-    CREATE INDEX inbox_unended ON inbox (number) WHERE state IN ('pending', 'leased');
+    CREATE INDEX inbox_owner ON inbox (owner, number);
+    CREATE INDEX inbox_unended ON inbox (owner, bytes) WHERE state IN ('pending', 'leased');
+    CREATE TABLE inbox_body (
+        request INTEGER PRIMARY KEY REFERENCES inbox (number) ON DELETE CASCADE,
+        headers TEXT NOT NULL,
+        body BLOB NOT NULL
+    ) STRICT;
     CREATE TABLE inbox_answer (
         request INTEGER NOT NULL REFERENCES inbox (number) ON DELETE CASCADE,
         start INTEGER NOT NULL,
@@ -327,10 +339,11 @@ pub(super) fn insert(
     row: &InboxRow,
     InboxBody { headers, body }: &InboxBody,
 ) -> Result<usize, ResponseStoreError> {
-    Ok(transaction.execute(
-        "INSERT INTO inbox (id, owner, key, fingerprint, request_id, path, headers, body, created, expires, state,
-            delivered, reply)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+    let bytes = headers.len() + body.len();
+    let added = transaction.execute(
+        "INSERT INTO inbox (id, owner, key, fingerprint, request_id, path, bytes, created, expires, state, delivered,
+            reply)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
             ON CONFLICT (owner, key) WHERE key IS NOT NULL DO NOTHING",
         params![
             row.id,
@@ -339,15 +352,40 @@ pub(super) fn insert(
             row.fingerprint,
             row.request_id,
             row.path,
-            headers,
-            &body[..],
+            bytes.cast_signed(),
             row.created.cast_signed(),
             row.expires.cast_signed(),
             row.state.as_str(),
             row.delivered,
             row.reply,
         ],
-    )?)
+    )?;
+    if added > 0 {
+        transaction.execute(
+            "INSERT INTO inbox_body (request, headers, body) VALUES (last_insert_rowid(), ?1, ?2)",
+            params![headers, &body[..]],
+        )?;
+    }
+    Ok(added)
+}
+
+/// An error where requests that have not ended would take more than a half of the store with this one, or those of its owner
+/// more than a quarter: what they answer needs room too, and so do others.
+pub(super) fn check_room(
+    transaction: &Transaction<'_>,
+    row: &InboxRow,
+    body: &InboxBody,
+    max: u64,
+) -> Result<(), ResponseStoreError> {
+    let bytes = (body.headers.len() + body.body.len()) as u64;
+    let (all, own) = transaction.query_row(
+        "SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE owner = ?1), 0) FROM inbox
+            WHERE state IN ('pending', 'leased')",
+        [&row.owner],
+        |sums| Ok((sums.get::<_, i64>(0)?.cast_unsigned(), sums.get::<_, i64>(1)?.cast_unsigned())),
+    )?;
+    let fits = all + bytes <= max / 2 && own + bytes <= max / 4;
+    if fits { Ok(()) } else { Err(ResponseStoreError::InboxFull { bytes: own, max: max / 4 }) }
 }
 
 /// A response that runs in the background needs no request any more.
@@ -449,7 +487,9 @@ pub(super) fn unpublished(connection: &Connection) -> Result<Vec<InboxRow>, Resp
 
 /// What is sent to the route of a request.
 pub(super) fn body(connection: &Connection, id: &str) -> Result<Option<InboxBody>, ResponseStoreError> {
-    let row = connection.query_row("SELECT headers, body FROM inbox WHERE id = ?1", [id], |row| {
+    let select =
+        "SELECT headers, body FROM inbox_body WHERE request = (SELECT number FROM inbox WHERE id = ?1)";
+    let row = connection.query_row(select, [id], |row| {
         Ok(InboxBody { headers: row.get(0)?, body: row.get::<_, Vec<u8>>(1)?.into() })
     });
     Ok(row.optional()?)

@@ -400,7 +400,7 @@ fn what_waits_makes_no_room_for_others() {
     let (_folder, path) = folder();
     let max = 400 << 10;
     let mut database = Database::open(&path, max).unwrap();
-    database.commit(&[&insert_request(0, 100 << 10)]).unwrap();
+    database.commit(&[&insert_request(0, 70 << 10)]).unwrap();
     for number in 1..20 {
         database.commit(&[&insert_request(number, 20 << 10)]).unwrap();
         let part = AnswerPart { start: 0, bytes: vec![b'a'; 20 << 10] };
@@ -409,7 +409,7 @@ fn what_waits_makes_no_room_for_others() {
         database.commit(&[&Change::Inbox(end)]).unwrap();
     }
     let refused = database.commit(&[&insert_request(99, 350 << 10)]);
-    assert!(matches!(refused, Err(ResponseStoreError::TooLarge { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(ResponseStoreError::InboxFull { .. })), "{refused:?}");
     let reader = database::open_reader(&path).unwrap();
     assert_eq!(inbox::unended(&reader).unwrap().len(), 1);
     // The oldest that have ended are gone, and their keys are free again.

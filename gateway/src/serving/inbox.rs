@@ -28,8 +28,8 @@ use crate::body_budget::BodyPermit;
 use crate::discard::discard;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER, shown};
 use crate::inbox::{
-    AcceptError, Accepted, AnswerHead, IDEMPOTENCY_KEY, InboxEntry, InboxPreference, NewRequest, NextBytes,
-    PREFER,
+    AcceptError, Accepted, AnswerHead, Follower, IDEMPOTENCY_KEY, InboxEntry, InboxPreference, NewRequest,
+    NextBytes, PREFER,
 };
 use crate::keys::Caller;
 use crate::request_id::RequestId;
@@ -48,7 +48,10 @@ pub(crate) struct InboxRequest;
 
 /// Marks a request for a response in the background that is generated again: it ends when its response does.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReplayedResponse;
+pub(crate) struct ReplayedResponse {
+    /// When it was asked for, in seconds since 1970.
+    pub(crate) created: u64,
+}
 
 /// What one caller has in the inbox.
 #[derive(Clone)]
@@ -168,13 +171,13 @@ impl OwnInbox {
         new: NewInboxRequest,
         preference: &InboxPreference,
     ) -> Result<Response, GatewayError> {
-        let accepted = self.accept(id, new, preference.key.clone(), !preference.respond_async).await?;
-        let entry = match accepted {
-            Accepted::Running(entry) => entry,
+        let (key, is_awaited) = (preference.key.clone(), !preference.respond_async);
+        let (entry, follower) = match self.accept(id, new, key, is_awaited, false).await? {
+            Accepted::Running(entry, follower) => (entry, follower),
             Accepted::Ended(row) => return self.stored(api, &row, true),
         };
-        if !preference.respond_async {
-            return self.follow(api, dialect, id, entry).await;
+        if let Some(follower) = follower {
+            return self.follow(api, dialect, id, entry, follower).await;
         }
         // Its answer, if it comes in time.
         let _ = timeout(preference.wait, entry.gone()).await;
@@ -193,6 +196,7 @@ impl OwnInbox {
         new: NewInboxRequest,
         key: Option<String>,
         is_awaited: bool,
+        again: bool,
     ) -> Result<Accepted, GatewayError> {
         let NewInboxRequest { path, headers, body, reply } = new;
         let mut fingerprint = Sha256::new_with_prefix(&path);
@@ -202,7 +206,7 @@ impl OwnInbox {
         let row =
             InboxRow { key, fingerprint, reply, ..InboxRow::new(&self.owner, id, &path, unix_seconds()) };
         let body = InboxBody::new(&headers, body);
-        let accepted = self.kept.inbox.accept(NewRequest { row, body, is_awaited }).await;
+        let accepted = self.kept.inbox.accept(NewRequest { row, body, is_awaited, again }).await;
         accepted.map_err(|error| match error {
             AcceptError::TooMany(owned) => {
                 let message = format!(
@@ -239,6 +243,7 @@ impl OwnInbox {
         dialect: &'static Dialect,
         id: &RequestId,
         entry: Arc<InboxEntry>,
+        follower: Follower,
     ) -> Result<Response, GatewayError> {
         let streamed = entry.head().await.filter(|head| !head.is_whole());
         let Some(head) = streamed else {
@@ -254,7 +259,7 @@ impl OwnInbox {
         let row = entry.row();
         let error = (dialect.error_response)(&interrupted(), id);
         let error = error.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-        let bytes = follow(self.kept.store.clone(), entry, head.clone(), error);
+        let bytes = follow(self.kept.store.clone(), entry, follower, head.clone(), error);
         Ok(response(api, &head, &row, false, bytes))
     }
 
@@ -428,10 +433,12 @@ fn parts(store: Arc<ResponseStore>, id: String) -> impl Stream<Item = Bytes> + S
 fn follow(
     store: Arc<ResponseStore>,
     entry: Arc<InboxEntry>,
+    follower: Follower,
     head: AnswerHead,
     error: Bytes,
 ) -> impl Stream<Item = Bytes> + Send + 'static {
     async_stream::stream! {
+        let _follower = follower;
         let (id, mut from) = (entry.row().id, 0);
         loop {
             let bytes = match entry.bytes(from).await {
@@ -449,10 +456,7 @@ fn follow(
             from += bytes.len() as u64;
             yield bytes;
         }
-        // A stream never just ends.
-        let is_event_stream = head.headers.iter().any(|(_, value)| value.starts_with("text/event-stream"));
-        let (before, after) = if is_event_stream { ("event: error\ndata: ", "\n\n") } else { ("", "\n") };
-        yield [before.as_bytes(), &error, after.as_bytes()].concat().into();
+        yield head.error_event(&error).into();
     }
 }
 

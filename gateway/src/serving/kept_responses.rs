@@ -102,6 +102,11 @@ impl OwnResponses {
         Self { request: Some(Arc::new(request)), ..self }
     }
 
+    /// Whether the request comes from the inbox, which keeps it.
+    pub(crate) fn is_replayed(&self) -> bool {
+        self.request.is_none()
+    }
+
     /// The same without the request, which is not kept.
     pub(crate) fn without_request(&self) -> Self {
         Self { request: None, ..self.clone() }
@@ -272,11 +277,16 @@ pub(super) fn not_stored(what: &str, error: &ResponseStoreError) -> GatewayError
         ResponseStoreError::TooLarge { .. } => {
             format!("{error}; raise `--responses-max-size` of the gateway")
         }
+        ResponseStoreError::InboxFull { .. } => format!(
+            "{error}; wait until some have ended, or raise `--responses-max-size` of the gateway, of which an owner's take a quarter"
+        ),
         ResponseStoreError::Deleted => "it was deleted meanwhile; send the request again".to_owned(),
         _ => "its store failed; the gateway's log says why".to_owned(),
     };
     let kind = match error {
-        ResponseStoreError::DiskFull | ResponseStoreError::TooLarge { .. } => ErrorKind::StoreFull,
+        ResponseStoreError::DiskFull
+        | ResponseStoreError::TooLarge { .. }
+        | ResponseStoreError::InboxFull { .. } => ErrorKind::StoreFull,
         _ => ErrorKind::Internal,
     };
     GatewayError::new(kind, format!("the gateway cannot keep {what}: {why}"))

@@ -337,6 +337,60 @@ async fn what_nobody_waits_for_waits_for_a_busy_model() {
 }
 
 #[tokio::test]
+async fn who_joins_a_request_that_waits_gets_its_error() {
+    let (_folder, lab) = lab().await;
+    let full = lab.engine("a", |_| {
+        let failure = GenerationFailure { kind: FailureKind::Overloaded, message: "full".into() };
+        vec![ScriptStep::Say(GenerationEvent::Failed(failure))]
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&full])]);
+    let id = accepted(lab.chat(json!({})).key("k").respond_async()).await;
+    full.requested(1).await;
+    let response = lab.chat(json!({})).key("k").send().await.unwrap();
+    // With what says when to try again.
+    assert!(response.status() == 429 && response.headers().contains_key("retry-after"), "{response:?}");
+    assert_eq!(lab.inbox_is(&id, "failed").await["attempts"], 1);
+}
+
+#[tokio::test]
+async fn retries_of_a_failed_key_at_once_run_once() {
+    let (_folder, lab) = lab().await;
+    let failure = GenerationFailure { kind: FailureKind::Internal, message: "because".into() };
+    let _failed = lab.only_engine(vec![ScriptStep::Say(GenerationEvent::Failed(failure))]);
+    assert_eq!(answered(lab.chat(json!({})).key("k")).await.0, 500);
+    let engine = lab.only_engine(hello());
+    let all = join_all((0..20).map(|_| answered(lab.chat(json!({})).key("k")))).await;
+    assert!(all.iter().all(|one| one.0 == 200 && one.2 == all[0].2), "{all:?}");
+    assert_eq!(engine.requests(), 1);
+    wait_for_metric(&lab, "russet_gateway_inbox_queue{state=\"leased\"} 0").await;
+    wait_for_metric(&lab, "russet_gateway_inbox_queue{state=\"pending\"} 0").await;
+}
+
+#[tokio::test]
+async fn what_waits_leaves_room_for_answers_and_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let config =
+        ResponseStoreConfig { max_bytes: 1 << 20, ..ResponseStoreConfig::new(folder.path().join("r.db")) };
+    let lab = GatewayLab::start_keeping(limits(), config).await;
+    lab.keys(&[access_key("a", "s-a", |_| {}), access_key("b", "s-b", |_| {})]);
+    let end = CancellationToken::new();
+    let _engine = lab.only_engine([vec![ScriptStep::PrepareUntil(end.clone())], hello()].concat());
+    let large = || json!({"messages": [{"role": "user", "content": "x".repeat(100_000)}]});
+    let ask = |key: &str| lab.chat(large()).bearer_auth(key).respond_async();
+    let ids = [accepted(ask("s-a")).await, accepted(ask("s-a")).await];
+    let refused = ask("s-a").send().await.unwrap();
+    assert_eq!(refused.status(), 507);
+    let text = refused.text().await.unwrap();
+    assert!(text.contains("requests that have not ended") && text.contains("a quarter"), "{text}");
+    accepted(ask("s-b")).await;
+    end.cancel();
+    for id in ids {
+        lab.inbox_is(&id, "done").await;
+    }
+    accepted(ask("s-a")).await;
+}
+
+#[tokio::test]
 async fn fifty_at_once_are_all_answered_once() {
     let (_folder, lab) = lab().await;
     let engine = lab.engine("a", |request| {

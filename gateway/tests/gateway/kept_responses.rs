@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use reqwest::Method;
+use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::response_store::ResponseStoreConfig;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
@@ -368,6 +369,31 @@ async fn a_response_that_was_read_is_not_generated_again() {
 }
 
 #[tokio::test]
+async fn a_response_that_a_stop_cuts_is_generated_by_the_next_gateway() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = || ResponseStoreConfig::new(folder.path().join("responses.db"));
+    let hurried = DispatchLimits { shutdown_grace: Duration::from_millis(100), ..limits() };
+    let mut lab = GatewayLab::start_keeping(hurried, store()).await;
+    let engine = lab.only_engine(vec![started(), token("Hello"), ScriptStep::Hang]);
+    let running = lab.whole(json!({"background": true})).await;
+    engine.running(1).await;
+    lab.stop.cancel();
+    lab.served.take().unwrap().await.unwrap().unwrap();
+    drop(lab);
+    let next = GatewayLab::start_keeping(limits(), store()).await;
+    // It waits for a model that is busy.
+    let full = next.engine("a", |_| {
+        let failure = GenerationFailure { kind: FailureKind::Overloaded, message: "full".into() };
+        vec![ScriptStep::Say(GenerationEvent::Failed(failure))]
+    });
+    next.publish(&[("m", russet_gateway::routes::DeploymentState::Ready, &[&full])]);
+    full.requested(1).await;
+    let _engine = next.only_engine(hello());
+    let ended = next.with_status(id(&running), "completed").await;
+    assert_eq!(ended["created_at"], running["created_at"]);
+}
+
+#[tokio::test]
 async fn a_response_that_waits_to_run_again_is_followed_or_cancelled() {
     let folder = tempfile::tempdir().unwrap();
     let lab = lab_in(folder.path()).await;
@@ -398,7 +424,7 @@ async fn a_response_that_waits_to_run_again_is_followed_or_cancelled() {
 async fn a_full_store_refuses_and_forgets_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let config =
-        ResponseStoreConfig { max_bytes: 100 << 10, ..ResponseStoreConfig::new(folder.path().join("r.db")) };
+        ResponseStoreConfig { max_bytes: 160 << 10, ..ResponseStoreConfig::new(folder.path().join("r.db")) };
     let lab = GatewayLab::start_keeping(limits(), config).await;
     let engine = lab.only_engine(hello());
     let kept = lab.whole(json!({})).await;

@@ -144,9 +144,10 @@ async fn a_cancelled_batch_is_cancelled_after_a_kill() {
 
 #[tokio::test]
 async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
-    for (version, lacks) in
-        [(1, &["batch", "file_part", "file", "inbox_answer", "inbox"][..]), (2, &["inbox_answer", "inbox"])]
-    {
+    for (version, lacks) in [
+        (1, &["batch", "file_part", "file", "inbox_answer", "inbox_body", "inbox"][..]),
+        (2, &["inbox_answer", "inbox_body", "inbox"]),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let lab = lab_in(folder.path()).await;
         // It answers when it has its store.

@@ -126,7 +126,7 @@ async fn a_request_whose_key_is_gone_is_refused() {
     let head: String = database.query_row("SELECT head FROM inbox", [], |row| row.get(0)).unwrap();
     assert!(head.contains("\"status\":401"), "{head}");
     let secrets: i64 = database
-        .query_row("SELECT count(*) FROM inbox WHERE headers LIKE '%s-gone%'", [], |row| row.get(0))
+        .query_row("SELECT count(*) FROM inbox_body WHERE headers LIKE '%s-gone%'", [], |row| row.get(0))
         .unwrap();
     assert_eq!(secrets, 0, "no key is kept");
 }
@@ -159,6 +159,35 @@ async fn a_gateway_that_stops_keeps_what_waits() {
         lab.inbox_is(&id, "done").await;
     }
     assert_eq!(engine.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_nobody_runs_is_adopted_by_its_key() {
+    let (folder, lab) = lab().await;
+    let _engine = lab.only_engine(hello());
+    assert_eq!(answered(lab.chat(json!({})).key("k")).await.0, 200);
+    // As it is left where whoever ran it was lost.
+    let lost = "UPDATE inbox SET state = 'leased', head = NULL, ended = NULL";
+    change(folder.path(), lost);
+    let engine = lab.only_engine(hello());
+    let again = answered(lab.chat(json!({})).key("k")).await;
+    assert!(again.0 == 200 && !again.1 && engine.requests() == 1, "{again:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_once_has_asked_or_not() {
+    let (_folder, lab) = lab().await;
+    let engine = lab.only_engine(hello());
+    // They leave before, while and after their requests are kept.
+    for micros in (0..4000).step_by(100) {
+        let asked = lab.chat(json!({})).key(&format!("k{micros}")).respond_async().send();
+        let _ = tokio::time::timeout(Duration::from_micros(micros), asked).await;
+    }
+    // Whoever comes back is answered.
+    for micros in (0..4000).step_by(100) {
+        assert_eq!(answered(lab.chat(json!({})).key(&format!("k{micros}"))).await.0, 200, "{micros}");
+    }
+    assert_eq!(engine.requests(), 40);
 }
 
 #[tokio::test]

@@ -104,6 +104,7 @@ impl<'a> StorageFields<'a> {
             },
             _held: own.hold(input.len())?,
             input,
+            is_replayed: own.is_replayed(),
             background: self.background.then_some(Background { streamed, running: None, has_begun: false }),
         }))
     }
@@ -117,6 +118,8 @@ pub(super) struct ResponseRecord {
     input: Bytes,
     _held: BodyPermit,
     background: Option<Background>,
+    /// Whether it is generated again.
+    is_replayed: bool,
 }
 
 #[derive(Debug)]
@@ -173,6 +176,13 @@ impl ResponseRecord {
             AcceptedResponse::Whole((headers, queued).into_response())
         };
         Ok(Some(DetachedResponse { log, accepted }))
+    }
+
+    /// Whether an error ends the response. One in the background that the gateway's own end interrupts is generated when it
+    /// starts again, and one that is generated again waits for a model that is busy.
+    pub(super) fn ends_by(&self, error: &GatewayError) -> bool {
+        let is_busy = self.is_replayed && error.retry_after.is_some();
+        !self.is_background() || (error.kind != ErrorKind::ShuttingDown && !is_busy)
     }
 
     /// Keeps the response that has ended.

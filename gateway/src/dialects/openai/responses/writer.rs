@@ -111,6 +111,9 @@ impl ResponseWriter for ResponsesWriter {
                 body
             }
             Err(error) => {
+                if self.record.as_ref().is_some_and(|record| !record.ends_by(error)) {
+                    return Ok(());
+                }
                 self.output.abandon();
                 json(&self.body(ResponseState::Failed(error)))
             }
