@@ -28,7 +28,7 @@ pub struct Arguments {
     until: Option<Timestamp>,
     /// What a row is for.
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["key", "model"], value_name = "FIELDS")]
-    by: Vec<Field>,
+    by: Vec<CostField>,
     /// Compare what this cluster answered with the price of a provider's model: NAME/MODEL of a ModelProvider of the namespace.
     #[arg(long, value_name = "NAME/MODEL")]
     against: Option<String>,
@@ -47,14 +47,14 @@ pub struct Arguments {
 
 /// A field on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Field {
+enum CostField {
     Key,
     Model,
     Day,
     Provider,
 }
 
-impl Field {
+impl CostField {
     fn usage_field(self) -> UsageField {
         match self {
             Self::Key => UsageField::Key,
@@ -143,7 +143,7 @@ fn cells(total: &UsageTotal, compared: bool) -> Vec<String> {
 }
 
 /// A report as people read it.
-fn shown(report: &UsageReport, by: &[Field], compared: bool) -> String {
+fn shown(report: &UsageReport, by: &[CostField], compared: bool) -> String {
     let heads = by.iter().map(|field| field.name().to_uppercase());
     let columns = ["REQUESTS", "PROMPT", "CACHED", "ANSWER", "COST"].map(str::to_owned);
     let head: Vec<String> = heads.chain(columns).chain(compared.then(|| "ELSEWHERE".to_owned())).collect();
@@ -188,7 +188,7 @@ fn shown(report: &UsageReport, by: &[Field], compared: bool) -> String {
 }
 
 /// A report for programs.
-fn as_json(report: &UsageReport, by: &[Field], compared: bool) -> Value {
+fn as_json(report: &UsageReport, by: &[CostField], compared: bool) -> Value {
     let row = |key: &[String], total: &UsageTotal| {
         let UsageTotal {
             requests,
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_table_says_what_was_counted_and_what_was_not() {
-        let by = [Field::Key, Field::Model];
+        let by = [CostField::Key, CostField::Model];
         let text = shown(&report(), &by, true);
         let expected = "\
 KEY         MODEL   REQUESTS   PROMPT   CACHED   ANSWER   COST     ELSEWHERE

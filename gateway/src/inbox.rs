@@ -158,7 +158,7 @@ impl Inbox {
 
     async fn accept_to_end(self: Arc<Self>, new: NewRequest) -> Result<Accepted, AcceptError> {
         let NewRequest { row, body, is_awaited, again } = new;
-        let running = |begun: Begun| Accepted::Running(begun.entry, begun.follower);
+        let running = |begun: StartedRequest| Accepted::Running(begun.entry, begun.follower);
         loop {
             let known = match row.key.clone() {
                 None => None,
@@ -211,7 +211,7 @@ impl Inbox {
         row: InboxRow,
         is_awaited: bool,
         keep: impl Future<Output = Result<bool, ResponseStoreError>>,
-    ) -> Result<Option<Begun>, AcceptError> {
+    ) -> Result<Option<StartedRequest>, AcceptError> {
         let Some(registration) = self.register(row)? else { return Ok(None) };
         let entry = registration.entry.clone();
         let follower = is_awaited.then(|| Follower::of(&entry));
@@ -222,7 +222,7 @@ impl Inbox {
             registration.keep();
         }
         // A gateway that stops begins it when it starts again.
-        Ok(Some(Begun { entry, follower }))
+        Ok(Some(StartedRequest { entry, follower }))
     }
 
     /// Its place among those that have not ended, which is free again where it does not begin; `None` where it has one.
@@ -405,7 +405,7 @@ impl InboxEntry {
 }
 
 /// A request that begins, and its client, if that waits.
-struct Begun {
+struct StartedRequest {
     entry: Arc<InboxEntry>,
     follower: Option<Follower>,
 }
