@@ -9,6 +9,7 @@ use jiff::tz::TimeZone;
 use kube::Api;
 use russet_crds::{ModelProvider, Money, TokenPrice};
 use russet_gateway::audit::{AuditPeriod, UsageField, UsageReport, UsageTotal, usage};
+use russet_gateway::routes::Provider;
 use serde_json::{Value, json};
 
 use crate::client::Connection;
@@ -121,9 +122,9 @@ async fn price_of(connection: &Connection, named: &str) -> Result<TokenPrice> {
     })?;
     let api: Api<ModelProvider> = Api::namespaced(connection.client().await?, &namespace);
     let provider = api.get_opt(name).await?;
-    let provider = provider.with_context(|| format!("there is no ModelProvider {namespace}/{name}"))?;
-    let known = provider.spec.models.iter().find(|known| known.name == model);
-    match known.and_then(|known| known.price_per_million_tokens) {
+    let spec = provider.with_context(|| format!("there is no ModelProvider {namespace}/{name}"))?.spec;
+    let provider = Provider { namespace: namespace.clone(), name: name.to_owned(), spec };
+    match provider.known(model).and_then(|known| known.price_per_million_tokens) {
         Some(price) => Ok(price),
         None => bail!(
             "spec.models of ModelProvider {namespace}/{name} has no pricePerMillionTokens for {model:?}; write it there, or give \

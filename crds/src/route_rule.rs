@@ -112,6 +112,8 @@ pub enum TargetPick {
     Fastest,
     /// The one whose model has the most parameters.
     Largest,
+    /// The one that costs least: deployments cost nothing, providers what their prices say, and one without a price comes last.
+    Cheapest,
     /// A value from a newer release; treated like `InOrder`.
     #[serde(other)]
     #[schemars(skip)]

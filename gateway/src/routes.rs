@@ -32,6 +32,10 @@ pub use rules::{RoutePolicy, TargetSelection, Targets, Verdict};
 pub use scope::ModelScope;
 pub use target::{Provider, Target, TargetName, deployments};
 
+/// Tokens of a prompt of which nothing is known, and of an answer, for which the prices of targets are compared.
+const TYPICAL_PROMPT: u64 = 3000;
+const TYPICAL_ANSWER: u64 = 1000;
+
 /// The state the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutingTable {
@@ -402,10 +406,18 @@ impl RoutingTable {
             }
         };
         let mut found: Vec<Target<'_>> = selection.in_order().filter_map(find).collect();
-        if selection.targets.pick == TargetPick::Largest {
-            // Of equal ones the first. What a provider's models have nobody knows.
-            let parameters = |target: &Target<'_>| target.deployment().map(|one| self.parameters(one));
-            found.sort_by_key(|target| std::cmp::Reverse(parameters(target)));
+        // Of equal ones the first.
+        match selection.targets.pick {
+            TargetPick::Largest => {
+                // What a provider's models have nobody knows.
+                let parameters = |target: &Target<'_>| target.deployment().map(|one| self.parameters(one));
+                found.sort_by_key(|target| std::cmp::Reverse(parameters(target)));
+            }
+            TargetPick::Cheapest => {
+                let prompt = facts.map_or(TYPICAL_PROMPT, |facts| facts.prompt_tokens);
+                found.sort_by_key(|target| target.cost(prompt, TYPICAL_ANSWER));
+            }
+            TargetPick::InOrder | TargetPick::Fastest | TargetPick::Unknown => {}
         }
         if found.is_empty() { Resolved::Dangling(alias, selection) } else { Resolved::Targets(found) }
     }

@@ -160,6 +160,9 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
         TargetPick::Largest => {
             "The one with the most parameters is first; the next one where it cannot answer."
         }
+        TargetPick::Cheapest => {
+            "The one that costs least is first, which a deployment does; the next one where it cannot answer."
+        }
         TargetPick::InOrder | TargetPick::Unknown => "The first that can answer gets the request.",
     };
     let _ = write!(text, "\n{}\n{order}\n", format_table(&rows));

@@ -141,7 +141,7 @@ fn steps<'a>(targets: Vec<Target<'a>>, pick: TargetPick) -> Vec<Step<'a>> {
     let engines = match pick {
         // Of all deployments the fastest replica; nobody knows how fast a provider is.
         TargetPick::Fastest => vec![Step::Engines(deployments(&targets))],
-        TargetPick::InOrder | TargetPick::Largest | TargetPick::Unknown => Vec::new(),
+        TargetPick::InOrder | TargetPick::Largest | TargetPick::Cheapest | TargetPick::Unknown => Vec::new(),
     };
     let is_single = engines.is_empty();
     let others = targets.into_iter().filter_map(|target| match target {

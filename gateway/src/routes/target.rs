@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use russet_crds::{ModelProviderSpec, ProviderModel, RouteTarget, TokenPrice, Zone};
+use russet_crds::{ModelProviderSpec, Money, ProviderModel, RouteTarget, TokenPrice, Zone};
 
 use super::{Deployment, matches_pattern};
 
@@ -59,6 +59,17 @@ impl<'a> Target<'a> {
         match self {
             Self::Deployment(deployment) => &deployment.namespace,
             Self::Provider(provider, _) => &provider.namespace,
+        }
+    }
+
+    /// What a request costs there with so many tokens in its prompt and its answer: nothing at home, and the most where nobody
+    /// knows it.
+    pub(super) fn cost(self, prompt: u64, answer: u64) -> Money {
+        match self {
+            Self::Deployment(_) => Money::ZERO,
+            Self::Provider(provider, model) => {
+                provider.price(model).map_or(Money { nanos: u64::MAX }, |price| price.of(prompt, 0, answer))
+            }
         }
     }
 

@@ -511,3 +511,36 @@ async fn an_engine_that_fails_leads_to_a_provider() {
     assert_eq!((status, &answer["error"]["code"]), (500, &json!("internal_error")), "{answer}");
     assert_eq!(provider.asked().len(), 1);
 }
+
+#[tokio::test]
+async fn the_cheapest_target_is_asked_first() {
+    let lab = GatewayLab::start(limits()).await;
+    let (dear, cheap, unknown) = (
+        MockProvider::saying("dear").await,
+        MockProvider::saying("cheap").await,
+        MockProvider::saying("?").await,
+    );
+    let priced = |mock: &MockProvider, name: &str, output: &str| {
+        let mut object = mock.object(name, Zone::Local);
+        let price = json!({"input": "1", "output": output});
+        let price = Some(serde_json::from_value(price).unwrap());
+        object.spec.models =
+            vec![ProviderModel { name: "*".into(), price_per_million_tokens: price, ..Default::default() }];
+        object
+    };
+    let mut nameless = unknown.object("u", Zone::Cloud);
+    nameless.spec.models.clear();
+    let providers = [priced(&dear, "d", "20"), priced(&cheap, "c", "2"), nameless];
+    let mut by_price =
+        spec("Cloud", json!([to_provider("u"), to_provider("d"), to_provider("c"), to_deployment("m")]));
+    by_price["pick"] = json!("Cheapest");
+    // At home it costs nothing.
+    let engine = lab.only_engine(vec![started(), token("home"), finished(FinishReason::Stop)]);
+    route(&lab, &providers, by_price.clone());
+    assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "home");
+    drop(engine);
+    lab.publish(&[("m", working(), &[])]);
+    route(&lab, &providers, by_price);
+    assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "cheap");
+    assert_eq!((dear.asked().len(), unknown.asked().len(), cheap.asked().len()), (0, 0, 1));
+}
