@@ -44,7 +44,7 @@ cargo xtask VERB
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types, docs/invariants.md
   catalog [--check] what the hub says of the catalogue's models, into cli/src/catalog/models.csv
-  oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, services, sources, clients, charts,
+  oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, inbox, services, sources, clients, charts,
                     store, attempts, kubernetes, clocks, etcd; `build [SUITE]` only builds the programs
   dependencies VERB compiled dependencies beside the checkout: `take` them into target, or `keep` those that are there
   slice             what of the long suites CI runs on this commit
