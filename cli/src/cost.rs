@@ -163,14 +163,10 @@ fn shown(report: &UsageReport, by: &[CostField], compared: bool) -> String {
     if totals.is_empty() {
         notes.push("No request of the period used a token.".to_owned());
     } else if compared {
-        let saved = match all.elsewhere.nanos.checked_sub(all.cost.nanos) {
-            Some(nanos) => format!("{} less than all of it would have cost there", Money { nanos }),
-            None => format!(
-                "{} more than what was answered here would have cost there",
-                Money { nanos: all.cost.nanos - all.elsewhere.nanos }
-            ),
-        };
-        notes.push(format!("Providers cost {}: {saved}, before electricity and hardware.", all.cost));
+        notes.push(format!(
+            "Providers cost {}. What was answered here would have cost {} there; electricity and hardware are not counted.",
+            all.cost, all.elsewhere
+        ));
     } else {
         notes.push("COST is what providers cost; electricity and hardware are not counted.".to_owned());
     }
@@ -253,7 +249,7 @@ default/a   m       2          2000     400      200      0.00     2.50
 default/a   n       1          0        0        0        0.25+?   0.00
 all                 3          2000     400      200      0.25+?   2.50
 
-Providers cost 0.25: 2.25 less than all of it would have cost there, before electricity and hardware.
+Providers cost 0.25. What was answered here would have cost 2.50 there; electricity and hardware are not counted.
 Answers of providers without a price, not in COST: 1.
 Requests that got an answer which was kept, not in the table: 3.
 Entries of the log that could not be written: 1.

@@ -119,10 +119,10 @@ impl Dispatcher {
         let mut tracker = self.begin(&mut pending).await?;
         let result = self.run_token_count(&mut pending, &mut tracker).await;
         match &result {
-            Ok(tokens) => {
+            Ok(_) => {
                 // Nothing is computed of them.
                 tracker.finished(Usage::default());
-                pending.recorder().finished(None, Usage { prompt_tokens: *tokens, ..Usage::default() });
+                pending.recorder().finished(None, Usage::default());
             }
             Err(error) => {
                 tracker.failed(error);

@@ -38,6 +38,8 @@ use session::OutgoingMessage;
 const MAX_ACCEPTING: usize = 16;
 /// Answers on their way to the broker: each is in memory until it has them.
 const MAX_PUBLISHING: usize = 4;
+/// How long a request that has ended may take to be gone.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest message that is a request: the largest body, and what is around it.
 const MAX_MESSAGE_BYTES: usize = (16 << 20) + (64 << 10);
 /// How often a connection may end while an answer is on its way: then the broker takes no such message.
@@ -174,7 +176,12 @@ impl MqttGateway {
         };
         let own = self.api.own_inbox(&caller)?;
         let text = async {
-            let row = own.get(&row.id, Duration::ZERO).await?;
+            // It has ended, and is about to be gone.
+            let row = own.get(&row.id, END_TIMEOUT).await?;
+            if !row.state.has_ended() {
+                // It runs again, and its own end is published.
+                return Ok(None);
+            }
             if *tries < MAX_PUBLICATIONS {
                 let (record, _permit) = own.record(&self.api, row).await?;
                 return Ok(serde_json::to_string(&record).ok());

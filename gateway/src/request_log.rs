@@ -11,16 +11,19 @@ mod message;
 mod record;
 mod recorder;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use russet_crds::Money;
 use tokio::time::Instant;
 
 use crate::audit::{AuditLog, AuditUsage, CompletedRequest};
 use crate::keys::Caller;
 use crate::request_id::RequestId;
+use record::OutsideAnswer;
 pub use record::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, ProviderRecord,
     RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
@@ -121,6 +124,27 @@ impl RequestLog {
     }
 }
 
+/// What answers of providers cost, of a request whose responses have so many tokens; none where nobody knows one of the prices.
+/// A provider takes the prompt of each of several responses. One that did not complete cost its prompt and what came of it.
+fn cost(outside: &BTreeMap<u32, OutsideAnswer>, completion_tokens: u64) -> Option<Money> {
+    let complete = outside.values().filter_map(|answer| answer.usage);
+    let complete: u64 = complete.map(|usage| u64::from(usage.completion_tokens)).sum();
+    let mut rest = completion_tokens.saturating_sub(complete);
+    let costs = outside.values().map(|answer| {
+        let price = answer.price?;
+        Some(match answer.usage {
+            Some(usage) => {
+                let [prompt, cached, completion] =
+                    [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens].map(u64::from);
+                price.of(prompt, cached, completion)
+            }
+            None => price.of(answer.prompt_tokens, 0, std::mem::take(&mut rest)),
+        })
+    });
+    let costs: Option<Vec<Money>> = costs.collect();
+    costs.filter(|costs| !costs.is_empty()).map(|costs| costs.into_iter().fold(Money::ZERO, Money::plus))
+}
+
 impl LogEntry {
     /// Whether `id` is the client's, ours, or one that a dialect makes of ours, as in `chatcmpl-…`.
     fn has_id(&self, id: &str) -> bool {
@@ -159,18 +183,13 @@ impl LogEntry {
         };
         let [prompt_tokens, cached_tokens, completion_tokens] =
             [record.prompt_tokens, record.cached_tokens, record.completion_tokens].map(u64::from);
-        // What failed before it had a token was answered by nobody.
-        let answered_by = record.attempts.last().filter(|_| completion_tokens > 0);
-        let provider =
-            answered_by.and_then(|last| last.provider.as_ref()).map(|provider| provider.name.clone());
-        let price = record.price.filter(|_| provider.is_some());
         let usage = AuditUsage {
             prompt_tokens,
             cached_tokens,
             completion_tokens,
             kept_answer: record.cached_response_ms.is_some(),
-            provider,
-            cost: price.map(|price| price.of(prompt_tokens, cached_tokens, completion_tokens)),
+            provider: record.outside.values().next().map(|answer| answer.provider.clone()),
+            cost: cost(&record.outside, completion_tokens),
         };
         CompletedRequest {
             request: self.id.unique.clone(),
@@ -209,6 +228,9 @@ impl LogEntry {
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::TokenPrice;
+    use russet_wire::event::Usage;
+
     use super::*;
 
     fn id(shown: &str, unique: u32) -> RequestId {
@@ -217,6 +239,31 @@ mod tests {
 
     fn found(log: &RequestLog, id: &str) -> Option<String> {
         log.find(id, &Caller::Anonymous).map(|record| record.engine_id)
+    }
+
+    #[test]
+    fn a_request_costs_what_each_of_its_responses_does() {
+        let money = |text: &str| text.parse::<Money>().unwrap();
+        let price = TokenPrice { input: money("1"), cached_input: None, output: money("10") };
+        let answer = |price, completion: Option<u32>| {
+            let usage =
+                |completion_tokens| Usage { prompt_tokens: 1_000_000, completion_tokens, cached_tokens: 0 };
+            let usage = completion.map(usage);
+            OutsideAnswer { provider: "p".into(), price, prompt_tokens: 2_000_000, usage }
+        };
+        let (some, known) = (Some(100_000), Some(price));
+        for (answers, completion_tokens, expected) in [
+            (vec![], 5, None),
+            (vec![answer(known, some)], 100_000, Some("2")),
+            // Each response has its prompt, and one that did not complete its estimated one and what came of it.
+            (vec![answer(known, some), answer(known, some)], 200_000, Some("4")),
+            (vec![answer(known, some), answer(known, None)], 150_000, Some("4.5")),
+            (vec![answer(known, None)], 0, Some("2")),
+            (vec![answer(known, some), answer(None, some)], 200_000, None),
+        ] {
+            let outside = (0..).zip(answers).collect();
+            assert_eq!(cost(&outside, completion_tokens), expected.map(money), "{outside:?}");
+        }
     }
 
     #[test]

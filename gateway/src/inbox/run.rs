@@ -24,6 +24,9 @@ const MAX_TAIL_BYTES: usize = 64 << 10;
 /// Longest answer that is kept: vectors of a full request in JSON.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
+/// The first time between two tries of a response in the background, which do not say how long they want to wait.
+const RESPONSE_RETRY: Duration = Duration::from_secs(1);
+
 /// A request that is to run.
 pub(super) struct InboxRun {
     pub(super) context: OfflineContext,
@@ -80,7 +83,7 @@ impl InboxRun {
             );
             return self.fail(&GatewayError::new(ErrorKind::PoisonRequest, message)).await;
         }
-        let (mut is_leased, mut tries) = (false, 0);
+        let (mut is_leased, mut tries, mut unkept) = (false, 0, 0);
         loop {
             let turns = self.turns().await?;
             let now = unix_seconds();
@@ -107,14 +110,16 @@ impl InboxRun {
                     None => return self.keep(response, outcome).await,
                     wait => wait,
                 },
-                Some(_) => match self.end_of_response(response.status(), wait).await? {
-                    Some(state) => return Ok(state),
-                    None => wait,
-                },
+                Some(_) => {
+                    match self.end_of_response(response.status(), wait, &outcome, &mut unkept).await? {
+                        Some(state) => return Ok(state),
+                        None => wait,
+                    }
+                }
             };
             drop((response, turns));
             tries += 1;
-            self.context.wait_to_retry(wait.unwrap_or(RETRY_AFTER), tries).await?;
+            self.context.wait_to_retry(wait.unwrap_or(RESPONSE_RETRY), tries).await?;
         }
     }
 
@@ -141,13 +146,22 @@ impl InboxRun {
         &self,
         status: StatusCode,
         wait: Option<Duration>,
+        outcome: &RequestOutcome,
+        unkept: &mut u32,
     ) -> Result<Option<InboxState>, Interruption> {
+        let is_busy = wait.is_some() || (status.is_success() && outcome.has_failed());
+        // A full disk has room again some time.
+        let waits = is_busy || status == StatusCode::INSUFFICIENT_STORAGE;
         let id = self.entry.row.id.clone();
         let is_kept = self.store.read(move |store| Ok(store.request_body(&id)?.is_some())).await;
         match is_kept {
             Ok(false) => Ok(Some(InboxState::Done)),
             _ if self.context.stopping.is_cancelled() => Err(Interruption::Stopping),
-            _ if status.is_success() || wait.is_some() => Ok(None),
+            _ if waits => Ok(None),
+            _ if !status.is_client_error() && *unkept < MAX_ATTEMPTS => {
+                *unkept += 1;
+                Ok(None)
+            }
             _ => self.forget().await.map(Some),
         }
     }

@@ -15,8 +15,9 @@ use super::{MAX_ACCEPTING, MAX_MESSAGE_BYTES, MAX_PUBLISHING, MqttGateway, Unpub
 use crate::error::GatewayError;
 use crate::response_store::InboxRow;
 
-/// Messages of the client that wait for the connection.
-const QUEUE_CAPACITY: usize = 2 * (MAX_ACCEPTING + MAX_PUBLISHING);
+/// Messages of the client that wait for the connection: more than there are numbers for what is on its way, so that nobody
+/// who takes events waits for who sends them.
+const QUEUE_CAPACITY: usize = 2 * 65_536;
 
 /// Topic and text of a message.
 pub(super) type OutgoingMessage = (String, String);
@@ -150,8 +151,12 @@ impl Session<'_> {
         accepted: Result<(Option<OutgoingMessage>, Publish), JoinError>,
     ) -> Result<(), String> {
         let (refusal, publish) = accepted.map_err(|error| error.to_string())?;
-        if let Some(refusal) = refusal {
-            self.publish(refusal, None).await?;
+        if let Some((topic, text)) = refusal {
+            // Whoever floods the topic may miss one.
+            match self.client.try_publish(topic, QoS::AtLeastOnce, false, text) {
+                Ok(()) => self.sent.publishing(None),
+                Err(error) => tracing::debug!(%error, "a refusal is not published"),
+            }
         }
         self.client.ack(&publish).await.map_err(|error| error.to_string())
     }
@@ -163,7 +168,7 @@ impl Session<'_> {
         backlog: &mut VecDeque<Unpublished>,
     ) -> Result<(), String> {
         match prepared.map_err(|error| error.to_string())? {
-            (Ok(Some(message)), answer) => self.publish(message, Some(answer)).await,
+            (Ok(Some(message)), answer) => self.publish(message, answer).await,
             // It was deleted, or its key.
             (Ok(None), _) => Ok(()),
             (Err(error), answer) => {
@@ -174,12 +179,8 @@ impl Session<'_> {
         }
     }
 
-    async fn publish(
-        &mut self,
-        (topic, text): OutgoingMessage,
-        answers: Option<Unpublished>,
-    ) -> Result<(), String> {
-        self.sent.publishing(answers);
+    async fn publish(&mut self, (topic, text): OutgoingMessage, answers: Unpublished) -> Result<(), String> {
+        self.sent.publishing(Some(answers));
         let published = self.client.publish(topic, QoS::AtLeastOnce, false, text).await;
         published.map_err(|error| error.to_string())
     }

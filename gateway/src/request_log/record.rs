@@ -3,8 +3,10 @@
 //! release, so every field may be missing.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use russet_crds::{TokenPrice, Zone};
+use russet_wire::event::Usage;
 use serde::{Deserialize, Serialize};
 
 /// A word that is not ours alone, such as an error code: another release may have more.
@@ -65,12 +67,25 @@ pub struct RequestRecord {
     /// The farthest zone that it went to.
     #[serde(skip)]
     pub(super) farthest: Zone,
-    /// What the provider costs that was asked last; none where an engine was, or where nobody knows it.
+    /// Answers of providers, by the number of the response.
     #[serde(skip)]
-    pub(super) price: Option<TokenPrice>,
+    pub(super) outside: BTreeMap<u32, OutsideAnswer>,
     /// Whether an engine's words may quote the request, so that an error that repeats them is left out.
     #[serde(skip)]
     pub(super) quoted: bool,
+}
+
+/// An answer of a provider that has begun.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct OutsideAnswer {
+    /// `namespace/name` of the ModelProvider.
+    pub(super) provider: String,
+    /// What its model costs; none where nobody knows.
+    pub(super) price: Option<TokenPrice>,
+    /// Tokens of the prompt, estimated.
+    pub(super) prompt_tokens: u64,
+    /// What it used; none where it did not complete.
+    pub(super) usage: Option<Usage>,
 }
 
 /// Limits that apply to a request.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use russet_wire::event::{FinishReason, Usage};
 
 use super::message::{loggable, may_quote, shortened};
+use super::record::OutsideAnswer;
 use super::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, ProviderRecord,
     RequestEnd, RequestOutcome, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
@@ -34,6 +35,8 @@ pub(crate) struct Recorder {
     attempt: u32,
     /// Tokens of its response so far.
     generated: u32,
+    /// The provider that it was sent to last, if it was not an engine.
+    outside: Option<OutsideAnswer>,
 }
 
 /// A request that runs as long as it has recorders.
@@ -199,6 +202,7 @@ impl Recorder {
         new: NewAttempt<'_>,
         candidates: impl ExactSizeIterator<Item = EndpointScore>,
     ) {
+        self.outside = None;
         let NewAttempt { deployment, endpoint, adapter, resumed_after_tokens } = new;
         let (response, mut number) = (self.response, 0);
         self.write(|record, now| {
@@ -226,14 +230,15 @@ impl Recorder {
     }
 
     /// The request leaves for a model of a provider, as this limit allows.
-    pub(crate) fn left(&mut self, provider: &Provider, model: &str, limit: &ZoneLimit) {
+    pub(crate) fn left(&mut self, provider: &Provider, model: &str, limit: &ZoneLimit, prompt_tokens: u64) {
+        let (name, price) = (provider.full_name(), provider.price(model));
+        self.outside = Some(OutsideAnswer { provider: name, price, prompt_tokens, usage: None });
         let (response, mut number) = (self.response, 0);
         self.write(|record, now| {
             close_holds(record, response, now);
             number = record.attempts.last().map_or(0, |last| last.number) + 1;
             record.attempts_left_out += make_place(&mut record.attempts);
             record.farthest = record.farthest.max(provider.spec.zone);
-            record.price = provider.price(model);
             let provider = ProviderRecord {
                 name: provider.full_name(),
                 model: shortened(model),
@@ -271,6 +276,9 @@ impl Recorder {
         self.change_attempt(|attempt, now| attempt.first_token_ms = Some(now));
         self.write(|record, now| {
             record.first_token_ms.get_or_insert(now);
+            if let Some(outside) = &self.outside {
+                record.outside.insert(self.response, outside.clone());
+            }
         });
     }
 
@@ -310,6 +318,10 @@ impl Recorder {
         });
         self.write(|record, now| {
             record.complete += 1;
+            if let Some(outside) = &self.outside {
+                let answer = OutsideAnswer { usage: Some(usage), ..outside.clone() };
+                record.outside.insert(self.response, answer);
+            }
             record.completion_tokens = record.completion_tokens.saturating_add(usage.completion_tokens);
             if !self.repeats_prompt {
                 record.prompt_tokens = record.prompt_tokens.saturating_add(usage.prompt_tokens);

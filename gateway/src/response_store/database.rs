@@ -211,11 +211,11 @@ fn apply(
     max_bytes: u64,
 ) -> Result<usize, ResponseStoreError> {
     match change {
-        Change::Inbox(InboxChange::Insert(row, body)) => {
-            inbox::check_room(transaction, row, body, max_bytes)?
-        }
+        Change::Inbox(change) => inbox::check_room(transaction, change, max_bytes)?,
         Change::Insert(NewRow { replay: Some(replay), .. }) => {
-            inbox::check_room(transaction, &replay.0, &replay.1, max_bytes)?;
+            let (row, body) = &**replay;
+            let change = InboxChange::Insert(row.clone().into(), body.clone());
+            inbox::check_room(transaction, &change, max_bytes)?;
         }
         _ => {}
     }

@@ -133,6 +133,11 @@ impl InboxBody {
         Self { headers: serde_json::to_string(&headers).unwrap_or_default(), body }
     }
 
+    /// How many bytes it takes.
+    fn bytes(&self) -> u64 {
+        (self.headers.len() + self.body.len()) as u64
+    }
+
     /// The headers.
     pub(crate) fn headers(&self) -> HeaderMap {
         let pairs: Vec<(String, String)> = serde_json::from_str(&self.headers).unwrap_or_default();
@@ -373,15 +378,23 @@ pub(super) fn insert(
 /// more than a quarter: what they answer needs room too, and so do others.
 pub(super) fn check_room(
     transaction: &Transaction<'_>,
-    row: &InboxRow,
-    body: &InboxBody,
+    change: &InboxChange,
     max: u64,
 ) -> Result<(), ResponseStoreError> {
-    let bytes = (body.headers.len() + body.body.len()) as u64;
+    let (owner, bytes) = match change {
+        InboxChange::Insert(row, body) => (row.owner.clone(), body.bytes()),
+        InboxChange::Reopen { id, .. } => {
+            let select = "SELECT owner, bytes FROM inbox WHERE id = ?1";
+            let row = transaction.query_row(select, [id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)));
+            let Some((owner, bytes)) = row.optional()? else { return Ok(()) };
+            (owner, bytes.cast_unsigned())
+        }
+        _ => return Ok(()),
+    };
     let (all, own) = transaction.query_row(
         "SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE owner = ?1), 0) FROM inbox
             WHERE state IN ('pending', 'leased')",
-        [&row.owner],
+        [&owner],
         |sums| Ok((sums.get::<_, i64>(0)?.cast_unsigned(), sums.get::<_, i64>(1)?.cast_unsigned())),
     )?;
     let fits = all + bytes <= max / 2 && own + bytes <= max / 4;

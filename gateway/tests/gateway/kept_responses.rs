@@ -388,8 +388,15 @@ async fn a_response_that_a_stop_cuts_is_generated_by_the_next_gateway() {
     });
     next.publish(&[("m", russet_gateway::routes::DeploymentState::Ready, &[&full])]);
     full.requested(1).await;
+    // Who follows it meanwhile sees no failure, and does not take it from anybody.
+    let url = next.url(&format!("/v1/responses/{}?stream=true", id(&running)));
+    let followed = tokio::spawn(next.client.get(url).send());
+    full.requested(2).await;
     let _engine = next.only_engine(hello());
     let ended = next.with_status(id(&running), "completed").await;
+    let text = followed.await.unwrap().unwrap().text().await.unwrap();
+    assert!(text.contains("response.completed") && !text.contains("response.failed"), "{text}");
+    assert_eq!(text.matches("event: response.queued").count(), 1, "{text}");
     assert_eq!(ended["created_at"], running["created_at"]);
 }
 

@@ -261,6 +261,25 @@ async fn mosquitto_what_is_no_request_is_refused() {
 }
 
 #[tokio::test]
+async fn mosquitto_a_flood_of_refusals_stops_nothing() {
+    let Some(broker) = Mosquitto::start().await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let lab = broker.gateway(folder.path()).await;
+    let engine = echo(&lab);
+    let mut client = Client::connect(&broker).await;
+    client.gateway_is_there().await;
+    for number in 0..900 {
+        // Nobody acknowledges these, so that they come as quickly as they can.
+        client.client.publish(format!("russet/inbox/f{number}"), QoS::AtMostOnce, false, "?").await.unwrap();
+    }
+    client.send([("good".to_owned(), chat("good"))]).await;
+    while !client.answers.contains_key("good") {
+        client.until(|packet| matches!(packet, Packet::Publish(_))).await;
+    }
+    assert_eq!((content(&client.answers["good"][0]), engine.requests()), (&json!("good"), 1));
+}
+
+#[tokio::test]
 async fn mosquitto_nothing_is_lost_while_one_of_them_is_away() {
     let Some(mut broker) = Mosquitto::start().await else { return };
     let folder = tempfile::tempdir().unwrap();

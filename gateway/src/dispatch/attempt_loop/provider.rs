@@ -1,7 +1,5 @@
 //! A try of a provider. It is sent only what [`ZoneLimit::clear`](crate::zones::ZoneLimit) has cleared.
 
-use russet_wire::request::GenerationRequest;
-
 use super::{AnswerStream, AttemptLoop, Opened, RequestKind};
 use crate::budgets::Reservation;
 use crate::dispatch::answer_stream::ProviderAnswer;
@@ -40,15 +38,19 @@ impl AttemptLoop<'_> {
             return Some(Closed { why: why.to_owned(), kind });
         }
         let context = provider.known(model)?.context_tokens?;
-        let GenerationRequest { messages, max_tokens, .. } = &self.request.request;
-        let bytes: usize = messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
-        let prompt = u32::try_from(bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-        let needed = prompt.saturating_add(max_tokens.unwrap_or(0));
+        let needed = self.prompt_estimate().saturating_add(self.request.request.max_tokens.unwrap_or(0));
         (needed > context).then(|| {
             Closed::for_good(format!(
                 "the request needs about {needed} tokens, and the model's context has {context}"
             ))
         })
+    }
+
+    /// Tokens of the prompt, estimated.
+    fn prompt_estimate(&self) -> u32 {
+        let texts = self.request.request.messages.iter().flat_map(|message| message.texts());
+        let bytes: usize = texts.map(str::len).sum();
+        u32::try_from(bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX)
     }
 
     /// Reserves what the answer may cost, where a Budget counts that.
@@ -82,7 +84,8 @@ impl AttemptLoop<'_> {
             key: self.request.caller.key_name(),
         };
         let cleared = limit.clear(wanted, provider.spec.zone, &provider.full_name())?;
-        self.request.recorder.left(provider, model, &limit);
+        let prompt = u64::from(self.prompt_estimate());
+        self.request.recorder.left(provider, model, &limit, prompt);
         // What should have answered is wanted all the same: it wakes, or gets another replica.
         self.held = awaited.and_then(|deployment| self.dispatcher.demand.hold(deployment, 0).ok());
         self.request.is_not_prepared();

@@ -181,7 +181,8 @@ impl ResponseRecord {
     /// Whether an error ends the response. One in the background that the gateway's own end interrupts is generated when it
     /// starts again, and one that is generated again waits for a model that is busy.
     pub(super) fn ends_by(&self, error: &GatewayError) -> bool {
-        let is_busy = self.is_replayed && error.retry_after.is_some();
+        let has_begun = self.background.as_ref().is_some_and(|background| background.has_begun);
+        let is_busy = self.is_replayed && !has_begun && error.retry_after.is_some();
         !self.is_background() || (error.kind != ErrorKind::ShuttingDown && !is_busy)
     }
 

@@ -172,6 +172,10 @@ impl ResponseWriter for ResponsesWriter {
     }
 
     fn error(&mut self, error: &GatewayError) -> Bytes {
+        if self.record.as_ref().is_some_and(|record| !record.ends_by(error)) {
+            // Who follows it is told its end.
+            return Bytes::new();
+        }
         self.output.abandon();
         // Their numbers are taken.
         let mut out = self.ending.take().map_or_else(Vec::new, |ending| ending.events);

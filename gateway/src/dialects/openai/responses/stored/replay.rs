@@ -19,6 +19,9 @@ use crate::serving::OwnResponses;
 const LAST: [&[u8]; 3] =
     [b"event: response.completed\n", b"event: response.incomplete\n", b"event: response.failed\n"];
 
+/// The number behind the event that says that a response is queued: what a client knows before anything is generated.
+const QUEUED: u64 = 2;
+
 /// The events numbered `from` and later.
 pub(super) fn follow(
     own: OwnResponses,
@@ -26,35 +29,43 @@ pub(super) fn follow(
     mut from: u64,
 ) -> impl Stream<Item = Bytes> + Send + 'static {
     async_stream::stream! {
-        let running = own.running_soon(&id).await;
-        if running.is_some() {
-            own.deliver(&id).await;
-        }
         let mut is_over = false;
-        let failure = loop {
-            let next = match &running {
-                None => NextEvents::Stored,
-                Some(running) => match timeout(own.keep_alive(), running.events(from)).await {
-                    Ok(next) => next,
-                    Err(_) => {
-                        yield Bytes::from_static(KEEP_ALIVE);
-                        continue;
-                    }
-                },
+        let failure = 'lives: loop {
+            let running = own.running_soon(&id).await;
+            let failure = loop {
+                let next = match &running {
+                    None => NextEvents::Stored,
+                    Some(running) => match timeout(own.keep_alive(), running.events(from)).await {
+                        Ok(next) => next,
+                        Err(_) => {
+                            yield Bytes::from_static(KEEP_ALIVE);
+                            continue;
+                        }
+                    },
+                };
+                let chunk = match next {
+                    NextEvents::Newest(chunk) => chunk,
+                    NextEvents::Stored => match own.events(&id, from).await {
+                        Ok(Some(chunk)) => chunk,
+                        Ok(None) => break None,
+                        Err(error) => break Some(error),
+                    },
+                    NextEvents::Ended => break None,
+                };
+                if from <= QUEUED && chunk.next > QUEUED && running.is_some() {
+                    // From now on it is not generated again.
+                    own.deliver(&id).await;
+                }
+                let text = Bytes::copy_from_slice(chunk.from(from));
+                is_over = is_last(&text);
+                from = chunk.next;
+                yield text;
             };
-            let chunk = match next {
-                NextEvents::Newest(chunk) => chunk,
-                NextEvents::Stored => match own.events(&id, from).await {
-                    Ok(Some(chunk)) => chunk,
-                    Ok(None) => break None,
-                    Err(error) => break Some(error),
-                },
-                NextEvents::Ended => break None,
-            };
-            let text = Bytes::copy_from_slice(chunk.from(from));
-            is_over = is_last(&text);
-            from = chunk.next;
-            yield text;
+            if failure.is_none() && !is_over && from <= QUEUED && running.is_some() && own.is_waiting(&id) {
+                // Its model is busy: it is tried again, with the same first events.
+                continue 'lives;
+            }
+            break failure;
         };
         if !is_over {
             let last = match failure {
