@@ -119,10 +119,10 @@ impl Dispatcher {
         let mut tracker = self.begin(&mut pending).await?;
         let result = self.run_token_count(&mut pending, &mut tracker).await;
         match &result {
-            Ok(_) => {
+            Ok(tokens) => {
                 // Nothing is computed of them.
                 tracker.finished(Usage::default());
-                pending.recorder().finished(None, Usage::default());
+                pending.recorder().counted(*tokens);
             }
             Err(error) => {
                 tracker.failed(error);

@@ -183,6 +183,7 @@ impl LogEntry {
         };
         let [prompt_tokens, cached_tokens, completion_tokens] =
             [record.prompt_tokens, record.cached_tokens, record.completion_tokens].map(u64::from);
+        let prompt_tokens = if record.is_count { 0 } else { prompt_tokens };
         let usage = AuditUsage {
             prompt_tokens,
             cached_tokens,

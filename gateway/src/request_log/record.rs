@@ -67,6 +67,9 @@ pub struct RequestRecord {
     /// The farthest zone that it went to.
     #[serde(skip)]
     pub(super) farthest: Zone,
+    /// Whether its tokens were counted alone.
+    #[serde(skip)]
+    pub(super) is_count: bool,
     /// Answers of providers, by the number of the response.
     #[serde(skip)]
     pub(super) outside: BTreeMap<u32, OutsideAnswer>,

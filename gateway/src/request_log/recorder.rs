@@ -308,6 +308,12 @@ impl Recorder {
         self.generated = tokens;
     }
 
+    /// The tokens of the prompt were counted, and nothing was computed of them.
+    pub(crate) fn counted(&self, prompt_tokens: u32) {
+        self.write(|record, _| record.is_count = true);
+        self.finished(None, Usage { prompt_tokens, ..Usage::default() });
+    }
+
     /// The response is complete; the request with the last of them.
     pub(crate) fn finished(&self, reason: Option<FinishReason>, usage: Usage) {
         self.change_attempt(|attempt, now| {

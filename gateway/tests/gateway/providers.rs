@@ -452,17 +452,21 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
     assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
     assert_eq!(text(&body(lab.chat(json!({}))).await.1), "home");
+    // Of what is counted alone nothing is computed.
+    let counted = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let counted = lab.client.post(lab.url("/v1/messages/count_tokens")).json(&counted);
+    assert_eq!(body(counted).await.0, 200);
     assert_eq!(body(lab.chat(json!({"model": "gone"}))).await.0, 404);
     assert_eq!(*seen.lock().unwrap(), [1, 2]);
     let ended = async {
-        while report().unwrap().requests.values().sum::<u64>() < 4 {
+        while report().unwrap().requests.values().sum::<u64>() < 5 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(TEST_TIMEOUT, ended).await.unwrap();
     let found = report().unwrap();
     assert_eq!(found.departures, BTreeMap::from([(("default/p".to_owned(), "Local".to_owned()), 2)]));
-    assert!(found.stayed_in(Zone::Local) && found.entries == 7, "{found:?}");
+    assert!(found.stayed_in(Zone::Local) && found.entries == 8, "{found:?}");
     let lines = std::fs::read_to_string(folder.path().join("audit-00000001.log")).unwrap();
     assert!(!lines.contains("hi\\") && !lines.contains("far"), "{lines}");
     // What each used is there too, with what the provider costs, and what home would have cost there.
@@ -470,7 +474,7 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     let used = usage(&at, &AuditPeriod::default(), &fields, &zone, Some(&price)).unwrap();
     let of = |name: &str| used.totals[&vec![name.to_owned()]];
     let (away, here) = (of("default/p"), of("here"));
-    assert_eq!((away.requests, away.unpriced, here.requests), (2, 0, 2));
+    assert_eq!((away.requests, away.unpriced, here.requests), (2, 0, 3));
     let per_answer = price.of(away.prompt_tokens / 2, away.cached_tokens / 2, away.completion_tokens / 2);
     assert!(away.completion_tokens > 0 && away.cost == per_answer.plus(per_answer), "{away:?}");
     assert_eq!((here.prompt_tokens, here.cached_tokens, here.completion_tokens), (7, 2, 3));
