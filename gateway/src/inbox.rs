@@ -207,7 +207,7 @@ impl Inbox {
 
     /// Begins a request once `keep` has made that durable; `None` where it has not, or where somebody else begins it.
     async fn begin(
-        &self,
+        self: &Arc<Self>,
         row: InboxRow,
         is_awaited: bool,
         keep: impl Future<Output = Result<bool, ResponseStoreError>>,
@@ -226,7 +226,7 @@ impl Inbox {
     }
 
     /// Its place among those that have not ended, which is free again where it does not begin; `None` where it has one.
-    fn register(&self, row: InboxRow) -> Result<Option<Registration<&Self>>, AcceptError> {
+    fn register(self: &Arc<Self>, row: InboxRow) -> Result<Option<Registration>, AcceptError> {
         let mut by_id = self.by_id.lock();
         if by_id.contains_key(&row.id) {
             return Ok(None);
@@ -238,7 +238,7 @@ impl Inbox {
         let entry = Arc::new(InboxEntry::new(row));
         by_id.insert(entry.row.id.clone(), entry.clone());
         self.metrics.inbox_moved(PENDING, 1);
-        Ok(Some(Registration { inbox: self, entry, is_kept: false }))
+        Ok(Some(Registration { inbox: self.clone(), entry, is_kept: false }))
     }
 
     /// A request of this owner that has not ended.
@@ -357,6 +357,15 @@ impl InboxEntry {
         self.followers.load(Ordering::Relaxed) > 0
     }
 
+    pub(crate) fn id(&self) -> &str {
+        &self.row.id
+    }
+
+    /// Whether it asks for a response in the background, which is seen as one.
+    pub(crate) fn is_response(&self) -> bool {
+        self.row.response().is_some()
+    }
+
     /// As it is now.
     pub(crate) fn row(&self) -> InboxRow {
         let answer = self.answer.borrow();
@@ -411,19 +420,19 @@ struct StartedRequest {
 }
 
 /// The place of a request among those that have not ended, which is free again when this is dropped.
-struct Registration<I: std::ops::Deref<Target = Inbox>> {
-    inbox: I,
+struct Registration {
+    inbox: Arc<Inbox>,
     entry: Arc<InboxEntry>,
     is_kept: bool,
 }
 
-impl<I: std::ops::Deref<Target = Inbox>> Registration<I> {
+impl Registration {
     fn keep(mut self) {
         self.is_kept = true;
     }
 }
 
-impl<I: std::ops::Deref<Target = Inbox>> Drop for Registration<I> {
+impl Drop for Registration {
     fn drop(&mut self) {
         if self.is_kept {
             return;

@@ -111,16 +111,16 @@ impl OfflineContext {
         }
     }
 
-    /// Writes until the store has it: a disk that is full has room again some time.
-    pub(crate) async fn persist<F: Future<Output = Result<(), ResponseStoreError>>>(
+    /// Writes, or reads, until the store does it: a disk that is full has room again some time.
+    pub(crate) async fn persist<T, F: Future<Output = Result<T, ResponseStoreError>>>(
         &self,
         id: &str,
         write: impl Fn() -> F,
-    ) -> Result<(), Interruption> {
+    ) -> Result<T, Interruption> {
         let mut wait = MIN_WAIT;
         loop {
             match write().await {
-                Ok(()) => return Ok(()),
+                Ok(done) => return Ok(done),
                 Err(error @ ResponseStoreError::Deleted) => return Err(Interruption::Lost(error)),
                 Err(error) => tracing::warn!(id, %error, "work without a client waits for its store"),
             }

@@ -175,14 +175,15 @@ impl LogEntry {
 
     /// How it ended and what it used, for the audit log.
     fn completed(&self) -> CompletedRequest {
-        let record = self.snapshot();
+        let record = self.record.lock();
         let outcome = match &record.end {
             Some(RequestEnd::Finished { .. }) => "finished",
             Some(RequestEnd::Failed { code, .. }) => code,
             Some(RequestEnd::ClientLeft | RequestEnd::Other) | None => "client_left",
         };
+        let (prompt_tokens, completion_tokens) = self.tokens(&record);
         let [prompt_tokens, cached_tokens, completion_tokens] =
-            [record.prompt_tokens, record.cached_tokens, record.completion_tokens].map(u64::from);
+            [prompt_tokens, record.cached_tokens, completion_tokens].map(u64::from);
         let prompt_tokens = if record.is_count { 0 } else { prompt_tokens };
         let usage = AuditUsage {
             prompt_tokens,
@@ -195,7 +196,7 @@ impl LogEntry {
         CompletedRequest {
             request: self.id.unique.clone(),
             key: self.caller.key_name(),
-            model: record.model,
+            model: record.model.clone(),
             zone: record.farthest.to_string(),
             outcome: outcome.to_owned(),
             usage: Some(usage),
@@ -216,14 +217,18 @@ impl LogEntry {
         if record.end.is_none() {
             record.total_ms = self.elapsed_ms();
         }
-        // Of one that is not complete, as its last engine counted.
-        if record.prompt_tokens == 0 {
-            let counted = record.attempts.iter().rev().find_map(|attempt| attempt.prompt_tokens);
-            record.prompt_tokens = counted.unwrap_or_default();
-        }
-        let generated = self.generated.load(Ordering::Relaxed);
-        record.completion_tokens = record.completion_tokens.max(generated);
+        (record.prompt_tokens, record.completion_tokens) = self.tokens(&record);
         record
+    }
+
+    /// Tokens of its prompts and of its responses; of a request that is not complete as its last engine counted.
+    fn tokens(&self, record: &RequestRecord) -> (u32, u32) {
+        let counted = || record.attempts.iter().rev().find_map(|attempt| attempt.prompt_tokens);
+        let prompt = match record.prompt_tokens {
+            0 => counted().unwrap_or_default(),
+            prompt => prompt,
+        };
+        (prompt, record.completion_tokens.max(self.generated.load(Ordering::Relaxed)))
     }
 }
 

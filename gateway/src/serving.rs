@@ -64,7 +64,7 @@ pub(crate) use dialect::{
     AcceptedResponse, BatchDialect, DetachedResponse, Dialect, ParseRequest, ParsedRequest, RequestContext,
     ResponseEnd, ResponseWriter,
 };
-pub(crate) use inbox::{InboxRequest, NewInboxRequest, ReplayedResponse, kept_headers};
+pub(crate) use inbox::{InboxRequest, NewInboxRequest, OwnInbox, ReplayedResponse, kept_headers};
 use kept_responses::ReplayableRequest;
 pub(crate) use kept_responses::{KeptResponses, OwnResponses};
 pub(crate) use lookup::lookup;

@@ -10,8 +10,8 @@ use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::AnswerHead;
-use super::{Inbox, InboxEntry, LEASED, MAX_ATTEMPTS, PENDING, Registration};
-use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use super::{InboxEntry, LEASED, MAX_ATTEMPTS, PENDING, Registration};
+use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::Metrics;
 use crate::offline::{Interruption, OfflineContext, OfflineRequest, retry_after};
 use crate::request_id::RequestId;
@@ -34,7 +34,7 @@ pub(super) struct InboxRun {
     pub(super) metrics: Arc<Metrics>,
     pub(super) entry: Arc<InboxEntry>,
     /// Its place among those that have not ended.
-    pub(super) registration: Registration<Arc<Inbox>>,
+    pub(super) registration: Registration,
     /// Where requests wait for others: of their owner, and of all.
     pub(super) places: [Arc<Semaphore>; 2],
 }
@@ -125,19 +125,13 @@ impl InboxRun {
 
     /// What is sent to its route.
     async fn body(&self) -> Result<InboxBody, Interruption> {
-        let mut tries = 0;
-        loop {
-            let id = self.entry.row.id.clone();
-            match self.store.read(move |store| store.request_body(&id)).await {
-                Ok(Some(body)) => return Ok(body),
-                Ok(None) => return Err(Interruption::Lost(ResponseStoreError::Deleted)),
-                Err(error) => {
-                    tracing::warn!(id = self.entry.row.id, %error, "a request of the inbox cannot be read now")
-                }
-            }
-            tries += 1;
-            self.context.wait_to_retry(RETRY_AFTER, tries).await?;
-        }
+        let id = &self.entry.row.id;
+        let read = || {
+            let id = id.clone();
+            self.store.read(move |store| store.request_body(&id))
+        };
+        let body = self.context.persist(id, read).await?;
+        body.ok_or(Interruption::Lost(ResponseStoreError::Deleted))
     }
 
     /// How the response in the background ended that was generated again; `None` where it is to be tried once more. What is
@@ -169,8 +163,7 @@ impl InboxRun {
     /// The response in the background that it asks for is not generated again.
     async fn forget(&self) -> Result<InboxState, Interruption> {
         let row = &self.entry.row;
-        let delete = || async { self.store.delete_request(&row.owner, &row.id).await.map(drop) };
-        self.context.persist(&row.id, delete).await?;
+        self.context.persist(&row.id, || self.store.delete_request(&row.owner, &row.id)).await?;
         Ok(InboxState::Failed)
     }
 

@@ -9,7 +9,6 @@ use rusqlite::{
     Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params,
 };
 
-use super::inbox::InboxChange;
 use super::{
     Change, ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStoreError, StoredBody,
     StoredTurn, batches, files, inbox,
@@ -210,14 +209,15 @@ fn apply(
     change: &Change,
     max_bytes: u64,
 ) -> Result<usize, ResponseStoreError> {
-    match change {
-        Change::Inbox(change) => inbox::check_room(transaction, change, max_bytes)?,
+    let added = match change {
+        Change::Inbox(change) => inbox::added(transaction, change)?,
         Change::Insert(NewRow { replay: Some(replay), .. }) => {
-            let (row, body) = &**replay;
-            let change = InboxChange::Insert(row.clone().into(), body.clone());
-            inbox::check_room(transaction, &change, max_bytes)?;
+            Some((replay.0.owner.clone(), replay.1.bytes()))
         }
-        _ => {}
+        _ => None,
+    };
+    if let Some((owner, bytes)) = added {
+        inbox::check_room(transaction, &owner, bytes, max_bytes)?;
     }
     match make_room(transaction, change.bytes() as u64, max_bytes) {
         // What was accepted ends: its answer takes room beyond the limit rather than wait for ever.

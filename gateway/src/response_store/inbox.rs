@@ -134,7 +134,7 @@ impl InboxBody {
     }
 
     /// How many bytes it takes.
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         (self.headers.len() + self.body.len()) as u64
     }
 
@@ -229,7 +229,7 @@ impl InboxChange {
     /// Bytes that it adds.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Insert(row, body) => row.path.len() + body.headers.len() + body.body.len(),
+            Self::Insert(row, body) => row.path.len() + body.bytes() as usize,
             Self::Append { part, .. } => part.bytes.len(),
             Self::End { head, part, .. } => head.len() + part.bytes.len(),
             Self::Lease { .. }
@@ -342,9 +342,8 @@ pub(super) fn apply(
 pub(super) fn insert(
     transaction: &Transaction<'_>,
     row: &InboxRow,
-    InboxBody { headers, body }: &InboxBody,
+    kept: &InboxBody,
 ) -> Result<usize, ResponseStoreError> {
-    let bytes = headers.len() + body.len();
     let added = transaction.execute(
         "INSERT INTO inbox (id, owner, key, fingerprint, request_id, path, bytes, created, expires, state, delivered,
             reply)
@@ -357,7 +356,7 @@ pub(super) fn insert(
             row.fingerprint,
             row.request_id,
             row.path,
-            bytes.cast_signed(),
+            kept.bytes().cast_signed(),
             row.created.cast_signed(),
             row.expires.cast_signed(),
             row.state.as_str(),
@@ -368,33 +367,41 @@ pub(super) fn insert(
     if added > 0 {
         transaction.execute(
             "INSERT INTO inbox_body (request, headers, body) VALUES (last_insert_rowid(), ?1, ?2)",
-            params![headers, &body[..]],
+            params![kept.headers, &kept.body[..]],
         )?;
     }
     Ok(added)
 }
 
-/// An error where requests that have not ended would take more than a half of the store with this one, or those of its owner
-/// more than a quarter: what they answer needs room too, and so do others.
-pub(super) fn check_room(
+/// Whose request a change adds to those that have not ended, and how many bytes it has.
+pub(super) fn added(
     transaction: &Transaction<'_>,
     change: &InboxChange,
-    max: u64,
-) -> Result<(), ResponseStoreError> {
-    let (owner, bytes) = match change {
-        InboxChange::Insert(row, body) => (row.owner.clone(), body.bytes()),
+) -> Result<Option<(String, u64)>, ResponseStoreError> {
+    match change {
+        InboxChange::Insert(row, body) => Ok(Some((row.owner.clone(), body.bytes()))),
         InboxChange::Reopen { id, .. } => {
             let select = "SELECT owner, bytes FROM inbox WHERE id = ?1";
-            let row = transaction.query_row(select, [id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)));
-            let Some((owner, bytes)) = row.optional()? else { return Ok(()) };
-            (owner, bytes.cast_unsigned())
+            let row = transaction
+                .query_row(select, [id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned())));
+            Ok(row.optional()?)
         }
-        _ => return Ok(()),
-    };
+        _ => Ok(None),
+    }
+}
+
+/// An error where requests that have not ended would take more than a half of the store with so many bytes more, or those of
+/// this owner more than a quarter: what they answer needs room too, and so do others.
+pub(super) fn check_room(
+    transaction: &Transaction<'_>,
+    owner: &str,
+    bytes: u64,
+    max: u64,
+) -> Result<(), ResponseStoreError> {
     let (all, own) = transaction.query_row(
         "SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE owner = ?1), 0) FROM inbox
             WHERE state IN ('pending', 'leased')",
-        [&owner],
+        [owner],
         |sums| Ok((sums.get::<_, i64>(0)?.cast_unsigned(), sums.get::<_, i64>(1)?.cast_unsigned())),
     )?;
     let fits = all + bytes <= max / 2 && own + bytes <= max / 4;

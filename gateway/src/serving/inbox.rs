@@ -33,7 +33,7 @@ use crate::inbox::{
 };
 use crate::keys::Caller;
 use crate::request_id::RequestId;
-use crate::response_store::{InboxBody, InboxQuery, InboxRow, InboxState, ResponseStore};
+use crate::response_store::{InboxBody, InboxQuery, InboxRow, InboxState, ResponseStore, ResponseStoreError};
 
 /// The id of a request in the inbox, with its answer.
 const INBOX_ID: HeaderName = HeaderName::from_static("x-russet-inbox-id");
@@ -181,9 +181,8 @@ impl OwnInbox {
         }
         // Its answer, if it comes in time.
         let _ = timeout(preference.wait, entry.gone()).await;
-        let row = self.row(&entry.row().id).await?;
-        let mut response =
-            if row.state.has_ended() { self.stored(api, &row, false)? } else { accepted_response(row) };
+        let row = self.row(entry.id()).await?;
+        let mut response = self.response(api, row, false)?;
         let applied = HeaderValue::from_static("respond-async");
         response.headers_mut().insert(PREFERENCE_APPLIED, applied);
         Ok(response)
@@ -249,7 +248,7 @@ impl OwnInbox {
         let Some(head) = streamed else {
             // One in a piece is given away once it is durable.
             entry.gone().await;
-            let row = self.row(&entry.row().id).await?;
+            let row = self.row(entry.id()).await?;
             return if row.state.has_ended() { self.stored(api, &row, false) } else { Err(interrupted()) };
         };
         if let Err(error) = self.kept.inbox.deliver(&entry).await {
@@ -280,7 +279,7 @@ impl OwnInbox {
 
     /// A request that has not ended.
     fn entry(&self, id: &str) -> Option<Arc<InboxEntry>> {
-        self.kept.inbox.get(&self.owner, id).filter(|entry| entry.row().response().is_none())
+        self.kept.inbox.get(&self.owner, id).filter(|entry| !entry.is_response())
     }
 
     /// A request as it is now.
@@ -339,8 +338,13 @@ impl OwnInbox {
     }
 
     /// The answer of a request as its client would have got it; the request where it has none yet.
-    pub(crate) async fn response(&self, api: &ApiState, row: InboxRow) -> Result<Response, GatewayError> {
-        if row.state.has_ended() { self.stored(api, &row, true) } else { Ok(accepted_response(row)) }
+    pub(crate) fn response(
+        &self,
+        api: &ApiState,
+        row: InboxRow,
+        is_replayed: bool,
+    ) -> Result<Response, GatewayError> {
+        if row.state.has_ended() { self.stored(api, &row, is_replayed) } else { Ok(accepted_response(row)) }
     }
 
     /// Deletes a request; one that runs ends.
@@ -407,16 +411,21 @@ fn response(
     response
 }
 
+/// The bytes of an answer in the store from this number on, as many as are kept together; none where there are no more.
+async fn part(store: &Arc<ResponseStore>, id: &str, from: u64) -> Result<Option<Bytes>, ResponseStoreError> {
+    let id = id.to_owned();
+    let part = store.read(move |store| store.answer(&id, from)).await?;
+    Ok(part.map(|part| Bytes::copy_from_slice(part.from(from))))
+}
+
 /// The bytes of an answer that is in the store.
 fn parts(store: Arc<ResponseStore>, id: String) -> impl Stream<Item = Bytes> + Send + 'static {
     async_stream::stream! {
         let mut from = 0;
         loop {
-            let wanted = id.clone();
-            match store.read(move |store| store.answer(&wanted, from)).await {
-                Ok(Some(part)) => {
-                    let bytes = Bytes::copy_from_slice(part.from(from));
-                    from = part.end();
+            match part(&store, &id, from).await {
+                Ok(Some(bytes)) => {
+                    from += bytes.len() as u64;
                     yield bytes;
                 }
                 Ok(None) => return,
@@ -439,17 +448,14 @@ fn follow(
 ) -> impl Stream<Item = Bytes> + Send + 'static {
     async_stream::stream! {
         let _follower = follower;
-        let (id, mut from) = (entry.row().id, 0);
+        let mut from = 0;
         loop {
             let bytes = match entry.bytes(from).await {
                 NextBytes::Newest(bytes) => Bytes::from(bytes),
-                NextBytes::Stored => {
-                    let wanted = id.clone();
-                    match store.read(move |store| store.answer(&wanted, from)).await {
-                        Ok(Some(part)) => Bytes::copy_from_slice(part.from(from)),
-                        Ok(None) | Err(_) => break,
-                    }
-                }
+                NextBytes::Stored => match part(&store, entry.id(), from).await {
+                    Ok(Some(bytes)) => bytes,
+                    Ok(None) | Err(_) => break,
+                },
                 NextBytes::Ended => return,
                 NextBytes::Interrupted => break,
             };

@@ -17,17 +17,6 @@ use crate::harness::{
     GatewayLab, ScriptStep, ScriptedEngine, TEST_TIMEOUT, access_key, hello, limits, started, token,
 };
 
-/// A gateway that keeps files and batches in this folder.
-async fn lab_in(folder: &Path) -> GatewayLab {
-    GatewayLab::start_keeping(limits(), ResponseStoreConfig::new(folder.join("responses.db"))).await
-}
-
-async fn lab() -> (tempfile::TempDir, GatewayLab) {
-    let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
-    (folder, lab)
-}
-
 /// A request of a chat that says this.
 fn chat(content: &str) -> Value {
     json!({"model": "m", "messages": [{"role": "user", "content": content}]})
@@ -152,7 +141,7 @@ fn received(engine: &ScriptedEngine) -> Vec<String> {
 
 #[tokio::test]
 async fn a_batch_answers_each_line_at_the_lowest_priority() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = engine(&lab);
     let unknown = json!({"model": "nix", "messages": [{"role": "user", "content": "c"}]});
     let flex = json!({"model": "m", "service_tier": "flex", "messages": [{"role": "user", "content": "b"}]});
@@ -194,7 +183,7 @@ async fn a_batch_answers_each_line_at_the_lowest_priority() {
 
 #[tokio::test]
 async fn every_endpoint_of_a_batch_is_served() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = engine(&lab);
     for (url, body, object) in [
         ("/v1/chat/completions", chat("a"), "chat.completion"),
@@ -212,7 +201,7 @@ async fn every_endpoint_of_a_batch_is_served() {
 
 #[tokio::test]
 async fn files_are_listed_read_and_deleted() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = engine(&lab);
     let file = [chats(&["a", "b"]).into_bytes(), vec![b'\n'; 600 << 10]].concat();
     let fields =
@@ -263,7 +252,7 @@ async fn files_are_listed_read_and_deleted() {
 
 #[tokio::test]
 async fn a_file_that_no_batch_can_run_is_named_by_line() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = engine(&lab);
     let url = "/v1/chat/completions";
     let good = chats(&["a"]);
@@ -321,7 +310,7 @@ async fn an_upload_is_refused_by_field_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_cancelled_batch_says_which_lines_did_not_run() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = engine(&lab);
     let id = lab.batch("s-a", "/v1/chat/completions", chats(&["a", "hang 1", "hang 2"]).as_bytes()).await;
     let path = format!("/v1/batches/{id}");
@@ -352,7 +341,7 @@ async fn a_cancelled_batch_says_which_lines_did_not_run() {
 
 #[tokio::test]
 async fn another_callers_files_and_batches_do_not_exist() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = engine(&lab);
     lab.keys(&[access_key("a", "s-a", |_| {}), access_key("b", "s-b", |_| {})]);
     let id = lab.batch("s-a", "/v1/chat/completions", chats(&["a"]).as_bytes()).await;

@@ -452,6 +452,29 @@ impl GatewayLab {
         Self::serve(limits, ListenerLimits::default(), |gateway| gateway.with_responses(responses)).await
     }
 
+    /// The same in this folder, with usual limits.
+    pub async fn start_in(folder: &Path) -> Self {
+        Self::start_keeping(limits(), ResponseStoreConfig::new(folder.join("responses.db"))).await
+    }
+
+    /// The same in a folder of its own.
+    pub async fn start_in_new_folder() -> (tempfile::TempDir, Self) {
+        let folder = tempfile::tempdir().unwrap();
+        let lab = Self::start_in(folder.path()).await;
+        (folder, lab)
+    }
+
+    /// Asks it to stop; returns once it has begun to, and listens no more.
+    pub async fn stops(&self) {
+        self.stop.cancel();
+        let closed = tokio::time::timeout(TEST_TIMEOUT, async {
+            while tokio::net::TcpStream::connect(self.address).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        closed.await.unwrap();
+    }
+
     /// A gateway that keeps responses and takes requests from a broker.
     pub async fn start_with_mqtt(
         limits: DispatchLimits,

@@ -21,17 +21,6 @@ use crate::harness::{
     token, wait_for_metric,
 };
 
-/// A gateway with an inbox in this folder.
-async fn lab_in(folder: &Path) -> GatewayLab {
-    GatewayLab::start_keeping(limits(), ResponseStoreConfig::new(folder.join("responses.db"))).await
-}
-
-async fn lab() -> (tempfile::TempDir, GatewayLab) {
-    let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
-    (folder, lab)
-}
-
 trait InboxHeaders {
     /// With this idempotency key.
     fn key(self, key: &str) -> Self;
@@ -102,7 +91,7 @@ async fn answered(request: RequestBuilder) -> (u16, bool, String) {
 
 #[tokio::test]
 async fn a_request_is_accepted_at_once_and_answered_later() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let end = CancellationToken::new();
     let engine = lab.only_engine([vec![ScriptStep::PrepareUntil(end.clone())], hello()].concat());
     let id = accepted(lab.chat(json!({})).respond_async()).await;
@@ -134,7 +123,7 @@ async fn a_request_is_accepted_at_once_and_answered_later() {
 
 #[tokio::test]
 async fn a_client_waits_as_long_as_it_says() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let end = CancellationToken::new();
     let _engine = lab.only_engine([vec![ScriptStep::PrepareUntil(end.clone())], hello()].concat());
     let waiting = lab.chat(json!({})).header("prefer", "respond-async, wait=60").send();
@@ -155,7 +144,7 @@ async fn a_client_waits_as_long_as_it_says() {
 
 #[tokio::test]
 async fn one_key_stands_for_one_request() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let end = CancellationToken::new();
     let engine = lab.only_engine([vec![ScriptStep::PrepareUntil(end.clone())], hello()].concat());
     let ask = || tokio::spawn(answered(lab.chat(json!({})).key("k-1")));
@@ -187,7 +176,7 @@ async fn one_key_stands_for_one_request() {
 
 #[tokio::test]
 async fn a_request_that_failed_runs_again_for_its_key() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let failure = GenerationFailure { kind: FailureKind::Internal, message: "because".into() };
     let failed = lab.only_engine(vec![ScriptStep::Say(GenerationEvent::Failed(failure))]);
     let first = answered(lab.chat(json!({})).key("k")).await;
@@ -214,7 +203,7 @@ async fn a_request_that_failed_runs_again_for_its_key() {
 
 #[tokio::test]
 async fn a_stream_is_followed_by_two_and_replayed_to_a_third() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let end = CancellationToken::new();
     let mut steps = vec![started(), token("Hello"), ScriptStep::Until(end.clone())];
     // More than is kept in memory.
@@ -245,7 +234,7 @@ async fn a_stream_is_followed_by_two_and_replayed_to_a_third() {
 
 #[tokio::test]
 async fn every_dialect_has_the_inbox() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = lab.only_engine(hello());
     let messages = json!([{"role": "user", "content": "hi"}]);
     for (path, body) in [
@@ -276,7 +265,7 @@ async fn every_dialect_has_the_inbox() {
 
 #[tokio::test]
 async fn owners_see_their_own_and_ask_by_their_own_keys() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     lab.keys(&[access_key("a", "s-a", |_| {}), access_key("b", "s-b", |_| {})]);
     let engine = lab.only_engine(hello());
     let first = answered(lab.chat(json!({})).bearer_auth("s-a").key("k")).await;
@@ -300,7 +289,7 @@ async fn owners_see_their_own_and_ask_by_their_own_keys() {
 
 #[tokio::test]
 async fn a_deleted_request_frees_its_engine() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = lab.only_engine(vec![started(), token("x"), ScriptStep::Hang]);
     let response = lab.chat(json!({"stream": true})).key("k").send().await.unwrap();
     let id = response.headers()["x-russet-inbox-id"].to_str().unwrap().to_owned();
@@ -319,7 +308,7 @@ async fn a_deleted_request_frees_its_engine() {
 
 #[tokio::test]
 async fn what_nobody_waits_for_waits_for_a_busy_model() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     lab.publish(&[("m", DeploymentState::Ready, &[])]);
     let awaited = lab.chat(json!({})).key("awaited").header("x-request-timeout", "0.2");
     // A client that waits gets the error, and its key another try.
@@ -338,7 +327,7 @@ async fn what_nobody_waits_for_waits_for_a_busy_model() {
 
 #[tokio::test]
 async fn who_joins_a_request_that_waits_gets_its_error() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let full = lab.engine("a", |_| {
         let failure = GenerationFailure { kind: FailureKind::Overloaded, message: "full".into() };
         vec![ScriptStep::Say(GenerationEvent::Failed(failure))]
@@ -354,7 +343,7 @@ async fn who_joins_a_request_that_waits_gets_its_error() {
 
 #[tokio::test]
 async fn retries_of_a_failed_key_at_once_run_once() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let failure = GenerationFailure { kind: FailureKind::Internal, message: "because".into() };
     let _failed = lab.only_engine(vec![ScriptStep::Say(GenerationEvent::Failed(failure))]);
     assert_eq!(answered(lab.chat(json!({})).key("k")).await.0, 500);
@@ -392,7 +381,7 @@ async fn what_waits_leaves_room_for_answers_and_for_others() {
 
 #[tokio::test]
 async fn fifty_at_once_are_all_answered_once() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = lab.engine("a", |request| {
         let text = request.messages[0].content.clone();
         vec![started(), token(&text), finished(FinishReason::Stop)]

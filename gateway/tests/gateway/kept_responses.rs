@@ -2,7 +2,6 @@
 
 mod background;
 
-use std::path::Path;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -16,17 +15,6 @@ use crate::harness::{
     GatewayLab, ScriptStep, ScriptedEngine, TEST_TIMEOUT, access_key, finished, hello, limits, started, token,
 };
 use crate::openai_responses::{agent, tools};
-
-/// A gateway that keeps responses in this folder.
-async fn lab_in(folder: &Path) -> GatewayLab {
-    GatewayLab::start_keeping(limits(), ResponseStoreConfig::new(folder.join("responses.db"))).await
-}
-
-async fn lab() -> (tempfile::TempDir, GatewayLab) {
-    let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
-    (folder, lab)
-}
 
 impl GatewayLab {
     /// A request about a kept response; its status and body.
@@ -78,7 +66,7 @@ fn not_found(id: &str) -> (u16, Value) {
 
 #[tokio::test]
 async fn a_response_is_kept_unless_its_request_says_not() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = lab.only_engine(hello());
     for more in [json!({}), json!({"store": true}), json!({"store": null})] {
         let response = lab.respond(more).send().await.unwrap();
@@ -105,7 +93,7 @@ async fn a_response_is_kept_unless_its_request_says_not() {
 
 #[tokio::test]
 async fn a_stream_is_kept_before_its_last_event() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     for steps in [agent(), vec![started(), token("x"), finished(FinishReason::Length)]] {
         let _engine = lab.only_engine(steps);
         let events = lab.events(json!({"tools": tools()})).await;
@@ -129,7 +117,7 @@ async fn a_stream_is_kept_before_its_last_event() {
 
 #[tokio::test]
 async fn a_request_continues_a_kept_conversation() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = lab.engine("a", |request| match request.messages.last().unwrap().content.as_str() {
         "agent" => agent(),
         _ => hello(),
@@ -185,7 +173,7 @@ async fn a_request_continues_a_kept_conversation() {
 
 #[tokio::test]
 async fn another_callers_response_does_not_exist() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = lab.only_engine(hello());
     let unowned = lab.whole(json!({})).await;
     lab.keys(&[access_key("a", "s-a", |_| {}), access_key("b", "s-b", |_| {})]);
@@ -212,7 +200,7 @@ async fn another_callers_response_does_not_exist() {
 
 #[tokio::test]
 async fn input_items_are_listed_in_pages() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = lab.only_engine(hello());
     let input = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]);
     let response = lab.whole(json!({"input": input})).await;
@@ -232,7 +220,7 @@ async fn input_items_are_listed_in_pages() {
 
 #[tokio::test]
 async fn a_compacted_conversation_goes_on_with_its_summary() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = lab.only_engine(hello());
     let kept = lab.whole(json!({})).await;
     let compact = async |body: Value| {
@@ -295,7 +283,7 @@ impl GatewayLab {
 #[tokio::test]
 async fn what_was_kept_outlives_the_gateway() {
     let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.engine("a", |request| match request.messages.last().unwrap().content.as_str() {
         "hang" => vec![started(), token("Hello"), ScriptStep::Hang],
         _ => hello(),
@@ -306,7 +294,7 @@ async fn what_was_kept_outlives_the_gateway() {
     lab.with_status(id(&running), "in_progress").await;
     lab.kill().await;
 
-    let next = lab_in(folder.path()).await;
+    let next = GatewayLab::start_in(folder.path()).await;
     let engine = next.only_engine(hello());
     assert_eq!(next.get(id(&kept)).await, (200, kept.clone()));
     // Nobody has had a part of the other one: it is generated again, with its id.
@@ -319,7 +307,7 @@ async fn what_was_kept_outlives_the_gateway() {
     next.whole(json!({"previous_response_id": id(&kept), "input": "go on"})).await;
     assert_eq!(conversation(&engine), ["user: hi", "assistant: Hello there", "user: go on"]);
     next.kill().await;
-    let last = lab_in(folder.path()).await;
+    let last = GatewayLab::start_in(folder.path()).await;
     let engine = last.only_engine(vec![ScriptStep::Hang]);
     assert_eq!(last.get(id(&running)).await, (200, ended));
     assert_eq!(engine.requests(), 0);
@@ -329,7 +317,7 @@ async fn what_was_kept_outlives_the_gateway() {
 async fn a_response_that_was_read_is_not_generated_again() {
     for at_once in [true, false] {
         let folder = tempfile::tempdir().unwrap();
-        let lab = lab_in(folder.path()).await;
+        let lab = GatewayLab::start_in(folder.path()).await;
         let _engine = lab.only_engine(vec![started(), token("Hello"), ScriptStep::Hang]);
         let response = lab.respond(json!({"background": true, "stream": at_once}));
         let mut response = response.send().await.unwrap();
@@ -350,7 +338,7 @@ async fn a_response_that_was_read_is_not_generated_again() {
             running
         };
         lab.kill().await;
-        let next = lab_in(folder.path()).await;
+        let next = GatewayLab::start_in(folder.path()).await;
         let engine = next.only_engine(hello());
         let interrupted = next.with_status(&running, "failed").await;
         assert_eq!(interrupted["error"]["code"], "server_error");
@@ -403,13 +391,13 @@ async fn a_response_that_a_stop_cuts_is_generated_by_the_next_gateway() {
 #[tokio::test]
 async fn a_response_that_waits_to_run_again_is_followed_or_cancelled() {
     let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(vec![ScriptStep::Prepare]);
     let waits = [lab.whole(json!({"background": true})).await, lab.whole(json!({"background": true})).await];
     engine.running(2).await;
     lab.kill().await;
     // Nothing is routed yet, so both wait.
-    let next = lab_in(folder.path()).await;
+    let next = GatewayLab::start_in(folder.path()).await;
     let [first, second] = waits.each_ref().map(|response| id(response).to_owned());
     assert_eq!(next.get(&first).await.1["status"], "queued");
     let (status, cancelled) = next.kept(Method::POST, &format!("{second}/cancel")).await;
@@ -459,7 +447,7 @@ async fn a_full_store_refuses_and_forgets_nothing() {
 #[tokio::test]
 async fn a_store_that_cannot_be_opened_keeps_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(&folder.path().join("missing")).await;
+    let lab = GatewayLab::start_in(&folder.path().join("missing")).await;
     let _engine = lab.only_engine(hello());
     let response = lab.whole(json!({})).await;
     assert_eq!((&response["status"], &response["store"]), (&json!("completed"), &json!(false)));

@@ -191,14 +191,34 @@ fn echo(lab: &GatewayLab) -> crate::harness::ScriptedEngine {
     engine
 }
 
+/// A broker, a gateway that takes requests from it and echoes them, and a client of the broker.
+struct MqttLab {
+    broker: Mosquitto,
+    folder: tempfile::TempDir,
+    lab: GatewayLab,
+    engine: crate::harness::ScriptedEngine,
+    client: Client,
+}
+
+impl MqttLab {
+    /// One that runs; none where the environment names no broker.
+    async fn start() -> Option<Self> {
+        let broker = Mosquitto::start().await?;
+        let folder = tempfile::tempdir().unwrap();
+        let lab = broker.gateway(folder.path()).await;
+        let engine = echo(&lab);
+        let mut client = Client::connect(&broker).await;
+        client.gateway_is_there().await;
+        Some(Self { broker, folder, lab, engine, client })
+    }
+}
+
 #[tokio::test]
 async fn mosquitto_fifty_requests_get_fifty_answers() {
-    let Some(broker) = Mosquitto::start().await else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let lab = broker.gateway(folder.path()).await;
-    let engine = echo(&lab);
-    let mut client = Client::connect(&broker).await;
-    client.gateway_is_there().await;
+    let Some(MqttLab { broker: _broker, folder: _folder, lab, engine, mut client }) = MqttLab::start().await
+    else {
+        return;
+    };
     // Each one twice, as by a client that is not sure.
     let messages = (0..50).flat_map(|number| [number, number]);
     client.send(messages.map(|number| (format!("r{number}"), chat(&format!("<{number}>"))))).await;
@@ -222,12 +242,11 @@ async fn mosquitto_fifty_requests_get_fifty_answers() {
 
 #[tokio::test]
 async fn mosquitto_what_is_no_request_is_refused() {
-    let Some(broker) = Mosquitto::start().await else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let lab = broker.gateway(folder.path()).await;
-    let engine = echo(&lab);
-    let mut client = Client::connect(&broker).await;
-    client.gateway_is_there().await;
+    let Some(MqttLab { broker: _broker, folder: _folder, lab: _lab, engine, mut client }) =
+        MqttLab::start().await
+    else {
+        return;
+    };
     let keyless = json!({"body": {"model": "m"}}).to_string();
     let wrong = json!({"key": "nix", "body": {"model": "m"}}).to_string();
     for (name, text, code) in [
@@ -262,12 +281,11 @@ async fn mosquitto_what_is_no_request_is_refused() {
 
 #[tokio::test]
 async fn mosquitto_a_flood_of_refusals_stops_nothing() {
-    let Some(broker) = Mosquitto::start().await else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let lab = broker.gateway(folder.path()).await;
-    let engine = echo(&lab);
-    let mut client = Client::connect(&broker).await;
-    client.gateway_is_there().await;
+    let Some(MqttLab { broker: _broker, folder: _folder, lab: _lab, engine, mut client }) =
+        MqttLab::start().await
+    else {
+        return;
+    };
     for number in 0..900 {
         // Nobody acknowledges these, so that they come as quickly as they can.
         client.client.publish(format!("russet/inbox/f{number}"), QoS::AtMostOnce, false, "?").await.unwrap();
@@ -281,12 +299,9 @@ async fn mosquitto_a_flood_of_refusals_stops_nothing() {
 
 #[tokio::test]
 async fn mosquitto_nothing_is_lost_while_one_of_them_is_away() {
-    let Some(mut broker) = Mosquitto::start().await else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let lab = broker.gateway(folder.path()).await;
-    let engine = echo(&lab);
-    let mut client = Client::connect(&broker).await;
-    client.gateway_is_there().await;
+    let Some(MqttLab { mut broker, folder, lab, engine, mut client }) = MqttLab::start().await else {
+        return;
+    };
     client.send([("first".to_owned(), chat("first"))]).await;
     client.answered(1).await;
     drop(engine);

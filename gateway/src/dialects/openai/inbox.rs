@@ -17,8 +17,8 @@ use crate::error::GatewayError;
 use crate::inbox::InboxPreference;
 use crate::keys::Caller;
 use crate::request_id::RequestId;
-use crate::response_store::{InboxQuery, InboxState};
-use crate::serving::ApiState;
+use crate::response_store::{InboxQuery, InboxRow, InboxState};
+use crate::serving::{ApiState, OwnInbox};
 
 /// Requests of a list that does not say how many, and at most.
 const DEFAULT_LIMIT: usize = 20;
@@ -49,6 +49,18 @@ async fn list(
     listed.await.unwrap_or_else(|error: GatewayError| error_response(&error, &id))
 }
 
+/// A request of the caller, once it has ended or as long as the headers would wait.
+async fn find(
+    api: &ApiState,
+    caller: &Caller,
+    request: &str,
+    headers: &HeaderMap,
+) -> Result<(OwnInbox, InboxRow), GatewayError> {
+    let own = api.own_inbox(caller)?;
+    let row = own.get(request, InboxPreference::of_headers(headers)?.wait).await?;
+    Ok((own, row))
+}
+
 async fn read(
     State(api): State<Arc<ApiState>>,
     Extension(id): Extension<RequestId>,
@@ -57,8 +69,7 @@ async fn read(
     headers: HeaderMap,
 ) -> Response {
     let read = async {
-        let own = api.own_inbox(&caller)?;
-        let row = own.get(&request, InboxPreference::of_headers(&headers)?.wait).await?;
+        let (own, row) = find(&api, &caller, &request, &headers).await?;
         let (record, _permit) = own.record(&api, row).await?;
         Ok(Json(record).into_response())
     };
@@ -73,9 +84,8 @@ async fn response(
     headers: HeaderMap,
 ) -> Response {
     let read = async {
-        let own = api.own_inbox(&caller)?;
-        let row = own.get(&request, InboxPreference::of_headers(&headers)?.wait).await?;
-        own.response(&api, row).await
+        let (own, row) = find(&api, &caller, &request, &headers).await?;
+        own.response(&api, row, true)
     };
     read.await.unwrap_or_else(|error: GatewayError| error_response(&error, &id))
 }

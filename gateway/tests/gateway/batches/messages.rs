@@ -54,7 +54,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn a_batch_of_messages_has_a_result_for_each() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = engine(&lab);
     let invalid = json!({"custom_id": "b", "params": {"model": "m", "messages": []}});
     let id = lab.messages("s-a", &[request("a", "x"), invalid, request("c", "y")]).await;
@@ -84,7 +84,7 @@ async fn a_batch_of_messages_has_a_result_for_each() {
 
 #[tokio::test]
 async fn a_cancelled_batch_of_messages_keeps_its_results() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = engine(&lab);
     let id = lab.messages("s-a", &[request("a", "hang"), request("b", "x"), request("c", "hang")]).await;
     engine.received("x").await;
@@ -109,7 +109,7 @@ async fn a_cancelled_batch_of_messages_keeps_its_results() {
 
 #[tokio::test]
 async fn batches_of_messages_are_listed_in_pages() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = engine(&lab);
     let mut made = Vec::new();
     for _ in 0..3 {
@@ -142,7 +142,7 @@ async fn batches_of_messages_are_listed_in_pages() {
 
 #[tokio::test]
 async fn requests_that_no_batch_takes_are_named() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = engine(&lab);
     for (body, words) in [
         (json!({"requests": []}), "requests"),

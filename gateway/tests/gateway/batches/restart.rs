@@ -23,7 +23,7 @@ fn records(folder: &Path, change: impl Fn(&mut Value)) -> bool {
 
 /// The id of a batch with one line that has its result and two that hang, when its gateway was killed.
 async fn killed(folder: &Path, key: &str) -> String {
-    let lab = lab_in(folder).await;
+    let lab = GatewayLab::start_in(folder).await;
     let engine = engine(&lab);
     if key == "s-a" {
         lab.keys(&[access_key("a", "s-a", |_| {})]);
@@ -39,7 +39,7 @@ async fn killed(folder: &Path, key: &str) -> String {
 async fn a_killed_batch_goes_on_with_lines_that_have_no_result() {
     let folder = tempfile::tempdir().unwrap();
     let id = killed(folder.path(), "any").await;
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let batch = lab.batch_is(&id, "completed").await;
     assert_eq!(received(&engine), ["hang 1", "hang 2"]);
@@ -48,7 +48,7 @@ async fn a_killed_batch_goes_on_with_lines_that_have_no_result() {
     assert_eq!(ids(&output), ["a", "hang 1", "hang 2"]);
     // It ended once: the next gateway has nothing to do.
     lab.kill().await;
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     assert_eq!(lab.done(Method::GET, &format!("/v1/batches/{id}"), None).await, batch);
     assert_eq!(lab.lines(&batch["output_file_id"]).await, output);
@@ -58,7 +58,7 @@ async fn a_killed_batch_goes_on_with_lines_that_have_no_result() {
 #[tokio::test]
 async fn a_gateway_that_stops_waits_for_lines_that_run() {
     let folder = tempfile::tempdir().unwrap();
-    let mut lab = lab_in(folder.path()).await;
+    let mut lab = GatewayLab::start_in(folder.path()).await;
     let go_on = tokio_util::sync::CancellationToken::new();
     let wait = go_on.clone();
     let engine = lab.engine("a", move |_| [vec![ScriptStep::PrepareUntil(wait.clone())], hello()].concat());
@@ -67,20 +67,13 @@ async fn a_gateway_that_stops_waits_for_lines_that_run() {
     let contents: Vec<&str> = contents.iter().map(String::as_str).collect();
     let id = lab.batch("any", "/v1/chat/completions", chats(&contents).as_bytes()).await;
     engine.running(16).await;
-    lab.stop.cancel();
-    // It listens no more: it has begun to stop.
-    let closed = tokio::time::timeout(TEST_TIMEOUT, async {
-        while tokio::net::TcpStream::connect(lab.address).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    closed.await.unwrap();
+    lab.stops().await;
     go_on.cancel();
     lab.served.take().unwrap().await.unwrap().unwrap();
     assert_eq!(engine.requests(), 16);
     drop(lab);
 
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let batch = lab.batch_is(&id, "completed").await;
     assert_eq!(received(&engine), ["16"]);
@@ -92,7 +85,7 @@ async fn a_batch_whose_time_is_over_expires_with_its_results() {
     let folder = tempfile::tempdir().unwrap();
     let id = killed(folder.path(), "any").await;
     records(folder.path(), |record| record["expires_at"] = json!(1_700_000_000));
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let batch = lab.batch_is(&id, "expired").await;
     assert_eq!(batch["request_counts"], json!({"total": 3, "completed": 1, "failed": 0}));
     assert_eq!(ids(&lab.lines(&batch["output_file_id"]).await), ["a"]);
@@ -106,7 +99,7 @@ async fn lines_of_a_key_that_is_gone_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let id = killed(folder.path(), "s-a").await;
     // No key exists here.
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let ended = tokio::time::timeout(TEST_TIMEOUT, async {
         while !records(folder.path(), |_| {}) {
@@ -135,7 +128,7 @@ async fn a_cancelled_batch_is_cancelled_after_a_kill() {
         record["cancelling_at"] = json!(1_700_000_000);
         record["completed"] = json!(1);
     });
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let batch = lab.batch_is(&id, "cancelled").await;
     assert_eq!(ids(&lab.lines(&batch["error_file_id"]).await), ["hang 1", "hang 2"]);
@@ -149,7 +142,7 @@ async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
         (2, &["inbox_answer", "inbox_body", "inbox"]),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let lab = lab_in(folder.path()).await;
+        let lab = GatewayLab::start_in(folder.path()).await;
         // It answers when it has its store.
         lab.done(Method::GET, "/v1/files", None).await;
         lab.kill().await;
@@ -158,7 +151,7 @@ async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
         let drops: String = lacks.iter().map(|table| format!("DROP TABLE {table}; ")).collect();
         database.execute_batch(&format!("{drops} PRAGMA user_version = {version};")).unwrap();
         drop(database);
-        let lab = lab_in(folder.path()).await;
+        let lab = GatewayLab::start_in(folder.path()).await;
         let _engine = engine(&lab);
         let id = lab.batch("any", "/v1/chat/completions", chats(&["a"]).as_bytes()).await;
         lab.batch_is(&id, "completed").await;

@@ -16,7 +16,7 @@ const CLIENTS: usize = 30;
 
 /// Sends requests until it is killed, and says what became of each as soon as it knows.
 async fn send_until_killed(folder: &Path) {
-    let lab = lab_in(folder).await;
+    let lab = GatewayLab::start_in(folder).await;
     // Long enough that each of the states is seen.
     let engine = lab.engine("a", |request| {
         let text = request.messages[0].content.clone();
@@ -93,7 +93,7 @@ fn a_kill_at_any_transition_loses_nothing() {
             requests += said.len();
             cut += said.values().filter(|(state, _)| state != "done").count();
             runtime.block_on(async {
-                let lab = lab_in(folder.path()).await;
+                let lab = GatewayLab::start_in(folder.path()).await;
                 let engine = lab.engine("a", |request| {
                     let text = request.messages[0].content.clone();
                     vec![started(), token(&text), finished(FinishReason::Stop)]

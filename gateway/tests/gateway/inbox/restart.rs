@@ -11,7 +11,7 @@ fn change(folder: &Path, sql: &str) {
 
 /// The id of a request that ran when its gateway was killed.
 async fn killed(folder: &Path, request: impl FnOnce(RequestBuilder) -> RequestBuilder) -> String {
-    let lab = lab_in(folder).await;
+    let lab = GatewayLab::start_in(folder).await;
     let engine = lab.only_engine(vec![ScriptStep::Prepare]);
     let id = accepted(request(lab.chat(json!({}))).respond_async()).await;
     engine.running(1).await;
@@ -23,14 +23,14 @@ async fn killed(folder: &Path, request: impl FnOnce(RequestBuilder) -> RequestBu
 async fn a_request_that_ran_runs_again() {
     let folder = tempfile::tempdir().unwrap();
     let id = killed(folder.path(), |request| request.key("k")).await;
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let done = lab.inbox_is(&id, "done").await;
     assert_eq!((&done["attempts"], engine.requests()), (&json!(2), 1));
     let answer = lab.inbox_answer(&id).await;
     lab.kill().await;
     // It ended once: the next gateway has nothing to do, and knows the key.
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(vec![ScriptStep::Hang]);
     assert_eq!(answered(lab.chat(json!({})).key("k")).await, (200, true, answer));
     assert_eq!(engine.requests(), 0);
@@ -39,13 +39,13 @@ async fn a_request_that_ran_runs_again() {
 #[tokio::test]
 async fn a_client_that_waited_finds_its_answer_by_its_key() {
     let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(vec![ScriptStep::Prepare]);
     let asked = tokio::spawn(lab.chat(json!({})).key("k").send());
     engine.running(1).await;
     lab.kill().await;
     assert!(asked.await.unwrap().is_err());
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     wait_for_metric(&lab, "russet_gateway_inbox_request_total{outcome=\"done\"} 1").await;
     let answer = answered(lab.chat(json!({})).key("k")).await;
@@ -56,14 +56,14 @@ async fn a_client_that_waited_finds_its_answer_by_its_key() {
 #[tokio::test]
 async fn a_stream_that_a_client_read_does_not_run_again_by_itself() {
     let folder = tempfile::tempdir().unwrap();
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let _engine = lab.only_engine(vec![started(), token("Hello"), ScriptStep::Hang]);
     let response = lab.chat(json!({"stream": true})).key("k").send().await.unwrap();
     let id = response.headers()["x-russet-inbox-id"].to_str().unwrap().to_owned();
     let mut body = response.bytes_stream();
     assert!(body.next().await.unwrap().is_ok());
     lab.kill().await;
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let failed = lab.inbox_is(&id, "failed").await;
     assert_eq!(failed["response"]["body"]["error"]["code"], "engine_lost", "{failed}");
@@ -78,7 +78,7 @@ async fn a_request_that_ends_the_gateway_each_time_is_given_up() {
     let folder = tempfile::tempdir().unwrap();
     let mut id = String::new();
     for attempt in 1..=5 {
-        let lab = lab_in(folder.path()).await;
+        let lab = GatewayLab::start_in(folder.path()).await;
         let engine = lab.only_engine(vec![ScriptStep::Prepare]);
         if attempt == 1 {
             id = accepted(lab.chat(json!({})).respond_async()).await;
@@ -87,7 +87,7 @@ async fn a_request_that_ends_the_gateway_each_time_is_given_up() {
         assert_eq!(lab.inbox_is(&id, "leased").await["attempts"], attempt);
         lab.kill().await;
     }
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     let failed = lab.inbox_is(&id, "failed").await;
     assert_eq!(failed["response"]["body"]["error"]["code"], "poison_request", "{failed}");
@@ -99,7 +99,7 @@ async fn a_request_whose_time_is_over_does_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let id = killed(folder.path(), |request| request).await;
     change(folder.path(), "UPDATE inbox SET expires = 1700000000");
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let failed = lab.inbox_is(&id, "failed").await;
     assert_eq!(failed["response"]["status_code"], 504);
 }
@@ -108,7 +108,7 @@ async fn a_request_whose_time_is_over_does_not_run() {
 async fn a_request_whose_key_is_gone_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     {
-        let lab = lab_in(folder.path()).await;
+        let lab = GatewayLab::start_in(folder.path()).await;
         lab.keys(&[access_key("a", "s-a", |_| {}), access_key("gone", "s-gone", |_| {})]);
         let engine = lab.only_engine(vec![ScriptStep::Prepare]);
         accepted(lab.chat(json!({})).bearer_auth("s-gone").respond_async()).await;
@@ -117,7 +117,7 @@ async fn a_request_whose_key_is_gone_is_refused() {
     }
     // Whoever is asked now sees it: it has another owner.
     change(folder.path(), "UPDATE inbox SET request_id = 'theirs'");
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     wait_for_metric(&lab, "russet_gateway_inbox_request_total{outcome=\"failed\"} 1").await;
     assert_eq!(engine.requests(), 0);
@@ -134,7 +134,7 @@ async fn a_request_whose_key_is_gone_is_refused() {
 #[tokio::test]
 async fn a_gateway_that_stops_keeps_what_waits() {
     let folder = tempfile::tempdir().unwrap();
-    let mut lab = lab_in(folder.path()).await;
+    let mut lab = GatewayLab::start_in(folder.path()).await;
     let go_on = CancellationToken::new();
     let wait = go_on.clone();
     let engine = lab.engine("a", move |_| [vec![ScriptStep::PrepareUntil(wait.clone())], hello()].concat());
@@ -142,18 +142,12 @@ async fn a_gateway_that_stops_keeps_what_waits() {
     // One more than run at once for one owner.
     let ids = join_all((0..33).map(|_| accepted(lab.chat(json!({})).respond_async()))).await;
     engine.running(32).await;
-    lab.stop.cancel();
-    let closed = tokio::time::timeout(TEST_TIMEOUT, async {
-        while tokio::net::TcpStream::connect(lab.address).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    closed.await.unwrap();
+    lab.stops().await;
     go_on.cancel();
     lab.served.take().unwrap().await.unwrap().unwrap();
     assert_eq!(engine.requests(), 32);
     drop(lab);
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let engine = lab.only_engine(hello());
     for id in ids {
         lab.inbox_is(&id, "done").await;
@@ -163,7 +157,7 @@ async fn a_gateway_that_stops_keeps_what_waits() {
 
 #[tokio::test]
 async fn a_request_that_nobody_runs_is_adopted_by_its_key() {
-    let (folder, lab) = lab().await;
+    let (folder, lab) = GatewayLab::start_in_new_folder().await;
     let _engine = lab.only_engine(hello());
     assert_eq!(answered(lab.chat(json!({})).key("k")).await.0, 200);
     // As it is left where whoever ran it was lost.
@@ -176,7 +170,7 @@ async fn a_request_that_nobody_runs_is_adopted_by_its_key() {
 
 #[tokio::test]
 async fn a_client_that_leaves_at_once_has_asked_or_not() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let engine = lab.only_engine(hello());
     // They leave before, while and after their requests are kept.
     for micros in (0..4000).step_by(100) {
@@ -195,7 +189,7 @@ async fn thirty_writers_and_twenty_kills_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut all = BTreeSet::new();
     for round in 0..20 {
-        let lab = lab_in(folder.path()).await;
+        let lab = GatewayLab::start_in(folder.path()).await;
         // Some end in this life of the gateway, and some only in a later one.
         let engine = lab.engine("a", move |request| match request.messages[0].content.len() % 3 {
             0 => vec![ScriptStep::Prepare],
@@ -213,7 +207,7 @@ async fn thirty_writers_and_twenty_kills_lose_nothing() {
         lab.kill().await;
     }
     assert_eq!(all.len(), 600);
-    let lab = lab_in(folder.path()).await;
+    let lab = GatewayLab::start_in(folder.path()).await;
     let _engine = lab.only_engine(hello());
     let mut states = std::collections::BTreeMap::new();
     for id in &all {

@@ -10,13 +10,13 @@ use russet_wire::event::FinishReason;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{id, lab, lab_in, not_found};
+use super::{id, not_found};
 use crate::harness::{GatewayLab, ScriptStep, TEST_TIMEOUT, finished, limits, started, token};
 use crate::openai_responses::{events, names};
 
 #[tokio::test]
 async fn a_response_in_the_background_is_polled() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let (begin, end) = (CancellationToken::new(), CancellationToken::new());
     let engine = lab.only_engine(vec![
         ScriptStep::PrepareUntil(begin.clone()),
@@ -53,7 +53,7 @@ async fn a_response_in_the_background_is_polled() {
 
 #[tokio::test]
 async fn a_response_in_the_background_is_cancelled_and_deleted() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     for first in [vec![ScriptStep::Prepare], vec![started(), token("Hello"), ScriptStep::Hang]] {
         let engine = lab.only_engine(first);
         let response = lab.whole(json!({"background": true})).await;
@@ -80,7 +80,7 @@ async fn a_response_in_the_background_is_cancelled_and_deleted() {
 
 #[tokio::test]
 async fn a_stream_in_the_background_is_resumed() {
-    let (_folder, lab) = lab().await;
+    let (_folder, lab) = GatewayLab::start_in_new_folder().await;
     let end = CancellationToken::new();
     let mut steps = vec![started(), token("Hello"), ScriptStep::Until(end.clone())];
     // More events than are kept in memory.
@@ -128,7 +128,7 @@ async fn a_stream_in_the_background_is_resumed() {
 
 #[tokio::test]
 async fn a_gateway_that_stops_lets_the_background_end() {
-    let (_folder, mut lab) = lab().await;
+    let (_folder, mut lab) = GatewayLab::start_in_new_folder().await;
     let end = CancellationToken::new();
     let engine = lab.only_engine(vec![
         started(),
@@ -143,7 +143,7 @@ async fn a_gateway_that_stops_lets_the_background_end() {
     end.cancel();
     let served = tokio::time::timeout(TEST_TIMEOUT, lab.served.take().unwrap()).await;
     served.unwrap().unwrap().unwrap();
-    let next = lab_in(_folder.path()).await;
+    let next = GatewayLab::start_in(_folder.path()).await;
     assert_eq!(next.get(id(&response)).await.1["status"], "completed");
 }
 
