@@ -15,7 +15,7 @@ use crate::stdout::{out, outln};
 /// Arguments of `russet approve` and `russet deny`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Name of the Approval, or of the deployment that waits for it; without it, list open Approvals.
+    /// Name of the Approval, or of the deployment or the run that waits for it; without it, list open Approvals.
     name: Option<String>,
     #[command(flatten)]
     connection: Connection,
@@ -32,32 +32,49 @@ pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()>
         return Ok(());
     };
     let of_name = |approval: &&Approval| {
-        approval.name_any() == name || (approval.spec.deployment_ref.name == name && is_open(approval))
+        let is_for = approval.spec.deployment() == Some(&name) || approval.spec.pipeline_run() == Some(&name);
+        approval.name_any() == name || (is_for && is_open(approval))
     };
     let found: Vec<&Approval> = pending.iter().filter(of_name).collect();
     let approval = match found.as_slice() {
-        [one] => one.name_any(),
+        [one] => *one,
         [] => bail!(
-            "there is no pending Approval {name} and no ModelDeployment {name} with one in namespace {}; `russet approve` lists pending Approvals",
+            "there is no pending Approval {name}, and no ModelDeployment or PipelineRun {name} with one, in namespace {}; `russet approve` lists pending Approvals",
             connection.namespace()
         ),
         several => bail!(
-            "ModelDeployment {name} has {} pending Approvals; name one of {}",
+            "{name} has {} pending Approvals; name one of {}",
             several.len(),
             several.iter().map(|one| one.name_any()).collect::<Vec<_>>().join(", ")
         ),
     };
+    decide(client, &api, approval, decision).await
+}
+
+/// Writes a decision under the user name that the server authenticates, and prints it.
+pub async fn decide(
+    client: Client,
+    api: &Api<Approval>,
+    approval: &Approval,
+    decision: ApprovalDecision,
+) -> Result<()> {
+    let name = approval.name_any();
     let me = who_am_i(client).await?;
-    let patch = json!({"spec": {"decision": decision, "decidedBy": me}});
-    api.patch(&approval, &PatchParams::default(), &Patch::Merge(patch))
+    // By its UID the server refuses the decision where another Approval got the name meanwhile.
+    let patch = json!({
+        "metadata": {"uid": approval.uid()},
+        "spec": {"decision": decision, "decidedBy": me},
+    });
+    api.patch(&name, &PatchParams::default(), &Patch::Merge(patch))
         .await
-        .with_context(|| format!("the decision of Approval {approval} could not be written"))?;
+        .with_context(|| format!("the decision of Approval {name} could not be written"))?;
     let word = if decision == ApprovalDecision::Approved { "approved" } else { "denied" };
-    outln!("approval.russet.dev/{approval} {word} by {me}")?;
+    outln!("approval.russet.dev/{name} {word} by {me}")?;
     Ok(())
 }
 
-fn is_open(approval: &Approval) -> bool {
+/// Whether nobody decided yet.
+pub fn is_open(approval: &Approval) -> bool {
     approval.spec.decision.is_none()
 }
 
@@ -67,11 +84,11 @@ fn list(pending: &[Approval], namespace: &str) -> Result<()> {
         outln!("No Approval is pending in namespace {namespace}.")?;
         return Ok(());
     }
-    let header = ["NAME", "DEPLOYMENT", "ACTION", "QUESTION"].map(str::to_owned).to_vec();
+    let header = ["NAME", "FOR", "ACTION", "QUESTION"].map(str::to_owned).to_vec();
     let rows = open.iter().map(|approval| {
         vec![
             approval.name_any(),
-            approval.spec.deployment_ref.name.clone(),
+            approval.spec.subject(),
             format!("{:?}", approval.spec.action),
             approval.spec.message.clone(),
         ]

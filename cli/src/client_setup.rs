@@ -5,7 +5,7 @@
 mod alias;
 mod check;
 mod clients;
-mod endpoint;
+pub mod endpoint;
 mod files;
 mod merge;
 mod requests;

@@ -10,6 +10,7 @@ mod backup;
 mod catalog;
 mod client;
 mod client_setup;
+mod confirmation;
 mod cordon;
 mod cost;
 mod credentials;
@@ -36,6 +37,7 @@ mod logs;
 mod manifests;
 mod mqtt;
 mod operator;
+mod pipeline;
 mod plan;
 mod port_holder;
 mod resources;
@@ -104,6 +106,8 @@ enum Verb {
     Approve(approve::Arguments),
     /// Deny an action of the operator that waits for approval.
     Deny(approve::Arguments),
+    /// Run Pipelines, follow their runs, and approve what their steps are about to do.
+    Pipeline(pipeline::Arguments),
     /// Write all objects of the control plane into a file, while it runs.
     Backup(backup::Arguments),
     /// Make the objects of a backup those of this machine's control plane, while it is stopped.
@@ -194,6 +198,7 @@ fn main() -> ExitCode {
             Verb::Explain(arguments) => explain::run(arguments).await,
             Verb::Approve(arguments) => approve::run(arguments, ApprovalDecision::Approved).await,
             Verb::Deny(arguments) => approve::run(arguments, ApprovalDecision::Denied).await,
+            Verb::Pipeline(arguments) => pipeline::run(arguments).await,
             Verb::Backup(arguments) => backup::run(arguments).await,
             Verb::Restore(arguments) => restore::run(&arguments),
             Verb::Delete(arguments) => delete::run(arguments).await,

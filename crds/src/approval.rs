@@ -1,5 +1,6 @@
-//! Approval: a request for a person's approval, created by the operator before an action for which a Tier
-//! requires one, and the decision. An Approval covers one plan; another plan needs another Approval.
+//! Approval: a request for a person's approval and the decision. The operator creates it before an action for which a Tier
+//! requires one, a gateway before a step of a Pipeline that wants one. It covers what its hash says; anything else needs
+//! another Approval.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::LocalReference;
 
-/// A request for a person's approval of an action that a deployment needs. The operator creates it; a person
-/// sets `decision` and `decidedBy`: `russet approve NAME`.
+/// A request for a person's approval of an action that a deployment or the step of a PipelineRun needs. The operator or a
+/// gateway creates it; a person sets `decision` and `decidedBy`: `russet approve NAME`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -22,6 +23,7 @@ use crate::LocalReference;
     shortname = "rapproval",
     category = "russet",
     printcolumn(name = "Deployment", type_ = "string", json_path = ".spec.deploymentRef.name"),
+    printcolumn(name = "Run", type_ = "string", json_path = ".spec.pipelineRunRef.name"),
     printcolumn(name = "Action", type_ = "string", json_path = ".spec.action"),
     printcolumn(name = "Decision", type_ = "string", json_path = ".spec.decision"),
     printcolumn(name = "By", type_ = "string", json_path = ".spec.decidedBy"),
@@ -45,16 +47,24 @@ use crate::LocalReference;
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "has(self.decision) == has(self.decidedBy)",
      "message": "a decision names who made it: set decision and decidedBy together, or use `russet approve`"},
+    {"rule": "has(self.deploymentRef) != has(self.pipelineRunRef)",
+     "message": "an Approval is for a deployment or for a run: set one of deploymentRef and pipelineRunRef"},
 ]))]
 pub struct ApprovalSpec {
     /// The ModelDeployment that needs the action, in the same namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "deploymentRef is immutable; create another Approval for another request"}]))]
-    pub deployment_ref: LocalReference,
+    pub deployment_ref: Option<LocalReference>,
+    /// The PipelineRun that needs the action, in the same namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "pipelineRunRef is immutable; create another Approval for another request"}]))]
+    pub pipeline_run_ref: Option<LocalReference>,
     /// The action to approve.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "action is immutable; create another Approval for another request"}]))]
     pub action: ApprovalAction,
-    /// Digest of the plan to run and of the replicas that have to stop for it.
-    #[schemars(regex(pattern = r"^[0-9a-f]{16}$"), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "planHash is immutable; create another Approval for another request"}]))]
+    /// Digest of what will be done: of the plan to run and of the replicas that have to stop for it, or of all that the step of a
+    /// PipelineRun sends (SHA-256 of what the gateway shows at `/v1/artifacts`).
+    #[schemars(regex(pattern = r"^([0-9a-f]{16}|[0-9a-f]{64})$"), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "planHash is immutable; create another Approval for another request"}]))]
     pub plan_hash: String,
     /// The request as a sentence.
     #[serde(default)]
@@ -80,6 +90,25 @@ pub struct ApprovalSpec {
 }
 
 impl ApprovalSpec {
+    /// The deployment that needs it.
+    pub fn deployment(&self) -> Option<&str> {
+        self.deployment_ref.as_ref().map(|deployment| deployment.name.as_str())
+    }
+
+    /// The run that needs it.
+    pub fn pipeline_run(&self) -> Option<&str> {
+        self.pipeline_run_ref.as_ref().map(|run| run.name.as_str())
+    }
+
+    /// Kind and name of what needs it.
+    pub fn subject(&self) -> String {
+        match (self.deployment(), self.pipeline_run()) {
+            (Some(deployment), _) => format!("ModelDeployment {deployment}"),
+            (None, Some(run)) => format!("PipelineRun {run}"),
+            (None, None) => "nothing".to_owned(),
+        }
+    }
+
     /// Whether the Approval has expired at `now`, decided or not.
     pub fn is_expired(&self, now: jiff::Timestamp) -> bool {
         self.expires_at.as_ref().is_some_and(|expires| expires.0 <= now)
@@ -94,6 +123,8 @@ pub enum ApprovalAction {
     Preempt,
     /// Replacing a ready replica because its spec was edited.
     Rollout,
+    /// Doing a step of a Pipeline.
+    Step,
     /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]

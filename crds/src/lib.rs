@@ -13,6 +13,7 @@ mod budget;
 pub mod conditions;
 mod demand;
 mod fabric;
+mod http_endpoint;
 mod inference_node;
 mod model;
 mod model_copy;
@@ -22,6 +23,8 @@ mod model_route;
 mod money;
 pub mod names;
 mod node_pool;
+mod pipeline;
+mod pipeline_run;
 pub mod reference;
 mod references;
 mod rollout;
@@ -48,6 +51,7 @@ pub use benchmark::*;
 pub use budget::*;
 pub use demand::*;
 pub use fabric::*;
+pub use http_endpoint::*;
 pub use inference_node::*;
 pub use model::*;
 pub use model_copy::*;
@@ -56,6 +60,8 @@ pub use model_provider::*;
 pub use model_route::*;
 pub use money::{InvalidMoney, Money};
 pub use node_pool::*;
+pub use pipeline::*;
+pub use pipeline_run::*;
 pub use references::*;
 pub use rollout::*;
 pub use route_rule::*;
@@ -101,6 +107,9 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         Budget::crd(),
         Approval::crd(),
         Benchmark::crd(),
+        Pipeline::crd(),
+        PipelineRun::crd(),
+        HttpEndpoint::crd(),
     ];
     let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
     for schema in versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()) {

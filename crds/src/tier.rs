@@ -95,7 +95,10 @@ pub struct TierSpec {
     pub schedules: Vec<Schedule>,
     /// Actions that need an Approval when they are for a deployment of this tier or stop one of its replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 8), extend(
+        "x-kubernetes-list-type" = "set",
+        "x-kubernetes-validations" = [{"rule": "!('Step' in self)", "message": "Step is for Pipelines: `approval` of a step"}]
+    ))]
     pub approvals: Vec<ApprovalAction>,
 }
 

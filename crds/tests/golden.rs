@@ -89,6 +89,7 @@ fn new_objects_have_a_status_that_describes_no_generation() {
         "ModelDeployment",
         "ModelRoute",
         "NodePool",
+        "PipelineRun",
         "ShardingStrategy",
         "Tier",
     ];
@@ -116,7 +117,7 @@ fn names_of_kinds_never_collide() {
         }
         assert_eq!(names.categories.as_deref(), Some(&["russet".to_owned()][..]), "{}", names.kind);
     }
-    assert_eq!(seen.len(), 15 + 13, "fifteen kinds; all but Shard and Budget have a short name");
+    assert_eq!(seen.len(), 18 + 16, "eighteen kinds; all but Shard and Budget have a short name");
 }
 
 #[test]

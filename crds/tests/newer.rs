@@ -63,7 +63,7 @@ fn read<K: DeserializeOwned + Serialize>(object: Value) -> Result<Value, serde_j
 type ReadFn = fn(Value) -> Result<Value, serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, ReadFn); 15] = [
+const READERS: [(&str, ReadFn); 18] = [
     ("InferenceNode", read::<InferenceNode>),
     ("NodePool", read::<NodePool>),
     ("ShardingStrategy", read::<ShardingStrategy>),
@@ -79,6 +79,9 @@ const READERS: [(&str, ReadFn); 15] = [
     ("Budget", read::<Budget>),
     ("Approval", read::<Approval>),
     ("Benchmark", read::<Benchmark>),
+    ("Pipeline", read::<Pipeline>),
+    ("PipelineRun", read::<PipelineRun>),
+    ("HTTPEndpoint", read::<HttpEndpoint>),
 ];
 
 /// A value with no more than its schema requires.

@@ -56,6 +56,8 @@ pub enum ErrorKind {
     ResponseNotFound,
     /// The caller keeps no file with this id.
     FileNotFound,
+    /// No step of a run of the caller made this.
+    ArtifactNotFound,
     /// The caller has no batch with this id.
     BatchNotFound,
     /// Another request of the caller has this idempotency key.
@@ -107,6 +109,7 @@ impl ErrorKind {
             Self::RequestNotFound => "request_not_found",
             Self::ResponseNotFound => "response_not_found",
             Self::FileNotFound => "file_not_found",
+            Self::ArtifactNotFound => "artifact_not_found",
             Self::BatchNotFound => "batch_not_found",
             Self::IdempotencyKeyReused => "idempotency_key_reused",
             Self::PreviousResponseNotFound => "previous_response_not_found",

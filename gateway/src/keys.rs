@@ -35,7 +35,7 @@ use source_ranges::SourceRanges;
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The owner of what callers without a key keep; no key's full name is without a slash.
-const LOOPBACK: &str = "loopback";
+pub(crate) const LOOPBACK: &str = "loopback";
 
 /// Every key the gateway knows.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! The gateway: an OpenAI-compatible HTTP server in front of the engines, which it calls over gRPC with
 //! mutual TLS. It makes no placement decisions, and keeps conversations only where a file for them is named, see
 //! `response_store`. To the cluster it writes only demand (which models are requested), the status of AccessKeys,
-//! Budgets and Benchmarks, and where its owner allows it the models that clients pull, see `managed_models`. It watches the cluster and keeps routing by the last known state while the API
+//! Budgets, Benchmarks and PipelineRuns, the Approvals that those ask for, and where its owner allows it the models that clients pull, see `managed_models`. It watches the cluster and keeps routing by the last known state while the API
 //! server is unavailable.
 //!
 //! ```text
@@ -39,6 +39,7 @@ mod model_copies;
 pub mod mqtt;
 mod offline;
 pub mod origins;
+mod pipelines;
 mod prompt_marks;
 mod providers;
 mod rejection;
@@ -52,6 +53,7 @@ pub mod server;
 mod serving;
 pub mod strip_patterns;
 mod watch;
+mod zone_client;
 pub mod zones;
 
 pub use server::{Error, GatewayConfig, run};

@@ -44,6 +44,7 @@ pub struct Metrics {
     budgets: Mutex<HashSet<String>>,
     budget_requests: IntCounterVec,
     inbox_requests: IntCounterVec,
+    pipeline_steps: IntCounterVec,
     inbox: IntGaugeVec,
     running: IntGaugeVec,
     queue: IntGaugeVec,
@@ -137,6 +138,15 @@ impl Metrics {
                     &["done", "failed"],
                 )?,
             )?,
+            pipeline_steps: add(
+                registry,
+                counter_from_zero(
+                    "pipeline_step_total",
+                    "Steps of PipelineRuns that are over, and how.",
+                    "outcome",
+                    &["done", "skipped", "failed"],
+                )?,
+            )?,
             inbox: add(
                 registry,
                 gauge(
@@ -226,6 +236,11 @@ impl Metrics {
     /// A request of the inbox has ended.
     pub fn inbox_ended(&self, outcome: &str) {
         self.inbox_requests.with_label_values(&[outcome]).inc();
+    }
+
+    /// A step of a PipelineRun is over.
+    pub fn pipeline_step(&self, outcome: &str) {
+        self.pipeline_steps.with_label_values(&[outcome]).inc();
     }
 
     /// So many more requests of the inbox are in this state.

@@ -100,11 +100,16 @@ impl OfflineContext {
 
     /// Waits before another try, the longer the more there were; not beyond the gateway's end.
     pub(crate) async fn wait_to_retry(&self, wait: Duration, tries: u32) -> Result<(), Interruption> {
-        self.wait((wait * tries.min(60)).clamp(MIN_WAIT, MAX_WAIT)).await
+        self.wait(Self::retry_wait(wait, tries)).await
+    }
+
+    /// How long that is.
+    pub(crate) fn retry_wait(wait: Duration, tries: u32) -> Duration {
+        (wait.min(MAX_WAIT) * tries.min(60)).clamp(MIN_WAIT, MAX_WAIT)
     }
 
     /// Waits, but not beyond the gateway's end.
-    async fn wait(&self, time: Duration) -> Result<(), Interruption> {
+    pub(crate) async fn wait(&self, time: Duration) -> Result<(), Interruption> {
         tokio::select! {
             () = sleep(time) => Ok(()),
             () = self.stopping.cancelled() => Err(Interruption::Stopping),

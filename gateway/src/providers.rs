@@ -17,8 +17,8 @@ mod secrets;
 mod server_sent_events;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,8 +28,8 @@ use crate::audit::AuditLog;
 use crate::error::ErrorKind;
 use crate::metrics::Metrics;
 use crate::routes::Provider;
+use crate::zone_client::ZoneClients;
 use circuit::Circuit;
-use client::HttpClients;
 pub(crate) use client::ProviderError;
 pub(crate) use provider_stream::ProviderStream;
 pub(crate) use request::{ProviderRequest, untranslatable};
@@ -37,9 +37,8 @@ pub(crate) use secrets::SecretReader;
 
 /// What this gateway knows of the providers.
 pub(crate) struct Providers {
-    /// Made when the first request leaves: they read the certificates of this machine, and most gateways need none.
-    clients: OnceLock<Result<HttpClients, String>>,
-    secrets: SecretReader,
+    clients: ZoneClients,
+    secrets: Arc<SecretReader>,
     audit: Option<AuditLog>,
     metrics: Arc<Metrics>,
     circuits: Mutex<HashMap<ModelKey, Circuit>>,
@@ -88,13 +87,14 @@ impl Drop for ProviderPermit {
 
 impl Providers {
     /// Providers whose keys are read so, and what is sent to which is written there.
-    pub(crate) fn new(secrets: SecretReader, audit: Option<AuditLog>, metrics: Arc<Metrics>) -> Self {
-        let (clients, circuits, in_flight) = (OnceLock::new(), Mutex::default(), Mutex::default());
+    pub(crate) fn new(
+        clients: ZoneClients,
+        secrets: Arc<SecretReader>,
+        audit: Option<AuditLog>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let (circuits, in_flight) = (Mutex::default(), Mutex::default());
         Self { clients, secrets, audit, metrics, circuits, in_flight }
-    }
-
-    fn clients(&self) -> Result<&HttpClients, &String> {
-        self.clients.get_or_init(|| HttpClients::new().map_err(|error| error.to_string())).as_ref()
     }
 
     /// Why a model of a provider is not asked now, if it is not.

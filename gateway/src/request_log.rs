@@ -69,6 +69,21 @@ impl RequestOutcome {
             |entry: &Arc<LogEntry>| matches!(entry.record.lock().end, Some(RequestEnd::Failed { .. }));
         self.0.get().is_some_and(has_failed)
     }
+
+    /// The class of the error it ended with, and its message where that cannot quote the request.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &self.0.get()?.record.lock().end {
+            Some(RequestEnd::Failed { code, message, .. }) => {
+                Some(message.clone().unwrap_or_else(|| code.to_string()))
+            }
+            _ => None,
+        }
+    }
+
+    /// What it used so far; none before it is in the log.
+    pub(crate) fn usage(&self) -> Option<AuditUsage> {
+        self.0.get()?.completed().usage
+    }
 }
 
 impl Default for RequestLog {

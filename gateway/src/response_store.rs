@@ -1,12 +1,13 @@
-//! Responses, files, batches and requests of the inbox that are kept on disk, in SQLite: rows, bytes, and whose they are. A write returns once it
-//! is durable; several become durable together. Not here: what the bytes mean, which is the dialect's, responses that still
-//! run, see `background`, and batches that do, see `batches`.
+//! Responses, files, batches, requests of the inbox and runs of Pipelines that are kept on disk, in SQLite: rows, bytes, and
+//! whose they are. A write returns once it is durable; several become durable together. Not here: what the bytes mean, which
+//! is the dialect's, responses that still run, see `background`, and batches and runs that do, see `batches` and `pipelines`.
 
 mod batches;
 mod commit;
 mod database;
 mod files;
 mod inbox;
+mod runs;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use files::FileChange;
 pub(crate) use files::{FileHead, FilePart, FilePurpose, FileQuery};
 use inbox::InboxChange;
 pub(crate) use inbox::{AnswerPart, InboxBody, InboxQuery, InboxRow, InboxState};
+use runs::RunChange;
+pub(crate) use runs::{Artifact, RunRow};
 
 /// Where responses, files and batches are kept, and for how long.
 #[derive(Clone, Debug)]
@@ -93,6 +96,14 @@ pub enum ResponseStoreError {
     InboxFull {
         /// Of the owner's requests.
         bytes: u64,
+        /// An owner's share.
+        max: u64,
+    },
+    /// Runs that have not ended take as much as they may.
+    #[error(
+        "runs that have not ended take as much of the store as they may, which is {max} bytes for one key; end some"
+    )]
+    RunsFull {
         /// An owner's share.
         max: u64,
     },
@@ -190,6 +201,7 @@ enum Change {
     File(FileChange),
     Batch(BatchChange),
     Inbox(InboxChange),
+    Run(RunChange),
 }
 
 impl Change {
@@ -206,6 +218,7 @@ impl Change {
             Self::File(change) => change.bytes(),
             Self::Batch(change) => change.bytes(),
             Self::Inbox(change) => change.bytes(),
+            Self::Run(change) => change.bytes(),
         }
     }
 }
@@ -213,7 +226,11 @@ impl Change {
 impl Change {
     /// Whether it ends, or goes on with, what was accepted.
     fn is_end(&self) -> bool {
-        matches!(self, Self::Inbox(InboxChange::Append { .. } | InboxChange::End { .. }))
+        match self {
+            Self::Inbox(change) => matches!(change, InboxChange::Append { .. } | InboxChange::End { .. }),
+            Self::Run(change) => change.is_end(),
+            _ => false,
+        }
     }
 }
 
@@ -313,6 +330,63 @@ impl ResponseStore {
     /// How many bytes it holds.
     pub(crate) fn max_bytes(&self) -> u64 {
         self.max_bytes
+    }
+
+    /// A run begins, in place of what is kept with its id.
+    pub(crate) async fn insert_run(
+        &self,
+        row: RunRow,
+        artifacts: Vec<Artifact>,
+    ) -> Result<(), ResponseStoreError> {
+        self.queue.commit(Change::Run(RunChange::Insert { row, artifacts })).await.map(|_| ())
+    }
+
+    /// A run is so far, with what is new of it.
+    pub(crate) async fn save_run(
+        &self,
+        row: RunRow,
+        artifacts: Vec<Artifact>,
+    ) -> Result<(), ResponseStoreError> {
+        self.queue.commit(Change::Run(RunChange::Save { row, artifacts })).await.map(|_| ())
+    }
+
+    /// Deletes a run and what it made.
+    pub(crate) async fn delete_run(&self, id: &str) -> Result<(), ResponseStoreError> {
+        self.queue.commit(Change::Run(RunChange::Delete { id: id.to_owned() })).await.map(|_| ())
+    }
+
+    /// The name of the gateway whose store this is.
+    pub(crate) fn gateway_name(&self) -> Result<String, ResponseStoreError> {
+        runs::gateway_name(&self.reader().lock())
+    }
+
+    /// The record of a run.
+    pub(crate) fn run_record(&self, id: &str) -> Result<Option<Vec<u8>>, ResponseStoreError> {
+        runs::record(&self.reader().lock(), id)
+    }
+
+    /// The ids of all runs.
+    pub(crate) fn run_ids(&self) -> Result<Vec<String>, ResponseStoreError> {
+        runs::ids(&self.reader().lock())
+    }
+
+    /// What a step of this run made.
+    pub(crate) fn run_artifact(&self, id: &str, digest: &str) -> Result<Option<Vec<u8>>, ResponseStoreError> {
+        runs::artifact(&self.reader().lock(), id, digest)
+    }
+
+    /// How many bytes a step of any run of this owner made.
+    pub(crate) fn artifact_bytes(
+        &self,
+        owner: &str,
+        digest: &str,
+    ) -> Result<Option<usize>, ResponseStoreError> {
+        runs::artifact_bytes(&self.reader().lock(), owner, digest)
+    }
+
+    /// What a step of any run of this owner made.
+    pub(crate) fn artifact(&self, owner: &str, digest: &str) -> Result<Option<Vec<u8>>, ResponseStoreError> {
+        runs::artifact_of(&self.reader().lock(), owner, digest)
     }
 
     /// Begins a file.

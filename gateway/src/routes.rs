@@ -447,7 +447,7 @@ impl RoutingTable {
     }
 
     /// What a namespace says of that, if it says anything.
-    fn namespace_limit(&self, namespace: &str) -> Option<ZoneLimit> {
+    pub(crate) fn namespace_limit(&self, namespace: &str) -> Option<ZoneLimit> {
         let Some(zones) = &self.namespace_zones else {
             let by = "the gateway, which has not read the namespaces' labels yet,";
             return Some(ZoneLimit::of_route(Zone::Local, by.to_owned()));

@@ -35,11 +35,13 @@ use crate::model_copies::ModelCopies;
 use crate::mqtt::{MqttGateway, MqttInbox};
 use crate::offline::OfflineContext;
 use crate::origins::OriginPolicy;
+use crate::pipelines::{self, PipelineContext};
 use crate::providers::{Providers, SecretReader};
 use crate::rejection::{unknown_path, wrong_method};
 use crate::response_store::{ResponseStoreConfig, ResponseStoreError};
 use crate::routes::{self, RoutingTable};
 use crate::serving::{ApiState, KeptResponses};
+use crate::zone_client::ZoneClients;
 
 /// Configuration of a gateway.
 #[derive(Clone)]
@@ -392,7 +394,10 @@ impl GatewayServer {
         }
         let backends = Arc::new(Backends::new(tls).with_choice(limits.replica_choice));
         reporting.spawn("prefixes", backends::follow(backends.clone(), table.clone()));
-        let providers = Arc::new(Providers::new(SecretReader::new(secrets), audit.clone(), metrics.clone()));
+        let (clients, client) = (ZoneClients::default(), secrets.clone());
+        let (secrets, pipeline_table) = (Arc::new(SecretReader::new(secrets)), table.clone());
+        let providers = Providers::new(clients.clone(), secrets.clone(), audit.clone(), metrics.clone());
+        let providers = Arc::new(providers);
         let dispatcher = Dispatcher::new(
             table,
             backends,
@@ -405,7 +410,7 @@ impl GatewayServer {
         .with_budgets(budgets);
         let api =
             ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed)
-                .with_audit_log(audit);
+                .with_audit_log(audit.clone());
         let api = Arc::new(api);
         // What nobody waits for, which ends with this function at the latest.
         let mut offline = JoinSet::new();
@@ -417,7 +422,16 @@ impl GatewayServer {
                 dialect_of: dialects::owner,
                 stopping: stopping.clone(),
             };
+            if let Some(client) = client {
+                let (store, table, metrics) = (kept.store(), pipeline_table, metrics.clone());
+                let outside = (clients, secrets);
+                let context =
+                    PipelineContext::new(client, context.clone(), store, table, outside, audit, metrics);
+                offline.spawn(pipelines::run(context, caches.clone()));
+            }
             offline.spawn(kept.clone().run(context));
+        } else if client.is_some() {
+            tracing::info!("no Pipelines are run: there is no store for what they make");
         }
         match (mqtt, &kept) {
             (Some(config), Some(kept)) => {

@@ -1,6 +1,6 @@
 //! How far from home a request may be answered. Everybody who has a say only narrows that: the ModelRoute, its rule, the
 //! namespaces of route and key, the key, and the request itself. This is the one place where a request becomes one that may
-//! leave: only a [`Cleared`] one reaches a socket to a provider, and only [`ZoneLimit::clear`] makes those.
+//! leave: only a [`Cleared`] one reaches a socket to a provider or to an endpoint of a Pipeline, and only [`ZoneLimit::clear`] makes those.
 
 use russet_crds::Zone;
 
@@ -45,24 +45,20 @@ impl ZoneLimit {
         zone <= self.zone
     }
 
-    /// The request as one that may go to a provider in this zone, or the error that says why it may not.
-    pub(crate) fn clear<T>(
-        &self,
-        request: T,
-        zone: Zone,
-        provider: &str,
-    ) -> Result<Cleared<T>, GatewayError> {
+    /// The request as one that may go there, such as to `ModelProvider default/openrouter`, in this zone, or the error that
+    /// says why it may not.
+    pub(crate) fn clear<T>(&self, request: T, zone: Zone, to: &str) -> Result<Cleared<T>, GatewayError> {
         if self.allows(zone) {
             Ok(Cleared { request, zone, limit: self.clone() })
         } else {
-            Err(self.denied(zone, provider))
+            Err(self.denied(zone, to))
         }
     }
 
-    /// The error of a request that only a provider beyond the limit could answer.
-    pub(crate) fn denied(&self, zone: Zone, provider: &str) -> GatewayError {
+    /// The error of a request that could only be answered beyond the limit.
+    pub(crate) fn denied(&self, zone: Zone, to: &str) -> GatewayError {
         let message = format!(
-            "the request stays in the zone {}, as {} says, and ModelProvider {provider} is in the zone {zone}",
+            "the request stays in the zone {}, as {} says, and {to} is in the zone {zone}",
             self.zone, self.by
         );
         GatewayError::new(ErrorKind::ZoneDenied, message)
@@ -79,7 +75,7 @@ impl ZoneLimit {
     }
 }
 
-/// A request that may go to a provider of this zone, and no farther.
+/// A request that may go to this zone, and no farther.
 pub(crate) struct Cleared<T> {
     request: T,
     zone: Zone,
@@ -125,7 +121,7 @@ mod tests {
         let limit = ZoneLimit::of_route(Zone::Cloud, "spec.zone of ModelRoute default/auto".into())
             .narrowed(Some(ZoneLimit::of_label("lan", "AccessKey default/kid")))
             .narrowed(Some(ZoneLimit::of_label("Local", "the header")));
-        let error = limit.denied(Zone::Cloud, "default/openrouter");
+        let error = limit.denied(Zone::Cloud, "ModelProvider default/openrouter");
         assert_eq!(error.kind, ErrorKind::ZoneDenied);
         assert_eq!(
             error.message,

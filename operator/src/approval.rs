@@ -56,7 +56,7 @@ fn until_expiry(approval: &Approval, now: Timestamp) -> Option<Duration> {
 
 /// The status of an approval.
 fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
-    let ApprovalSpec { decision, decided_by, deployment_ref, .. } = &approval.spec;
+    let ApprovalSpec { decision, decided_by, .. } = &approval.spec;
     let generation = approval.metadata.generation;
     let ApprovalStatus { decided_at, mut conditions, .. } = approval.status.clone().unwrap_or_default();
     let who = decided_by.as_deref().unwrap_or("nobody");
@@ -64,7 +64,7 @@ fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
         _ if approval.spec.is_expired(now) => (
             true,
             Reason::Expired,
-            "it has expired; a deployment that still needs approval creates another one".to_owned(),
+            "it has expired; what still needs approval asks with another one".to_owned(),
         ),
         Some(ApprovalDecision::Approved) => (true, Reason::Approved, format!("approved by {who}")),
         Some(ApprovalDecision::Denied) => (true, Reason::Denied, format!("denied by {who}")),
@@ -75,10 +75,9 @@ fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
             false,
             Reason::AwaitingApproval,
             format!(
-                "ModelDeployment {} waits for a decision: russet approve {}, or russet deny {}",
-                deployment_ref.name,
-                approval.name_any(),
-                approval.name_any()
+                "{} waits for a decision: russet approve {name}, or russet deny {name}",
+                approval.spec.subject(),
+                name = approval.name_any()
             ),
         ),
     };
@@ -114,7 +113,7 @@ mod tests {
                 Some(ApprovalDecision::Approved),
                 Some("ada"),
                 0,
-                "True Expired it has expired; a deployment that still needs approval creates another one",
+                "True Expired it has expired; what still needs approval asks with another one",
             ),
             (
                 Some(ApprovalDecision::Unknown),
@@ -125,7 +124,7 @@ mod tests {
         ] {
             let expires_at = Timestamp::from_second(expires).map(Time).ok();
             let spec = ApprovalSpec {
-                deployment_ref: LocalReference::new("deep"),
+                deployment_ref: Some(LocalReference::new("deep")),
                 decision,
                 decided_by: by.map(str::to_owned),
                 expires_at,

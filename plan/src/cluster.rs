@@ -88,8 +88,9 @@ impl ClusterObjects {
             if approval.spec.is_expired(now) {
                 continue;
             }
-            let ApprovalSpec { deployment_ref, plan_hash, decision, affects, .. } = &approval.spec;
-            let key = (approval.namespace().unwrap_or_default(), deployment_ref.name.clone());
+            let Some(deployment) = approval.spec.deployment() else { continue };
+            let ApprovalSpec { plan_hash, decision, affects, .. } = &approval.spec;
+            let key = (approval.namespace().unwrap_or_default(), deployment.to_owned());
             let answers = answers.entry(key).or_default();
             match decision {
                 Some(ApprovalDecision::Approved) => {

@@ -41,6 +41,7 @@ pub const READERS: [(&str, Given, &[Page]); 3] = [
             Page { name: "docs/budgets.md", before: &[] },
             Page { name: "docs/inbox.md", before: &[] },
             Page { name: "docs/batches.md", before: &[] },
+            Page { name: "docs/pipelines.md", before: &[] },
             Page { name: "docs/cost.md", before: &[] },
             Page { name: "docs/gateway.md", before: &[] },
             Page {

@@ -15,6 +15,7 @@ mod gitops;
 mod keys;
 mod mistakes;
 mod path;
+mod pipelines;
 mod pools;
 mod priorities;
 mod prometheus;
@@ -110,6 +111,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("every_family_calls_tools_and_is_answered", |c| Box::pin(tools::rounds(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),
+        ("a_run_asks_a_person_and_outlives_its_gateway", |c| Box::pin(pipelines::chain(c))),
         ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),
         ("a_key_sets_priority_length_and_deadline_of_answers", |c| Box::pin(priorities::turns(c))),
         ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),

@@ -3,7 +3,6 @@
 //! Not here: any change to a network.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, IsTerminal as _};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::client::Connection;
+use crate::confirmation::confirm;
 use crate::get::format_table;
 use crate::stdout::{out, outln};
 
@@ -170,23 +170,6 @@ fn describe_changes(
         "A machine that is reached only over such a port or its bridge may become unreachable: have physical access to it.\n",
     );
     Ok(text)
-}
-
-/// Whether the user confirms.
-fn confirm(question: &str, yes: bool) -> Result<()> {
-    if yes {
-        return Ok(());
-    }
-    let input = std::io::stdin();
-    ensure!(
-        input.is_terminal(),
-        "standard input is not a terminal, so there is no confirmation; confirm with --yes"
-    );
-    out!("{question} [y/N] ")?;
-    let mut line = String::new();
-    input.lock().read_line(&mut line)?;
-    ensure!(matches!(line.trim(), "y" | "Y" | "yes"), "nothing was changed");
-    Ok(())
 }
 
 /// Writes all fields that this program owns in a node's spec. A node deleted meanwhile is not created again.

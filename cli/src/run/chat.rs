@@ -151,11 +151,16 @@ pub fn root(gateway: &str) -> &str {
 
 /// An error in the gateway's words, and the remedy if it is always the same.
 pub fn error_text(status: StatusCode, body: &str) -> String {
+    error_text_with(status, body, "--key")
+}
+
+/// The same for a verb whose option for the API key is `key_option`.
+pub fn error_text_with(status: StatusCode, body: &str, key_option: &str) -> String {
     let parsed = serde_json::from_str::<Value>(body).ok();
     let words = parsed.as_ref().and_then(|parsed| parsed["error"]["message"].as_str()).unwrap_or(body).trim();
     let remedy = match status {
-        StatusCode::UNAUTHORIZED => "; give it with --key or in RUSSET_KEY",
-        _ => "",
+        StatusCode::UNAUTHORIZED => format!("; give it with {key_option} or in RUSSET_KEY"),
+        _ => String::new(),
     };
     format!("the gateway answers {status}: {words}{remedy}")
 }

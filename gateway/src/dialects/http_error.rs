@@ -25,6 +25,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::RequestNotFound
         | ErrorKind::ResponseNotFound
         | ErrorKind::FileNotFound
+        | ErrorKind::ArtifactNotFound
         | ErrorKind::BatchNotFound => {
             StatusCode::NOT_FOUND
         }

@@ -2,6 +2,7 @@
 //! features are rejected by name, so that no client believes it got them; fields that do not change the response are
 //! ignored and listed in a header.
 
+mod artifacts;
 mod batches;
 mod completion_response;
 mod embeddings;
@@ -45,6 +46,7 @@ pub(super) static DIALECT: Dialect = Dialect {
             .merge(files::routes())
             .merge(batches::routes())
             .merge(inbox::routes())
+            .merge(artifacts::routes())
     },
     error_response,
     set_quota_headers,

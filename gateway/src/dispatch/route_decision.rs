@@ -202,7 +202,7 @@ pub(super) fn choose<'a>(
                 let limit = alias.map(|(alias, selection)| table.zone_limit(alias, &selection, query.facts));
                 let Some(limit) = limit else { continue };
                 if !limit.allows(provider.spec.zone) {
-                    denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.full_name()));
+                    denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.subject()));
                 } else if let Some(Closed { why, kind }) = (query.closed)(provider, provider_model) {
                     let why = format!("ModelProvider {} ({provider_model}): {why}", provider.full_name());
                     closed.push((kind, why));

@@ -1,18 +1,13 @@
-//! The only sockets of a gateway to providers. They take [`Cleared`] requests alone, and connect to addresses of the zone for
-//! which the request was cleared alone, whatever a name resolves to. Redirects are not followed and proxies not used: both
-//! would lead elsewhere.
+//! Requests to providers. They take [`Cleared`] ones alone, and send them by the client of the zone for which they were cleared.
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
+use reqwest::{RequestBuilder, Response, StatusCode};
 use russet_crds::{ProviderApi, Zone};
-use russet_rpc::addresses::{is_loopback, is_private, is_public};
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -21,11 +16,9 @@ use super::provider_stream::ProviderStream;
 use super::{Outcome, ProviderPermit, ProviderRequest, Providers, anthropic, openai};
 use crate::audit::DepartedRequest;
 use crate::error::{ErrorKind, GatewayError, shown};
-use crate::routes::Provider;
+use crate::zone_client::url_in;
 use crate::zones::{Cleared, ZoneLimit};
 
-/// How long a connection may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of an error's body that are read.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
@@ -38,85 +31,6 @@ pub(crate) enum ProviderError {
     Busy(String, Option<Duration>),
     /// It cannot be reached, is out of order or takes no requests of this gateway.
     Failed(String),
-}
-
-/// A client for each zone.
-pub(super) struct HttpClients {
-    local: Client,
-    lan: Client,
-    cloud: Client,
-}
-
-impl HttpClients {
-    pub(super) fn new() -> Result<Self, reqwest::Error> {
-        let client = |zone| {
-            Client::builder()
-                .user_agent(concat!("russet-gateway/", env!("CARGO_PKG_VERSION")))
-                .redirect(reqwest::redirect::Policy::none())
-                .no_proxy()
-                .dns_resolver(Arc::new(ZoneResolver(zone)))
-                .connect_timeout(CONNECT_TIMEOUT)
-                .build()
-        };
-        Ok(Self { local: client(Zone::Local)?, lan: client(Zone::Lan)?, cloud: client(Zone::Cloud)? })
-    }
-
-    fn of(&self, zone: Zone) -> Option<&Client> {
-        match zone {
-            Zone::Local => Some(&self.local),
-            Zone::Lan => Some(&self.lan),
-            Zone::Cloud => Some(&self.cloud),
-            Zone::Unknown => None,
-        }
-    }
-}
-
-/// Whether an address is in a zone. None is in two, so that a provider of the cloud cannot be a way to machines at home.
-fn is_in(zone: Zone, address: IpAddr) -> bool {
-    match zone {
-        Zone::Local => is_loopback(address),
-        Zone::Lan => is_private(address),
-        Zone::Cloud => is_public(address),
-        Zone::Unknown => false,
-    }
-}
-
-/// A resolver that leaves out addresses of other zones.
-#[derive(Debug)]
-struct ZoneResolver(Zone);
-
-/// No address of a name is in the zone.
-#[derive(Debug, thiserror::Error)]
-#[error("it has no address in the zone {0}")]
-struct OutOfZone(Zone);
-
-impl Resolve for ZoneResolver {
-    fn resolve(&self, name: Name) -> Resolving {
-        let Self(zone) = *self;
-        Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let inside: Vec<SocketAddr> = found.filter(|found| is_in(zone, found.ip())).collect();
-            if inside.is_empty() {
-                return Err(OutOfZone(zone).into());
-            }
-            Ok(Box::new(inside.into_iter()) as Addrs)
-        })
-    }
-}
-
-/// The address of a call; an error where its host is an address of another zone.
-fn url(provider: &Provider, path: &str, zone: Zone) -> Result<Url, String> {
-    let text = format!("{}{path}", provider.spec.endpoint.trim_end_matches('/'));
-    let url = Url::parse(&text).map_err(|error| format!("its endpoint is no URL: {error}"))?;
-    if zone == Zone::Cloud && url.scheme() != "https" {
-        return Err("its endpoint has no https://".to_owned());
-    }
-    let host = url.host_str().unwrap_or_default();
-    match host.trim_matches(['[', ']']).parse() {
-        // Names are resolved, and their addresses checked then.
-        Ok(address) if !is_in(zone, address) => Err(OutOfZone(zone).to_string()),
-        _ => Ok(url),
-    }
 }
 
 impl Providers {
@@ -154,15 +68,14 @@ impl Providers {
         let ProviderRequest { provider, .. } = wanted;
         let name = provider.full_name();
         let failed = |message: String| ProviderError::Failed(format!("ModelProvider {name}: {message}"));
-        let client =
-            self.clients().map_err(|error| failed(format!("this gateway has no client: {error}")))?;
-        let client = client.of(zone).ok_or_else(|| failed("its zone is of a newer release".to_owned()))?;
+        let client = self.clients.of(zone).map_err(failed)?;
         let (path, body) = match provider.spec.api {
             ProviderApi::OpenAI => (openai::PATH, openai::body(wanted)),
             ProviderApi::Anthropic => (anthropic::PATH, anthropic::body(wanted)),
             ProviderApi::Unknown => return Err(failed("its API is of a newer release".to_owned())),
         };
-        let url = url(provider, path, zone).map_err(failed)?;
+        let endpoint = provider.spec.endpoint.trim_end_matches('/');
+        let url = url_in(&format!("{endpoint}{path}"), zone).map_err(failed)?;
         let token = match &provider.spec.secret_ref {
             Some(secret) => {
                 Some(self.secrets.token(&provider.namespace, &secret.name).await.map_err(failed)?)
@@ -266,44 +179,6 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::providers::provider_stream::tests::provider;
-
-    #[test]
-    fn an_address_is_in_one_zone_at_most() {
-        let zones = [Zone::Local, Zone::Lan, Zone::Cloud, Zone::Unknown];
-        for (text, expected) in [
-            ("127.0.0.1", Some(Zone::Local)),
-            ("192.168.1.7", Some(Zone::Lan)),
-            ("100.100.1.1", Some(Zone::Lan)),
-            ("169.254.169.254", None),
-            ("1.1.1.1", Some(Zone::Cloud)),
-            ("0.0.0.0", None),
-            ("::ffff:10.0.0.1", Some(Zone::Lan)),
-        ] {
-            let address = text.parse().unwrap();
-            let found: Vec<Zone> = zones.into_iter().filter(|zone| is_in(*zone, address)).collect();
-            assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_endpoint_of_another_zone_is_no_url() {
-        for (endpoint, zone, expected) in [
-            ("http://127.0.0.1:8080/v1", Zone::Local, Ok("http://127.0.0.1:8080/v1/chat/completions")),
-            ("http://[::1]:8080/v1/", Zone::Local, Ok("http://[::1]:8080/v1/chat/completions")),
-            ("http://127.0.0.1:8080/v1", Zone::Lan, Err("it has no address in the zone Lan")),
-            ("https://10.0.0.1/v1", Zone::Cloud, Err("it has no address in the zone Cloud")),
-            ("http://api.example.com/v1", Zone::Cloud, Err("its endpoint has no https://")),
-            ("http://studio.local/v1", Zone::Lan, Ok("http://studio.local/v1/chat/completions")),
-            ("https://[::ffff:127.0.0.1]/v1", Zone::Cloud, Err("it has no address in the zone Cloud")),
-            // Forms of an address that only URLs know.
-            ("https://2130706433/v1", Zone::Cloud, Err("it has no address in the zone Cloud")),
-            ("https://0x7f.1/v1", Zone::Cloud, Err("it has no address in the zone Cloud")),
-        ] {
-            let found = url(&provider(endpoint), openai::PATH, zone).map(String::from);
-            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{endpoint} {zone}");
-        }
-    }
 
     #[test]
     fn a_pause_is_seconds_or_a_date() {

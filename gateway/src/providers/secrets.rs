@@ -1,4 +1,4 @@
-//! Keys of providers, from the Secrets that ModelProviders name. A gateway may read only those that the Role
+//! Keys of providers and endpoints, from the Secrets that ModelProviders and HTTPEndpoints name. A gateway may read only those that the Role
 //! `russet-providers` of their namespace names.
 
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ impl SecretReader {
     }
 
     /// The key in a Secret; an error says what is wrong and what to do.
-    pub(super) async fn token(&self, namespace: &str, name: &str) -> Result<String, String> {
+    pub(crate) async fn token(&self, namespace: &str, name: &str) -> Result<String, String> {
         let id = (namespace.to_owned(), name.to_owned());
         let known = self.read.lock().get(&id).cloned();
         if let Some((at, token)) = &known
@@ -53,7 +53,7 @@ impl SecretReader {
     }
 
     /// Forgets a key that its provider does not accept: it may have been replaced.
-    pub(super) fn forget(&self, namespace: &str, name: &str) {
+    pub(crate) fn forget(&self, namespace: &str, name: &str) {
         self.read.lock().remove(&(namespace.to_owned(), name.to_owned()));
     }
 

@@ -40,6 +40,7 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::RequestNotFound
         | ErrorKind::ResponseNotFound
         | ErrorKind::FileNotFound
+        | ErrorKind::ArtifactNotFound
         | ErrorKind::BatchNotFound
         | ErrorKind::IdempotencyKeyReused
         | ErrorKind::PreviousResponseNotFound

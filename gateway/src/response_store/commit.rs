@@ -106,6 +106,7 @@ fn commit(database: &mut Database, group: Vec<PendingWrite>) {
                 ResponseStoreError::Deleted
                     | ResponseStoreError::InUse { .. }
                     | ResponseStoreError::InboxFull { .. }
+                    | ResponseStoreError::RunsFull { .. }
             )
         {
             tracing::error!(%error, "the store of responses failed a write");

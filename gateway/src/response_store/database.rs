@@ -11,11 +11,11 @@ use rusqlite::{
 
 use super::{
     Change, ConversationError, ConversationLimits, EventChunk, NewRow, ResponseStoreError, StoredBody,
-    StoredTurn, batches, files, inbox,
+    StoredTurn, batches, files, inbox, runs,
 };
 
-/// 1 had responses alone, 2 files and batches too.
-const SCHEMA_VERSION: i64 = 3;
+/// 1 had responses alone, 2 files and batches too, 3 the inbox.
+const SCHEMA_VERSION: i64 = 4;
 /// Rows come in the order of their numbers: a response is younger than those that it continues.
 const SCHEMA: &str = "
     CREATE TABLE response (
@@ -83,7 +83,7 @@ impl Database {
         Ok(applied)
     }
 
-    /// Deletes at most `limit` responses, batches and requests that were created longer than `retention` before `now`, and files that
+    /// Deletes at most `limit` responses, batches, requests and runs that were created longer than `retention` before `now`, and files that
     /// have expired; how many.
     pub(super) fn expire(
         &mut self,
@@ -111,6 +111,14 @@ impl Database {
                     "DELETE FROM inbox WHERE number IN
                         (SELECT number FROM inbox WHERE created < ?1 AND {} ORDER BY created LIMIT ?2)",
                     inbox::HAS_ENDED
+                ),
+                created_before,
+            ),
+            (
+                format!(
+                    "DELETE FROM run WHERE number IN
+                        (SELECT number FROM run WHERE created < ?1 AND {} ORDER BY created LIMIT ?2)",
+                    runs::HAS_ENDED
                 ),
                 created_before,
             ),
@@ -162,9 +170,10 @@ fn connect(path: &Path) -> Result<Connection, ResponseStoreError> {
     }
     let missing = match connection.query_row("PRAGMA user_version", [], |row| row.get(0))? {
         SCHEMA_VERSION => return Ok(connection),
-        0 => [SCHEMA, files::SCHEMA, batches::SCHEMA, inbox::SCHEMA].concat(),
-        1 => [files::SCHEMA, batches::SCHEMA, inbox::SCHEMA].concat(),
-        2 => inbox::SCHEMA.to_owned(),
+        0 => [SCHEMA, files::SCHEMA, batches::SCHEMA, inbox::SCHEMA, runs::SCHEMA].concat(),
+        1 => [files::SCHEMA, batches::SCHEMA, inbox::SCHEMA, runs::SCHEMA].concat(),
+        2 => [inbox::SCHEMA, runs::SCHEMA].concat(),
+        3 => runs::SCHEMA.to_owned(),
         found => return Err(ResponseStoreError::Newer { path: path.into(), found, known: SCHEMA_VERSION }),
     };
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -249,6 +258,7 @@ fn apply(
         Change::File(change) => return files::apply(transaction, change),
         Change::Batch(change) => return batches::apply(transaction, change),
         Change::Inbox(change) => return inbox::apply(transaction, change),
+        Change::Run(change) => return runs::apply(transaction, change, max_bytes),
     };
     if changed == 0 { Err(ResponseStoreError::Deleted) } else { Ok(changed) }
 }
@@ -270,13 +280,17 @@ fn insert(transaction: &Transaction<'_>, row: &NewRow) -> Result<usize, Response
     Ok(changed)
 }
 
-/// Deletes the oldest responses, batches and requests that have ended, and files that no batch needs, until `bytes` more have room.
+/// Deletes the oldest responses, batches, requests and runs that have ended, and files that no batch needs, until `bytes` more have room.
 fn make_room(transaction: &Transaction<'_>, bytes: u64, max: u64) -> Result<(), ResponseStoreError> {
     while bytes > 0 && used_bytes(transaction)? + bytes > max {
         let mut oldest = None;
-        for (table, condition) in
-            [("response", "1"), ("batch", "ended = 1"), ("file", files::IS_FREE), ("inbox", inbox::IS_FREE)]
-        {
+        for (table, condition) in [
+            ("response", "1"),
+            ("batch", "ended = 1"),
+            ("file", files::IS_FREE),
+            ("inbox", inbox::IS_FREE),
+            ("run", runs::HAS_ENDED),
+        ] {
             let select = format!(
                 "SELECT created, number FROM {table} WHERE {condition} ORDER BY created, number LIMIT 1"
             );

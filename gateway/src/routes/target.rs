@@ -23,6 +23,11 @@ impl Provider {
         format!("{}/{}", self.namespace, self.name)
     }
 
+    /// Its kind and full name.
+    pub(crate) fn subject(&self) -> String {
+        format!("ModelProvider {}", self.full_name())
+    }
+
     /// What is known of one of its models.
     pub fn known(&self, model: &str) -> Option<&ProviderModel> {
         self.spec.models.iter().find(|known| matches_pattern(&known.name, model))

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::affinity::Session;
 use super::inbox::OwnInbox;
-use super::kept_responses::{KeptResponses, OwnResponses};
+use super::kept_responses::{KeptResponses, OwnResponses, unread};
 use super::model_summary::ModelSummary;
 use super::own_batches::OwnBatches;
 use super::own_files::OwnFiles;
@@ -21,7 +21,7 @@ use super::streamed_response;
 use crate::audit::AuditLog;
 use crate::body_budget::{BodyBudget, BodyPermit};
 use crate::dispatch::{DispatchLimits, Dispatcher};
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, shown};
 use crate::keys::{Caller, Quota};
 use crate::managed_models::ManagedModels;
 use crate::metrics::Metrics;
@@ -130,6 +130,29 @@ impl ApiState {
     pub(crate) fn own_inbox(&self, caller: &Caller) -> Result<OwnInbox, GatewayError> {
         let kept = self.kept.clone().ok_or_else(|| no_store("requests"))?;
         Ok(OwnInbox::new(kept, caller))
+    }
+
+    /// What a step of a PipelineRun of this caller made, by `sha256:` and its digest, with the memory that it takes.
+    pub(crate) async fn artifact(
+        &self,
+        caller: &Caller,
+        digest: &str,
+    ) -> Result<(Vec<u8>, BodyPermit), GatewayError> {
+        let kept = self.kept.clone().ok_or_else(|| no_store("what steps make"))?;
+        let missing = || {
+            let message = format!("no step of a run of this key made {}", shown(digest));
+            GatewayError::new(ErrorKind::ArtifactNotFound, message)
+        };
+        let hex = digest.strip_prefix("sha256:").ok_or_else(missing)?.to_owned();
+        let owner = caller.owner();
+        let bytes = {
+            let (owner, hex) = (owner.clone(), hex.clone());
+            kept.store.read(move |store| store.artifact_bytes(&owner, &hex)).await
+        };
+        let permit = self.hold(caller, bytes.map_err(|error| unread(&error))?.ok_or_else(missing)?)?;
+        let read = kept.store.read(move |store| store.artifact(&owner, &hex)).await;
+        let artifact = read.map_err(|error| unread(&error))?.ok_or_else(missing)?;
+        Ok((artifact, permit))
     }
 
     /// Holds so much memory for the caller.

@@ -48,6 +48,11 @@ impl KeptResponses {
         tokio::join!(self.batches.clone().run(context.clone()), self.inbox.clone().run(context));
     }
 
+    /// Where it is.
+    pub(crate) fn store(&self) -> Arc<ResponseStore> {
+        self.store.clone()
+    }
+
     /// The inbox.
     pub(crate) fn inbox(&self) -> Arc<Inbox> {
         self.inbox.clone()
@@ -286,7 +291,8 @@ pub(super) fn not_stored(what: &str, error: &ResponseStoreError) -> GatewayError
     let kind = match error {
         ResponseStoreError::DiskFull
         | ResponseStoreError::TooLarge { .. }
-        | ResponseStoreError::InboxFull { .. } => ErrorKind::StoreFull,
+        | ResponseStoreError::InboxFull { .. }
+        | ResponseStoreError::RunsFull { .. } => ErrorKind::StoreFull,
         _ => ErrorKind::Internal,
     };
     GatewayError::new(kind, format!("the gateway cannot keep {what}: {why}"))

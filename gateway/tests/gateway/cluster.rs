@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
 use crate::object_server::{StoredObjects, api_server, model_copy, until_ready};
 
-fn deployment() -> Value {
+pub fn deployment() -> Value {
     json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment",
         "metadata": {"namespace": "default", "name": "m", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -20,7 +20,7 @@ fn deployment() -> Value {
     })
 }
 
-fn group(engine: &ScriptedEngine, epoch: i64, version: u64) -> Value {
+pub fn group(engine: &ScriptedEngine, epoch: i64, version: u64) -> Value {
     json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ShardGroup",
         "metadata": {"namespace": "default", "name": "m-0-x", "resourceVersion": version.to_string()},

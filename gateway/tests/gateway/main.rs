@@ -28,6 +28,7 @@ mod ollama_library;
 mod ollama_models;
 mod ollama_pull;
 mod openai_responses;
+mod pipelines;
 mod poison;
 mod pooling;
 mod prefixes;

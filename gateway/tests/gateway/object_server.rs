@@ -51,6 +51,13 @@ impl StoredObjects {
         let _ = self.events.send((plural.into(), watch_event("MODIFIED", &object)));
     }
 
+    /// Deletes an object.
+    pub fn delete(&self, plural: &str, name: &str) {
+        if let Some(object) = self.stored.lock().unwrap().remove(&(plural.into(), name.into())) {
+            let _ = self.events.send((plural.into(), watch_event("DELETED", &object)));
+        }
+    }
+
     /// Names of the objects of a plural.
     pub fn names(&self, plural: &str) -> Vec<String> {
         let stored = self.stored.lock().unwrap();
@@ -228,16 +235,16 @@ async fn remove(
     Json(json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})).into_response()
 }
 
-/// Replaces the status of a Budget in place of the version that is named.
-fn replace_status(objects: &StoredObjects, name: &str, patch: &Value) -> Response {
-    let Some(mut object) = objects.get("budgets", name) else { return failure(404, "not found") };
+/// Replaces the status of a Budget or a PipelineRun in place of the version that is named.
+fn replace_status(objects: &StoredObjects, plural: &str, name: &str, patch: &Value) -> Response {
+    let Some(mut object) = objects.get(plural, name) else { return failure(404, "not found") };
     let version = &mut object["metadata"]["resourceVersion"];
     if patch["metadata"]["resourceVersion"] != *version {
         return failure(409, "it is another version");
     }
     *version = json!((version.as_str().unwrap().parse::<u64>().unwrap() + 1).to_string());
     object["status"] = patch["status"].clone();
-    objects.apply("budgets", object.clone());
+    objects.apply(plural, object.clone());
     Json(object).into_response()
 }
 
@@ -250,7 +257,7 @@ async fn read(
         .map_or_else(|| failure(404, "not found"), |object| Json(object).into_response())
 }
 
-/// Records an apply or a patch, and returns the object unchanged; of a Budget it replaces the status.
+/// Records an apply or a patch, and returns the object unchanged; of a Budget or a PipelineRun it replaces the status.
 async fn apply_status(
     State(objects): State<StoredObjects>,
     Path((_, plural, name)): Path<(String, String, String)>,
@@ -258,9 +265,9 @@ async fn apply_status(
     body: axum::body::Bytes,
 ) -> Response {
     let patch: Value = serde_json::from_slice(&body).unwrap();
-    if plural == "budgets" {
+    if ["budgets", "pipelineruns"].contains(&plural.as_str()) {
         let _one_at_a_time = objects.replacing.lock().unwrap();
-        return replace_status(&objects, &name, &patch);
+        return replace_status(&objects, &plural, &name, &patch);
     }
     let Some(object) = objects.stored.lock().unwrap().get(&(plural, name)).cloned() else {
         return axum::http::StatusCode::NOT_FOUND.into_response();

@@ -29,7 +29,7 @@ pub async fn apply(
     };
     let mut known = context.stores.approvals.state();
     known.retain(|approval| {
-        approval.namespace() == deployment.namespace() && approval.spec.deployment_ref.name == name
+        approval.namespace() == deployment.namespace() && approval.spec.deployment() == Some(name.as_str())
     });
     for approval in &known {
         let requested = requests.iter().any(|ask| ask.hash == approval.spec.plan_hash);
@@ -51,7 +51,8 @@ pub async fn apply(
 fn object(deployment: &ModelDeployment, ask: &ApprovalRequest, now: Timestamp) -> Approval {
     let ApprovalRequest { action, hash, affects, message } = ask;
     let spec = ApprovalSpec {
-        deployment_ref: LocalReference::new(deployment.name_any()),
+        deployment_ref: Some(LocalReference::new(deployment.name_any())),
+        pipeline_run_ref: None,
         action: *action,
         plan_hash: hash.clone(),
         message: message.clone(),

@@ -148,8 +148,10 @@ impl Triggers {
     /// Its deployment waits for the decision.
     pub fn approval(&self, approval: &Approval, _: ObjectChange<Approval>) {
         self.approvals.add(ObjectRef::from_obj(approval));
-        let deployment = ObjectRef::new(&approval.spec.deployment_ref.name);
-        self.deployments.add(deployment.within(&approval.namespace().unwrap_or_default()));
+        if let Some(deployment) = approval.spec.deployment() {
+            let namespace = approval.namespace().unwrap_or_default();
+            self.deployments.add(ObjectRef::new(deployment).within(&namespace));
+        }
     }
 
     pub fn model(&self, model: &Model, _: ObjectChange<Model>) {

@@ -6,6 +6,7 @@
 mod copies;
 mod harness;
 mod joining;
+mod pipeline_approvals;
 mod pools;
 mod preemption;
 mod rollouts;

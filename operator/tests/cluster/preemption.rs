@@ -75,7 +75,7 @@ async fn stopping_others_is_decided_by_who_may_decide_there() {
     };
     for (name, affects) in [("own", "default/low"), ("others", "other/low")] {
         let mut approval = Approval::new(name, Default::default());
-        approval.spec.deployment_ref = LocalReference::new("high");
+        approval.spec.deployment_ref = Some(LocalReference::new("high"));
         approval.spec.plan_hash = "0123456789abcdef".to_owned();
         approval.spec.affects = vec![affects.to_owned()];
         cluster.create(approval).await;

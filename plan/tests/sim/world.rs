@@ -241,7 +241,7 @@ impl World {
         let asks = self.said.get(name).map(|said| said.asks.clone()).unwrap_or_default();
         let ask = asks.first().ok_or(format!("deployment {name} asks nothing"))?;
         let spec = ApprovalSpec {
-            deployment_ref: LocalReference::new(name),
+            deployment_ref: Some(LocalReference::new(name)),
             action: ask.action,
             plan_hash: ask.hash.clone(),
             decision: Some(decision),

@@ -23,6 +23,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         | ErrorKind::RequestNotFound
         | ErrorKind::ResponseNotFound
         | ErrorKind::FileNotFound
+        | ErrorKind::ArtifactNotFound
         | ErrorKind::BatchNotFound => (404, "not_found_error"),
         ErrorKind::MethodNotAllowed => (405, INVALID),
         ErrorKind::BodyTimeout => (408, INVALID),

@@ -26,6 +26,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::RequestNotFound
         | ErrorKind::ResponseNotFound
         | ErrorKind::FileNotFound
+        | ErrorKind::ArtifactNotFound
         | ErrorKind::BatchNotFound
         | ErrorKind::IdempotencyKeyReused
         | ErrorKind::PreviousResponseNotFound

@@ -83,7 +83,7 @@ impl AttemptLoop<'_> {
             left_out,
             key: self.request.caller.key_name(),
         };
-        let cleared = limit.clear(wanted, provider.spec.zone, &provider.full_name())?;
+        let cleared = limit.clear(wanted, provider.spec.zone, &provider.subject())?;
         let prompt = u64::from(self.prompt_estimate());
         self.request.recorder.left(provider, model, &limit, prompt);
         // What should have answered is wanted all the same: it wakes, or gets another replica.

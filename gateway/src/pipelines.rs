@@ -1,0 +1,473 @@
+//! Pipeline controller: watches PipelineRuns, runs the steps of each, and writes how far it is to its status. What the steps
+//! make stays in the gateway's store. Not here: what a step does, see `action`, and how a run goes on, see `run`.
+//!
+//! ```text
+//! PipelineRun ─(a gateway claims it)─▶ Running ─▶ Finished
+//!      ▲                                 │  └───▶ Failed ──(attempt is raised)──▶ Running, from the failed step
+//!      └─ its gateway is gone for long ──┘
+//! ```
+//!
+//! Of several gateways one runs it: every status is written against the resource version that was read, so of two gateways
+//! that claim the same run one gets a conflict. A gateway that starts again knows its own runs by the name in its store.
+
+mod action;
+mod approval;
+mod calls;
+mod check;
+mod record;
+mod references;
+mod run;
+mod schema;
+mod start;
+mod status;
+mod step;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use parking_lot::Mutex;
+use russet_crds::conditions::Reason;
+use russet_crds::{Approval, HttpEndpoint, Pipeline, PipelineRun, PipelineRunStatus, names};
+use russet_rpc::cache_status::CacheStatus;
+use serde_json::json;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::api_timeout::{WriteError, with_timeout};
+use crate::audit::AuditLog;
+use crate::metrics::Metrics;
+use crate::offline::{Interruption, OfflineContext};
+use crate::providers::SecretReader;
+use crate::response_store::{ResponseStore, ResponseStoreError};
+use crate::routes::RoutingTable;
+use crate::watch::{Reflected, changes};
+use crate::zone_client::ZoneClients;
+use record::RunRecord;
+use run::PipelineRunner;
+use status::RunCondition;
+
+/// Time between two looks when nothing happens.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two heartbeats in the status of a run in which nothing happens.
+const RENEW_INTERVAL: Duration = Duration::from_secs(10);
+/// Shortest time between two statuses of a run in which much happens.
+const MIN_STATUS_INTERVAL: Duration = Duration::from_millis(500);
+/// A gateway without a heartbeat for this long is considered lost.
+const RUNNER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A run does nothing more where its gateway has not renewed its claim for so long: another one may have it soon.
+const LEASE: Duration = Duration::from_secs(40);
+/// Runs of this gateway at once, those that wait for a person left out.
+const MAX_RUNNING: usize = 32;
+/// The same of one namespace.
+const MAX_RUNNING_PER_NAMESPACE: usize = 16;
+/// Runs that begin at once, with those that wait for a person or for others.
+const MAX_OPEN: usize = 1000;
+/// Time between two tries to start a run that cannot start.
+const START_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a run may stop before its end: more, and it is what stops it.
+const MAX_STOPS: u32 = 5;
+
+/// What runs of Pipelines need of the gateway.
+#[derive(Clone)]
+pub(crate) struct PipelineContext {
+    pub(crate) client: Client,
+    pub(crate) offline: OfflineContext,
+    pub(crate) store: Arc<ResponseStore>,
+    pub(crate) table: watch::Receiver<Arc<RoutingTable>>,
+    pub(crate) clients: ZoneClients,
+    pub(crate) secrets: Arc<SecretReader>,
+    pub(crate) audit: Option<AuditLog>,
+    pub(crate) metrics: Arc<Metrics>,
+    objects: watch::Receiver<Arc<PipelineObjects>>,
+}
+
+/// The objects that runs look at.
+#[derive(Clone, Debug, Default)]
+struct PipelineObjects {
+    /// Whether all of them were listed once.
+    listed: bool,
+    pipelines: BTreeMap<(String, String), Pipeline>,
+    endpoints: BTreeMap<(String, String), HttpEndpoint>,
+    approvals: BTreeMap<(String, String), Approval>,
+}
+
+impl PipelineContext {
+    /// What runs need, which look at the objects of a controller.
+    pub(crate) fn new(
+        client: Client,
+        offline: OfflineContext,
+        store: Arc<ResponseStore>,
+        table: watch::Receiver<Arc<RoutingTable>>,
+        (clients, secrets): (ZoneClients, Arc<SecretReader>),
+        audit: Option<AuditLog>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        // Replaced by those of the controller when it starts.
+        let (_, objects) = watch::channel(Arc::default());
+        Self { client, offline, store, table, clients, secrets, audit, metrics, objects }
+    }
+
+    /// An HTTPEndpoint as it is now.
+    fn endpoint(&self, namespace: &str, name: &str) -> Option<HttpEndpoint> {
+        self.objects.borrow().endpoints.get(&(namespace.to_owned(), name.to_owned())).cloned()
+    }
+}
+
+/// Whether a run is still that of its gateway, which renews this with each status that it writes.
+#[derive(Clone)]
+struct RunnerLease(Arc<Mutex<Instant>>);
+
+impl RunnerLease {
+    fn renew(&self) {
+        *self.0.lock() = Instant::now();
+    }
+
+    /// Waits until the claim was renewed lately.
+    async fn valid(&self, offline: &OfflineContext) -> Result<(), Interruption> {
+        while self.0.lock().elapsed() > LEASE {
+            offline.wait(POLL_INTERVAL).await?;
+        }
+        if offline.stopping.is_cancelled() { Err(Interruption::Stopping) } else { Ok(()) }
+    }
+}
+
+/// A run that this gateway runs. Dropping it stops it.
+struct ActiveRun {
+    name: (String, String),
+    lease: RunnerLease,
+    progress: watch::Receiver<Arc<RunRecord>>,
+    written: Instant,
+    task: JoinHandle<()>,
+}
+
+impl Drop for ActiveRun {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The runs of this gateway.
+struct PipelineController {
+    context: PipelineContext,
+    /// The name of this gateway in `status.runner`.
+    name: String,
+    active: BTreeMap<String, ActiveRun>,
+    /// When each resource version of a run was first seen.
+    last_seen: BTreeMap<String, (Option<String>, Instant)>,
+    /// Runs in the store, once it was looked at.
+    stored: Option<Vec<String>>,
+    /// Runs that cannot start, and when they are looked at again.
+    not_before: BTreeMap<String, Instant>,
+    /// How often runs stopped before their ends.
+    stops: BTreeMap<String, u32>,
+    places: Arc<Semaphore>,
+    own_places: BTreeMap<String, Arc<Semaphore>>,
+}
+
+/// Runs PipelineRuns until `context.offline.stopping`; runs that are not at their end go on when the gateway starts again.
+pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
+    let name = match context.store.read(|store| store.gateway_name()).await {
+        Ok(name) => name,
+        Err(error) => return tracing::error!(%error, "no Pipelines are run: the store has no name"),
+    };
+    let client = context.client.clone();
+    let mut run_changes = changes::<PipelineRun, _>(&client, &caches, |event| event);
+    let mut pipeline_changes = changes::<Pipeline, _>(&client, &caches, |event| event);
+    let mut endpoint_changes = changes::<HttpEndpoint, _>(&client, &caches, |event| event);
+    let mut approval_changes = changes::<Approval, _>(&client, &caches, |event| event);
+    let mut runs = Reflected::<PipelineRun>::default();
+    let mut pipelines = Reflected::<Pipeline>::default();
+    let mut endpoints = Reflected::<HttpEndpoint>::default();
+    let mut approvals = Reflected::<Approval>::default();
+    let (publish, objects) = watch::channel(Arc::new(PipelineObjects::default()));
+    context.objects = objects;
+    let stopping = context.offline.stopping.clone();
+    let mut poll = tokio::time::interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut controller = PipelineController {
+        context,
+        name,
+        active: BTreeMap::new(),
+        last_seen: BTreeMap::new(),
+        stored: None,
+        not_before: BTreeMap::new(),
+        stops: BTreeMap::new(),
+        places: Arc::new(Semaphore::new(MAX_RUNNING)),
+        own_places: BTreeMap::new(),
+    };
+    loop {
+        // The streams never end: a watcher reconnects forever.
+        let changed = tokio::select! {
+            biased;
+            () = stopping.cancelled() => break,
+            Some(event) = run_changes.next() => { runs.apply(event); false }
+            Some(event) = pipeline_changes.next() => { pipelines.apply(event); true }
+            Some(event) = endpoint_changes.next() => { endpoints.apply(event); true }
+            Some(event) = approval_changes.next() => { approvals.apply(event); true }
+            () = controller.progressed() => false,
+            _ = poll.tick() => false,
+        };
+        if changed {
+            publish.send_replace(Arc::new(PipelineObjects {
+                listed: pipelines.listed && endpoints.listed && approvals.listed,
+                pipelines: by_name(&pipelines),
+                endpoints: by_name(&endpoints),
+                approvals: by_name(&approvals),
+            }));
+        }
+        let is_synced = runs.listed && publish.borrow().listed && controller.is_synced();
+        if is_synced {
+            let existing = runs.iter().filter(|run| run.metadata.deletion_timestamp.is_none());
+            let unreadable: Vec<_> = runs.undecodable().cloned().collect();
+            controller.reconcile(&existing.collect::<Vec<_>>(), &unreadable).await;
+        }
+    }
+    controller.stop().await;
+}
+
+fn by_name<K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug>(
+    objects: &Reflected<K>,
+) -> BTreeMap<(String, String), K> {
+    let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
+    objects.iter().map(|object| (key(object), object.clone())).collect()
+}
+
+impl PipelineController {
+    /// Whether the gateway knows its keys and routes.
+    fn is_synced(&self) -> bool {
+        self.context.offline.keyring.borrow().synced && self.context.table.borrow().synced
+    }
+
+    /// Waits until a run is further than its status says, and may say it.
+    async fn progressed(&mut self) {
+        let waits = self.active.values_mut().map(|run| {
+            Box::pin(async move {
+                let due = run.written + MIN_STATUS_INTERVAL;
+                // The sender goes with the task. One that stopped before its end goes on at a later poll.
+                if run.progress.changed().await.is_err() && run.progress.borrow().finished.is_none() {
+                    std::future::pending::<()>().await;
+                }
+                // Looking has marked it as seen.
+                run.progress.mark_changed();
+                tokio::time::sleep_until(due).await;
+            })
+        });
+        let waits: Vec<_> = waits.collect();
+        if waits.is_empty() {
+            return std::future::pending().await;
+        }
+        futures::future::select_all(waits).await;
+    }
+
+    /// Brings all runs forward; `unreadable` are there too, and nobody knows more of them.
+    async fn reconcile(&mut self, all: &[&PipelineRun], unreadable: &[(String, String)]) {
+        let uids: Vec<String> = all.iter().filter_map(|run| run.uid()).collect();
+        let gone: Vec<String> = self
+            .active
+            .iter()
+            .filter(|(uid, run)| !uids.contains(uid) && !unreadable.contains(&run.name))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in gone {
+            if let Some(mut run) = self.active.remove(&uid) {
+                run.task.abort();
+                let _ = (&mut run.task).await;
+            }
+        }
+        self.last_seen.retain(|uid, _| uids.contains(uid));
+        self.not_before.retain(|uid, _| uids.contains(uid));
+        self.stops.retain(|uid, _| uids.contains(uid));
+        self.own_places.retain(|_, places| Arc::strong_count(places) > 1);
+        if unreadable.is_empty() {
+            self.forget_deleted(&uids).await;
+        }
+        let now = Instant::now();
+        for run in all {
+            let seen = self.last_seen.entry(run.uid().unwrap_or_default()).or_insert((None, now));
+            if seen.0 != run.resource_version() {
+                *seen = (run.resource_version(), now);
+            }
+        }
+        for run in all {
+            let uid = run.uid().unwrap_or_default();
+            if self.active.contains_key(&uid) {
+                self.advance(&uid, run).await;
+            } else if !is_over(run) && self.may_start(&uid, run) && !self.start(&uid, run).await {
+                self.not_before.insert(uid, Instant::now() + START_INTERVAL);
+            }
+        }
+    }
+
+    /// Deletes what is kept of runs that are deleted.
+    async fn forget_deleted(&mut self, uids: &[String]) {
+        if self.stored.is_none() {
+            self.stored = self.context.store.read(|store| store.run_ids()).await.ok();
+        }
+        let gone = |id: &&String| !uids.contains(id);
+        for id in self.stored.iter().flatten().filter(gone).cloned().collect::<Vec<_>>() {
+            match self.context.store.delete_run(&id).await {
+                Ok(()) => self.stored.iter_mut().for_each(|stored| stored.retain(|known| *known != id)),
+                Err(error) => tracing::warn!(run = id, %error, "what a deleted run made is still there"),
+            }
+        }
+    }
+
+    /// Whether a run that this gateway does not run may start now. One of its own goes on in any case.
+    fn may_start(&self, uid: &str, run: &PipelineRun) -> bool {
+        let is_own = run.status.as_ref().and_then(|status| status.runner.as_ref()) == Some(&self.name);
+        let is_due = self.not_before.get(uid).is_none_or(|time| *time <= Instant::now());
+        is_due && !self.runs_elsewhere(run) && (is_own || self.active.len() < MAX_OPEN)
+    }
+
+    /// Whether another gateway with a recent heartbeat runs it.
+    fn runs_elsewhere(&self, run: &PipelineRun) -> bool {
+        let uid = run.uid().unwrap_or_default();
+        let runner = run.status.as_ref().and_then(|status| status.runner.as_ref());
+        let is_alive = || self.last_seen.get(&uid).is_some_and(|(_, time)| time.elapsed() < RUNNER_TIMEOUT);
+        runner.is_some_and(|runner| *runner != self.name && is_alive())
+    }
+
+    /// Claims it and goes on with it, or says why it cannot begin; false where it is looked at again later.
+    async fn start(&mut self, uid: &str, run: &PipelineRun) -> bool {
+        let now = Timestamp::now();
+        let objects = self.context.objects.borrow().clone();
+        let started = match start::record(&self.context, &objects, (run, &self.name), now).await {
+            Ok(started) => started,
+            Err(start::StartError::NotYet(reason, message)) => {
+                let status = status::waiting(run, RunCondition::Stalled, reason, &message, now);
+                self.write_status(run, &status).await;
+                return false;
+            }
+            Err(start::StartError::Never(message)) => {
+                let status = status::waiting(run, RunCondition::Stalled, Reason::Failed, &message, now);
+                return self.write_status(run, &status).await;
+            }
+            Err(start::StartError::Store(error)) => return self.waits_for_store(run, &error),
+        };
+        let mut record = started.record.clone();
+        let stops = self.stops.get(uid).copied().unwrap_or_default();
+        if stops >= MAX_STOPS && record.finished.is_none() {
+            record = record
+                .failed(format!("it stopped {stops} times before its end; the gateway's log says why"), now);
+        }
+        // Kept before it is claimed: what has a claim is there.
+        let started = start::StartedRun { record: record.clone(), ..started };
+        if let Err(error) = start::save(&self.context, started).await {
+            return self.waits_for_store(run, &error);
+        }
+        if let Some(stored) = &mut self.stored
+            && !stored.iter().any(|id| id == uid)
+        {
+            stored.push(uid.to_owned());
+        }
+        let is_claimed = self.write_status(run, &status::of_record(run, &record, &self.name, now)).await;
+        if !is_claimed || record.finished.is_some() {
+            return is_claimed;
+        }
+        tracing::info!(
+            run = run.name_any(),
+            attempt = record.attempt,
+            "a run of a Pipeline starts or goes on"
+        );
+        let own = self.own_places.entry(record.namespace.clone());
+        let own = own.or_insert_with(|| Arc::new(Semaphore::new(MAX_RUNNING_PER_NAMESPACE))).clone();
+        let (publish, progress) = watch::channel(Arc::new(record.clone()));
+        let lease = RunnerLease(Arc::new(Mutex::new(Instant::now())));
+        let name = (record.namespace.clone(), record.name.clone());
+        let places = [own, self.places.clone()];
+        let runner = PipelineRunner::new(self.context.clone(), record, publish, lease.clone(), places);
+        let shown = run.name_any();
+        let task = tokio::spawn(async move {
+            if let Err(interruption) = runner.run().await {
+                tracing::info!(run = shown, ?interruption, "a run of a Pipeline stops before its end");
+            }
+        });
+        self.active
+            .insert(uid.to_owned(), ActiveRun { name, lease, progress, written: Instant::now(), task });
+        true
+    }
+
+    fn waits_for_store(&self, run: &PipelineRun, error: &ResponseStoreError) -> bool {
+        tracing::warn!(run = run.name_any(), %error, "a run of a Pipeline waits for the store");
+        false
+    }
+
+    /// Writes how far it is.
+    async fn advance(&mut self, uid: &str, run: &PipelineRun) {
+        let Some(mut active) = self.active.remove(uid) else { return };
+        let runner = run.status.as_ref().and_then(|status| status.runner.as_ref());
+        if runner.is_some_and(|runner| *runner != self.name) {
+            // Another gateway saw no heartbeat of this one for too long and began anew.
+            return tracing::warn!(run = run.name_any(), "another gateway runs the PipelineRun now");
+        }
+        let (has_ended, since) = (active.task.is_finished(), active.written.elapsed());
+        let record = active.progress.borrow().clone();
+        let is_over = record.finished.is_some();
+        let has_news = is_over || active.progress.has_changed().unwrap_or(false);
+        if (has_news && since >= MIN_STATUS_INTERVAL) || since >= RENEW_INTERVAL {
+            active.progress.mark_unchanged();
+            let status = status::of_record(run, &record, &self.name, Timestamp::now());
+            let is_written = self.write_status(run, &status).await;
+            active.written = Instant::now();
+            match is_written {
+                // One that is at its end stays until that is written: the API server may be unavailable.
+                true if is_over => return,
+                true if has_ended => {
+                    *self.stops.entry(uid.to_owned()).or_default() += 1;
+                    self.not_before.insert(uid.to_owned(), Instant::now() + START_INTERVAL);
+                    return;
+                }
+                true => active.lease.renew(),
+                false => active.progress.mark_changed(),
+            }
+        }
+        self.active.insert(uid.to_owned(), active);
+    }
+
+    /// Waits until the runs have stopped.
+    async fn stop(mut self) {
+        for run in self.active.values_mut() {
+            let _ = (&mut run.task).await;
+        }
+    }
+
+    /// Writes a status if it differs; true if the object now has it.
+    async fn write_status(&self, run: &PipelineRun, status: &PipelineRunStatus) -> bool {
+        if run.status.as_ref() == Some(status) {
+            return true;
+        }
+        let namespace = run.namespace().unwrap_or_default();
+        let api: Api<PipelineRun> = Api::namespaced(self.context.client.clone(), &namespace);
+        let patch = json!({
+            "apiVersion": PipelineRun::api_version(&()),
+            "kind": PipelineRun::kind(&()),
+            "metadata": {"name": run.name_any(), "resourceVersion": run.resource_version()},
+            "status": status,
+        });
+        let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
+        let (name, patch) = (run.name_any(), Patch::Apply(patch));
+        let written = async {
+            match api.patch_status(&name, &params, &patch).await {
+                // The object is deleted or has changed; the watch will deliver the change.
+                Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(false),
+                other => other.map(|_| true),
+            }
+        };
+        with_timeout(written).await.unwrap_or_else(|WriteError { cause, .. }| {
+            tracing::warn!(run = name, "cannot write the status of the PipelineRun: {cause}");
+            false
+        })
+    }
+}
+
+/// Whether its status says that this attempt has ended.
+fn is_over(run: &PipelineRun) -> bool {
+    let status = run.status.as_ref();
+    status.is_some_and(|status| status.finished_at.is_some() && status.attempt >= Some(run.spec.attempt))
+}
