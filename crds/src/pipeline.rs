@@ -33,17 +33,13 @@ pub const MAX_STEP_ITEMS: usize = 100;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "self.steps.all(step, self.steps.exists_one(other, other.name == step.name))",
-     "message": "two steps have one name"},
-]))]
 pub struct PipelineSpec {
     /// What a run is given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub parameters: Vec<PipelineParameter>,
     /// The steps, in their order.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(min = 1, max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub steps: Vec<PipelineStep>,
     /// How far from home anything of a run may go. Labels `russet.dev/zone` of the AccessKey and of its namespace, and the
     /// ModelRoutes of its models can only narrow it.
@@ -56,7 +52,7 @@ pub struct PipelineSpec {
 #[serde(rename_all = "camelCase")]
 pub struct PipelineParameter {
     /// Its name.
-    #[schemars(regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
+    #[schemars(length(max = 63), regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
     pub name: String,
     /// What it is.
     #[serde(default, rename = "type")]
@@ -87,12 +83,10 @@ pub enum ParameterType {
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "[has(self.chat), has(self.embed), has(self.http)].exists_one(does, does)",
      "message": "a step does one thing: set one of chat, embed and http"},
-    {"rule": "!has(self.schema) || size(self.schema) == 0 || !has(self.embed)",
-     "message": "vectors have no schema"},
 ]))]
 pub struct PipelineStep {
     /// Its name, by which later steps refer to its output.
-    #[schemars(regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
+    #[schemars(length(max = 63), regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
     pub name: String,
     /// Conditions that must all hold; the step is skipped otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -116,7 +110,8 @@ pub struct PipelineStep {
     /// An address is called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpStep>,
-    /// JSON Schema of the output, which is a JSON value then: a model can write nothing else, and an address fails the step.
+    /// JSON Schema of the output, which is a JSON value then: a model of this cluster can write nothing else, that of a provider is tried again, and an address fails the
+    /// step.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schemars(schema_with = "free_object")]
     pub schema: Map<String, Value>,
@@ -214,9 +209,6 @@ pub struct EmbedStep {
 /// `Idempotency-Key`, the same at each try, so that the address can tell a second one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "!(has(self.body) && has(self.json) && size(self.json) > 0)", "message": "a call has one body: set body or json"},
-]))]
 pub struct HttpStep {
     /// The HTTPEndpoint, in the same namespace.
     pub endpoint_ref: LocalReference,

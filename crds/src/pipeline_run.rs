@@ -76,7 +76,7 @@ pub struct PipelineRunSpec {
 #[serde(rename_all = "camelCase")]
 pub struct ParameterValue {
     /// Its name.
-    #[schemars(regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
+    #[schemars(length(max = 63), regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
     pub name: String,
     /// The text, or the id of a file.
     #[schemars(length(max = 65536))]

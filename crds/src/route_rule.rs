@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Schedule, Zone};
+use crate::{LocalReference, OnUnavailable, Schedule, Zone};
 
 /// Targets for the requests that match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,6 +26,26 @@ pub struct RouteRule {
     /// How far from home its requests may be answered; it can only narrow the route's own. Absent: as far as the route's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<Zone>,
+    /// What the gateway does with its requests while no target is ready but one will be. Absent: as the route says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_unavailable: Option<OnUnavailable>,
+    /// How long the gateway holds them then. Absent: as the route says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub deadline_seconds: Option<u32>,
+    /// Why its requests go from a deployment on to a provider that is named after it; `[]`: for no cause. Absent: as the route
+    /// says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4), extend("x-kubernetes-list-type" = "set"))]
+    pub fallback_on: Option<Vec<FallbackCause>>,
+    /// The longest expected wait for a first token that is no such cause. Absent: as the route says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub max_wait_seconds: Option<u32>,
+    /// The highest priority of its requests; those of a key with a lower one keep that. Absent: the key's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -100, max = 100))]
+    pub max_priority: Option<i32>,
 }
 
 /// What a request must be to match.

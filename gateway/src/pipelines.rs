@@ -22,7 +22,7 @@ mod start;
 mod status;
 mod step;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ const MAX_RUNNING: usize = 32;
 /// The same of one namespace.
 const MAX_RUNNING_PER_NAMESPACE: usize = 16;
 /// Runs that begin at once, with those that wait for a person or for others.
-const MAX_OPEN: usize = 1000;
+const MAX_OPEN: usize = 256;
 /// Time between two tries to start a run that cannot start.
 const START_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a run may stop before its end: more, and it is what stops it.
@@ -121,16 +121,27 @@ impl PipelineContext {
 
 /// Whether a run is still that of its gateway, which renews this with each status that it writes.
 #[derive(Clone)]
-struct RunnerLease(Arc<Mutex<Instant>>);
+struct RunnerLease(Arc<Mutex<(Instant, Timestamp)>>);
 
 impl RunnerLease {
+    fn new() -> Self {
+        Self(Arc::new(Mutex::new((Instant::now(), Timestamp::now()))))
+    }
+
     fn renew(&self) {
-        *self.0.lock() = Instant::now();
+        *self.0.lock() = (Instant::now(), Timestamp::now());
+    }
+
+    /// Since when it was not renewed: by the clock that stands still while the machine sleeps, and by the one that can be set.
+    fn age(&self) -> Duration {
+        let (instant, time) = *self.0.lock();
+        let by_time = Timestamp::now().duration_since(time).try_into().unwrap_or_default();
+        instant.elapsed().max(by_time)
     }
 
     /// Waits until the claim was renewed lately.
     async fn valid(&self, offline: &OfflineContext) -> Result<(), Interruption> {
-        while self.0.lock().elapsed() > LEASE {
+        while self.age() > LEASE {
             offline.wait(POLL_INTERVAL).await?;
         }
         if offline.stopping.is_cancelled() { Err(Interruption::Stopping) } else { Ok(()) }
@@ -267,11 +278,11 @@ impl PipelineController {
 
     /// Brings all runs forward; `unreadable` are there too, and nobody knows more of them.
     async fn reconcile(&mut self, all: &[&PipelineRun], unreadable: &[(String, String)]) {
-        let uids: Vec<String> = all.iter().filter_map(|run| run.uid()).collect();
+        let uids: BTreeSet<String> = all.iter().filter_map(|run| run.uid()).collect();
         let gone: Vec<String> = self
             .active
             .iter()
-            .filter(|(uid, run)| !uids.contains(uid) && !unreadable.contains(&run.name))
+            .filter(|(uid, run)| !uids.contains(*uid) && !unreadable.contains(&run.name))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in gone {
@@ -288,6 +299,10 @@ impl PipelineController {
             self.forget_deleted(&uids).await;
         }
         let now = Instant::now();
+        for (_, run) in self.active.iter_mut().filter(|(uid, _)| !uids.contains(*uid)) {
+            // Its object cannot be read, so nothing of it can be written.
+            run.written = now;
+        }
         for run in all {
             let seen = self.last_seen.entry(run.uid().unwrap_or_default()).or_insert((None, now));
             if seen.0 != run.resource_version() {
@@ -298,24 +313,44 @@ impl PipelineController {
             let uid = run.uid().unwrap_or_default();
             if self.active.contains_key(&uid) {
                 self.advance(&uid, run).await;
-            } else if !is_over(run) && self.may_start(&uid, run) && !self.start(&uid, run).await {
+                continue;
+            }
+            if self.is_of_another(run) {
+                self.forget(&uid).await;
+            }
+            if !is_over(run) && self.may_start(&uid, run) && !self.start(&uid, run).await {
                 self.not_before.insert(uid, Instant::now() + START_INTERVAL);
             }
         }
     }
 
     /// Deletes what is kept of runs that are deleted.
-    async fn forget_deleted(&mut self, uids: &[String]) {
+    async fn forget_deleted(&mut self, uids: &BTreeSet<String>) {
         if self.stored.is_none() {
             self.stored = self.context.store.read(|store| store.run_ids()).await.ok();
         }
-        let gone = |id: &&String| !uids.contains(id);
+        let gone = |id: &&String| !uids.contains(*id);
         for id in self.stored.iter().flatten().filter(gone).cloned().collect::<Vec<_>>() {
-            match self.context.store.delete_run(&id).await {
-                Ok(()) => self.stored.iter_mut().for_each(|stored| stored.retain(|known| *known != id)),
-                Err(error) => tracing::warn!(run = id, %error, "what a deleted run made is still there"),
-            }
+            self.forget(&id).await;
         }
+    }
+
+    /// Deletes what is kept of a run, if anything is.
+    async fn forget(&mut self, id: &str) {
+        let Some(stored) = self.stored.as_mut().filter(|stored| stored.iter().any(|known| known == id))
+        else {
+            return;
+        };
+        match self.context.store.delete_run(id).await {
+            Ok(()) => stored.retain(|known| known != id),
+            Err(error) => tracing::warn!(run = id, %error, "what a run made is still there"),
+        }
+    }
+
+    /// Whether another gateway has claimed it: what is kept of it here is of a claim that was lost.
+    fn is_of_another(&self, run: &PipelineRun) -> bool {
+        let runner = run.status.as_ref().and_then(|status| status.runner.as_ref());
+        runner.is_some_and(|runner| *runner != self.name)
     }
 
     /// Whether a run that this gateway does not run may start now. One of its own goes on in any case.
@@ -348,18 +383,21 @@ impl PipelineController {
                 let status = status::waiting(run, RunCondition::Stalled, Reason::Failed, &message, now);
                 return self.write_status(run, &status).await;
             }
-            Err(start::StartError::Store(error)) => return self.waits_for_store(run, &error),
+            Err(start::StartError::Store(error)) => return self.waits_for_store(run, &error).await,
         };
         let mut record = started.record.clone();
         let stops = self.stops.get(uid).copied().unwrap_or_default();
         if stops >= MAX_STOPS && record.finished.is_none() {
-            record = record
-                .failed(format!("it stopped {stops} times before its end; the gateway's log says why"), now);
+            let why = format!("it stopped {stops} times before its end; the gateway's log says why");
+            let failure = record.failure.take();
+            let failure = failure.map_or_else(|| why.clone(), |failure| format!("{failure}; {why}"));
+            record = record.failed(failure, now);
+            self.stops.remove(uid);
         }
         // Kept before it is claimed: what has a claim is there.
         let started = start::StartedRun { record: record.clone(), ..started };
         if let Err(error) = start::save(&self.context, started).await {
-            return self.waits_for_store(run, &error);
+            return self.waits_for_store(run, &error).await;
         }
         if let Some(stored) = &mut self.stored
             && !stored.iter().any(|id| id == uid)
@@ -378,7 +416,7 @@ impl PipelineController {
         let own = self.own_places.entry(record.namespace.clone());
         let own = own.or_insert_with(|| Arc::new(Semaphore::new(MAX_RUNNING_PER_NAMESPACE))).clone();
         let (publish, progress) = watch::channel(Arc::new(record.clone()));
-        let lease = RunnerLease(Arc::new(Mutex::new(Instant::now())));
+        let lease = RunnerLease::new();
         let name = (record.namespace.clone(), record.name.clone());
         let places = [own, self.places.clone()];
         let runner = PipelineRunner::new(self.context.clone(), record, publish, lease.clone(), places);
@@ -393,8 +431,12 @@ impl PipelineController {
         true
     }
 
-    fn waits_for_store(&self, run: &PipelineRun, error: &ResponseStoreError) -> bool {
+    async fn waits_for_store(&self, run: &PipelineRun, error: &ResponseStoreError) -> bool {
         tracing::warn!(run = run.name_any(), %error, "a run of a Pipeline waits for the store");
+        let message = format!("the gateway's store takes no run now: {error}");
+        let status =
+            status::waiting(run, RunCondition::Stalled, Reason::Insufficient, &message, Timestamp::now());
+        self.write_status(run, &status).await;
         false
     }
 

@@ -130,8 +130,6 @@ pub struct ModelAlias {
     pub namespace: String,
     /// Where its requests go: shared by all names of the route.
     pub policy: Arc<RoutePolicy>,
-    /// How long a request is held while no target is ready; `None`: it is rejected at once.
-    pub hold_timeout: Option<Duration>,
     /// How long answers are kept; `None`: none is.
     pub cache_ttl: Option<Duration>,
 }
@@ -435,10 +433,10 @@ impl RoutingTable {
             return ZoneLimit::of_route(Zone::Local, by.to_owned());
         };
         let ModelAlias { route, namespace, policy, .. } = alias;
-        let by_rule = selection
-            .zone
-            .zip(selection.rule)
-            .map(|(zone, rule)| ZoneLimit::of_route(zone, format!("the rule {rule} of ModelRoute {route}")));
+        let by_rule =
+            selection.terms.zone.zip(selection.rule).map(|(zone, rule)| {
+                ZoneLimit::of_route(zone, format!("the rule {rule} of ModelRoute {route}"))
+            });
         ZoneLimit::of_route(policy.zone, format!("spec.zone of ModelRoute {route}"))
             .narrowed(by_rule)
             .narrowed(self.namespace_limit(namespace))
@@ -574,7 +572,6 @@ mod tests {
             route: format!("default/{route}"),
             namespace: "default".into(),
             policy: Arc::new(RoutePolicy::to(targets.iter().copied())),
-            hold_timeout: None,
             cache_ttl: None,
         }
     }

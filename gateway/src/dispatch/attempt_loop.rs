@@ -231,6 +231,7 @@ impl<'a> AttemptLoop<'a> {
                     }
                 }
                 RouteDecision::Try(deployment, endpoint, adapter) => {
+                    self.lower_priority(&table);
                     self.record_attempt(&table, deployment, endpoint, adapter);
                     if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
                         return Ok(opened);
@@ -245,6 +246,17 @@ impl<'a> AttemptLoop<'a> {
                     self.wait_for_change(until).await?;
                 }
             }
+        }
+    }
+
+    /// Gives the request the priority of its rule, where that is lower than its own.
+    fn lower_priority(&mut self, table: &RoutingTable) {
+        let most = table
+            .matching_alias(&self.request.model, self.request.scope())
+            .and_then(|alias| alias.policy.select(self.request.facts()).terms.max_priority);
+        if let Some(most) = most.filter(|most| *most < self.request.request.priority) {
+            self.request.request.priority = most;
+            self.request.recorder.priority(most);
         }
     }
 
@@ -512,15 +524,15 @@ impl<'a> AttemptLoop<'a> {
         reason: &str,
         now: Instant,
     ) -> Result<Instant, GatewayError> {
-        let PendingRequest { model, deadline, caller, waiting_since, attempts, .. } = &mut *self.request;
+        let timeout = match table.matching_alias(&self.request.model, self.request.scope()) {
+            Some(alias) => alias.policy.select(self.request.facts()).terms.hold_timeout.unwrap_or_default(),
+            None => self.dispatcher.limits.hold_timeout,
+        };
+        let PendingRequest { model, deadline, waiting_since, attempts, .. } = &mut *self.request;
         // When a replica becomes ready, more requests may be held than it admits at once; those stay held.
         if let (Some(message), None, false) = (&attempts.last_busy, &attempts.last_lost, self.was_held) {
             return Err(overloaded(message.clone()));
         }
-        let timeout = match table.matching_alias(model, caller.scope()) {
-            Some(alias) => alias.hold_timeout.unwrap_or_default(),
-            None => self.dispatcher.limits.hold_timeout,
-        };
         let until = *waiting_since + timeout;
         if now >= until {
             return Err(attempts.hold_expired(model, timeout, reason));

@@ -164,9 +164,9 @@ pub(super) fn choose<'a>(
         Resolved::Targets(targets) => targets,
         other => return RouteDecision::Refuse(unresolved(table, model, query.scope, &other)),
     };
-    let policy = alias.map(|(alias, _)| &*alias.policy);
-    let is_cause = |cause| policy.is_some_and(|policy| policy.fallback_on.contains(&cause));
-    let max_wait = policy.and_then(|policy| policy.max_wait).or(query.left);
+    let terms = alias.map(|(_, selection)| selection.terms);
+    let is_cause = |cause| terms.is_some_and(|terms| terms.fallback_on.contains(&cause));
+    let max_wait = terms.and_then(|terms| terms.max_wait).or(query.left);
     let all = deployments(&targets);
     let (mut waiting, mut slow, mut denied, mut closed) = (None, None, None, Vec::new());
     // Why the engines before a provider do not answer.

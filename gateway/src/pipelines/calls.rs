@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 use http_body_util::{BodyExt as _, Limited};
 use jiff::Timestamp;
 use reqwest::Method;
-use russet_crds::{Zone, names};
+use russet_crds::names;
 use serde_json::Value;
 
 use super::action::{Action, HttpAction};
@@ -142,10 +142,14 @@ impl Call<'_> {
     /// Whether whoever runs it may still run it.
     fn check_owner(self) -> Result<(), CallError> {
         let keyring = self.context.offline.keyring.borrow();
-        if self.run.owner == LOOPBACK && keyring.object_count > 0 {
+        let owner = &self.run.owner;
+        if owner == LOOPBACK && keyring.object_count > 0 {
             let message =
                 "there are AccessKeys now, and the run names none; create another one with spec.keyRef";
             return Err(CallError::Failed(message.to_owned()));
+        }
+        if keyring.caller_of(owner, Timestamp::now()).is_none() {
+            return Err(CallError::Failed(format!("AccessKey {owner} is gone, disabled or expired")));
         }
         Ok(())
     }
@@ -160,13 +164,9 @@ impl Call<'_> {
             let zone = facts.labels?.get(names::LABEL_REQUEST_ZONE)?;
             Some(ZoneLimit::of_label(zone, &format!("AccessKey {}", facts.key.unwrap_or_default())))
         });
-        // Without its caller it goes nowhere.
-        let gone =
-            caller.is_none().then(|| ZoneLimit::of_route(Zone::Local, format!("the lost key {owner}")));
         ZoneLimit::of_route(pipeline.zone, by)
             .narrowed(self.context.table.borrow().namespace_limit(namespace))
             .narrowed(of_key)
-            .narrowed(gone)
     }
 
     async fn http(self, http: &HttpAction) -> Result<Reply, CallError> {
@@ -214,6 +214,8 @@ impl Call<'_> {
             .map_err(|error| again(russet_telemetry::errors::chain(&error.without_url()).to_string()))?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = collect(response).await.map_err(again)?;
+        let body =
+            body.ok_or_else(|| failed(format!("its answer has more than {} MiB", MAX_TEXT_BYTES >> 20)))?;
         if status.is_success() {
             return Ok(Reply { text: reply_text(&headers, body), usage: UsageRecord::default() });
         }
@@ -255,16 +257,16 @@ async fn read(body: Body) -> Result<Vec<u8>, String> {
     Ok(bytes.to_bytes().to_vec())
 }
 
-/// The body of an endpoint's response as text.
-async fn collect(response: reqwest::Response) -> Result<String, String> {
+/// The body of an endpoint's response as text; `None` where it is too long.
+async fn collect(response: reqwest::Response) -> Result<Option<String>, String> {
     let mut bytes = Vec::new();
     let mut body = response.bytes_stream();
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|error| format!("its answer broke off: {}", error.without_url()))?;
         if bytes.len() + piece.len() > MAX_TEXT_BYTES {
-            return Err(format!("its answer has more than {} MiB", MAX_TEXT_BYTES >> 20));
+            return Ok(None);
         }
         bytes.extend_from_slice(&piece);
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }

@@ -27,6 +27,9 @@ fn check_step(step: &PipelineStep, parameters: &[&str], done: &[&str]) -> Result
     if let Err(error) = super::schema::OutputSchema::of(step) {
         return Err(format!("its schema cannot be used: {error}"));
     }
+    if step.embed.is_some() && !step.schema.is_empty() {
+        return Err("vectors have no schema".to_owned());
+    }
     for condition in &step.when {
         check_text(&condition.input, parameters, done, &[])?;
         check_values(condition)?;
@@ -67,6 +70,9 @@ fn check_values(condition: &russet_crds::StepCondition) -> Result<(), String> {
 fn check_http(http: &HttpStep, parameters: &[&str], done: &[&str], own: &[&str]) -> Result<(), String> {
     if http.method == HttpMethod::Unknown {
         return Err("its method is of a newer release".to_owned());
+    }
+    if http.body.is_some() && !http.json.is_empty() {
+        return Err("a call has one body: set body or json".to_owned());
     }
     for text in [&http.path].into_iter().chain(&http.body).chain(http.headers.values()) {
         check_text(text, parameters, done, own)?;
@@ -149,6 +155,14 @@ mod tests {
             (
                 json!({"schema": {"type": "nothing"}}),
                 "step ask: its schema cannot be used: \"nothing\" is not valid under any of the schemas listed in the 'anyOf' keyword",
+            ),
+            (
+                json!({"chat": null, "http": {"endpointRef": {"name": "e"}, "body": "a", "json": {"a": 1}}}),
+                "step ask: a call has one body: set body or json",
+            ),
+            (
+                json!({"chat": null, "embed": {"model": "m", "input": "a"}, "schema": {"type": "array"}}),
+                "step ask: vectors have no schema",
             ),
             (json!({"chat": null}), "step ask: it does nothing that this release knows"),
         ] {

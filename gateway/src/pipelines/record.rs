@@ -170,15 +170,16 @@ impl RunRecord {
     }
 
     /// The same to go on as this attempt: with the step that failed, or with the first of those whose effects were undone.
-    /// What comes behind one that was undone is decided again, but for calls that were made and cannot be undone.
+    /// What comes behind one that was undone is decided again, but for calls whose effects are still there.
     pub(super) fn resumed(mut self, attempt: u32, now: Timestamp) -> Self {
         self.attempt = attempt;
         (self.finished, self.failure) = (None, None);
         let mut is_behind_undone = false;
         for (step, spec) in self.steps.iter_mut().zip(&self.pipeline.steps) {
             let is_undone = |item: &ItemRecord| item.undone;
-            let is_kept_call =
-                step.state == StepState::Done && spec.http.is_some() && spec.compensate.is_none();
+            // It has an effect that nothing has undone.
+            let is_effect = |item: &ItemRecord| item.output.is_some() && !item.undone;
+            let is_kept_call = spec.http.is_some() && step.items.iter().flatten().any(is_effect);
             if step.state == StepState::Compensated || (is_behind_undone && !is_kept_call) {
                 let cycle = step.items.iter().flatten().map(|item| item.cycle + 1).max();
                 *step = StepRecord { cycle: cycle.unwrap_or(step.cycle), ..StepRecord::default() };
@@ -336,6 +337,19 @@ mod tests {
         ]);
         let resumed = before.resumed(2, Timestamp::UNIX_EPOCH);
         assert_eq!(shown(&resumed), ["Pending u/book/0/0+ u/book/1/1", "Pending "]);
+    }
+
+    #[test]
+    fn calls_whose_effects_are_there_are_not_made_again() {
+        use StepState::{Compensated, Done, Failed};
+        let before = record(vec![
+            ("book", step(Compensated, &[item(true, true)])),
+            // It could not be undone.
+            ("book", step(Done, &[item(true, false)])),
+            ("send", step(Failed, &[item(true, false), item(false, false)])),
+        ]);
+        let resumed = before.resumed(2, Timestamp::UNIX_EPOCH);
+        assert_eq!(shown(&resumed), ["Pending ", "Done u/book/0/0+", "Pending u/send/0/0+ u/send/1/0"]);
     }
 
     #[test]

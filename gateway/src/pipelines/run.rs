@@ -141,7 +141,6 @@ impl PipelineRunner {
     /// The same with what is new, where there is room for it.
     async fn save_with(&mut self, artifacts: Vec<Artifact>) -> Result<(), StepError> {
         let record = &mut self.record;
-        let before = record.bytes;
         record.bytes += artifacts.iter().map(|artifact| artifact.bytes.len() as u64).sum::<u64>();
         let (row, store) = (record.to_row(), &self.context.store);
         let save = || {
@@ -157,7 +156,8 @@ impl PipelineRunner {
         };
         let saved = self.context.offline.persist(&record.uid, save).await?;
         if let Err(message) = saved {
-            record.bytes = before;
+            // It names what the store has not.
+            *record = RunRecord::clone(&self.progress.borrow());
             return Err(StepError::Failed(message));
         }
         self.progress.send_replace(Arc::new(record.clone()));
@@ -196,11 +196,19 @@ impl PipelineRunner {
         }
         self.perform_all(index, &spec).await?;
         let output = self.output(index).await?;
-        let (made, artifact) = ArtifactRef::of_value(&output);
-        self.check_room(std::slice::from_ref(&artifact))?;
+        let single =
+            self.record.steps[index].items.iter().flatten().next().and_then(|item| item.output.clone());
+        let (made, artifacts) = match single.filter(|_| spec.for_each.is_none()) {
+            Some(made) => (made, Vec::new()),
+            None => {
+                let (made, artifact) = ArtifactRef::of_value(&output);
+                self.check_room(std::slice::from_ref(&artifact))?;
+                (made, vec![artifact])
+            }
+        };
         let step = self.state(index);
         (step.state, step.finished, step.output) = (StepState::Done, Some(Timestamp::now()), Some(made));
-        self.save_with(vec![artifact]).await?;
+        self.save_with(artifacts).await?;
         self.values["steps"][&spec.name] = json!({"output": output});
         self.context.metrics.pipeline_step("done");
         Ok(())
@@ -366,23 +374,24 @@ impl PipelineRunner {
                 }
                 Some(Err(error)) => Err(error),
             };
-            match done {
+            let kept = match done {
                 Ok((made, artifact, usage)) => {
                     if let Some(item) = self.state(index).items.as_mut().and_then(|items| items.get_mut(at)) {
                         (item.output, item.usage) = (Some(made), item.usage.plus(usage));
                     }
-                    self.save_with(vec![artifact]).await?;
+                    self.save_with(vec![artifact]).await
                 }
-                Err(error) => {
-                    has_failed.store(true, Ordering::Release);
-                    let error = match error {
-                        StepError::Failed(message) if spec.for_each.is_some() => {
-                            StepError::Failed(format!("value {at}: {message}"))
-                        }
-                        error => error,
-                    };
-                    first_error.get_or_insert(error);
-                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = kept {
+                has_failed.store(true, Ordering::Release);
+                let error = match error {
+                    StepError::Failed(message) if spec.for_each.is_some() => {
+                        StepError::Failed(format!("value {at}: {message}"))
+                    }
+                    error => error,
+                };
+                first_error.get_or_insert(error);
             }
         }
         first_error.map_or(Ok(()), Err)

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use jsonschema::{PatternOptions, Validator};
+use jsonschema::{Draft, PatternOptions, Validator};
 use russet_crds::PipelineStep;
 use serde_json::Value;
 
@@ -11,7 +11,9 @@ use super::calls::ReplyText;
 use crate::error::shown;
 
 /// Bytes that a pattern may take.
-const MAX_PATTERN_BYTES: usize = 1 << 20;
+const MAX_PATTERN_BYTES: usize = 256 << 10;
+/// Patterns of a schema.
+const MAX_PATTERNS: usize = 64;
 /// Parts of a schema with what it refers to in the place of each reference: each looks at a part of the output once, so that the
 /// time is bounded by their product.
 const MAX_SCHEMA_PARTS: usize = 10_000;
@@ -33,15 +35,16 @@ impl OutputSchema {
         if step.schema.is_empty() {
             return Ok(Self(None));
         }
-        let schema = Value::Object(step.schema.clone());
-        if !unfolds(&schema, &schema, 0, &mut MAX_SCHEMA_PARTS.clone()) {
-            return Err(format!(
-                "it refers to itself, to another document, or unfolds to more than {MAX_SCHEMA_PARTS} parts"
-            ));
-        }
+        let mut fields = step.schema.clone();
+        // In an older draft other words lead elsewhere.
+        fields.remove("$schema");
+        let schema = Value::Object(fields);
+        let mut unfolding = Unfolding { root: &schema, left: MAX_SCHEMA_PARTS, patterns: MAX_PATTERNS };
+        unfolding.schema(&schema, 0)?;
         let patterns =
             PatternOptions::regex().size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES);
-        let built = jsonschema::options().with_pattern_options(patterns).build(&schema);
+        let options = jsonschema::options().with_draft(Draft::Draft202012).with_pattern_options(patterns);
+        let built = options.build(&schema);
         built.map(|validator| Self(Some(Arc::new(validator)))).map_err(|error| shown(&error.to_string()))
     }
 
@@ -69,26 +72,72 @@ impl OutputSchema {
     }
 }
 
-/// Whether a schema has a bounded number of parts with what it refers to in the place of each reference, none of which leads
-/// out of it.
-fn unfolds(part: &Value, root: &Value, depth: usize, left: &mut usize) -> bool {
-    if depth > MAX_DEPTH || *left == 0 {
-        return false;
-    }
-    *left -= 1;
-    match part {
-        Value::Object(fields) => fields.iter().all(|(name, value)| match (name.as_str(), value) {
-            ("$ref", Value::String(reference)) => {
-                let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-                target.is_some_and(|target| unfolds(target, root, depth + 1, left))
+/// Counts the parts of a schema with what it refers to in the place of each reference.
+struct Unfolding<'a> {
+    root: &'a Value,
+    left: usize,
+    patterns: usize,
+}
+
+impl Unfolding<'_> {
+    /// Counts a schema; an error where it has too many parts, refers to itself or to another document, or uses what takes more
+    /// time than it has parts.
+    fn schema(&mut self, schema: &Value, depth: usize) -> Result<(), String> {
+        self.left = self.left.saturating_sub(1);
+        if depth > MAX_DEPTH || self.left == 0 {
+            return Err(format!("it refers to itself, or unfolds to more than {MAX_SCHEMA_PARTS} parts"));
+        }
+        let Value::Object(keywords) = schema else { return Ok(()) };
+        for (keyword, value) in keywords {
+            match (keyword.as_str(), value) {
+                ("$ref", Value::String(reference)) => {
+                    let pointer = reference.strip_prefix('#').filter(|pointer| !pointer.contains('%'));
+                    let target = pointer.and_then(|pointer| self.root.pointer(pointer)).cloned();
+                    let target = target.ok_or("a $ref leads to no part of it")?;
+                    self.schema(&target, depth + 1)?;
+                }
+                (
+                    "$dynamicRef"
+                    | "$recursiveRef"
+                    | "$id"
+                    | "id"
+                    | "$anchor"
+                    | "$dynamicAnchor"
+                    | "$schema"
+                    | "unevaluatedProperties"
+                    | "unevaluatedItems",
+                    _,
+                ) => return Err(format!("it has {keyword}, which steps do not know")),
+                // They count where they are referred to.
+                ("$defs" | "definitions", _) if depth == 0 => {}
+                ("pattern", _) => self.pattern(1)?,
+                (
+                    "$defs" | "definitions" | "properties" | "patternProperties" | "dependentSchemas",
+                    Value::Object(named),
+                ) => {
+                    if keyword == "patternProperties" {
+                        self.pattern(named.len())?;
+                    }
+                    named.values().try_for_each(|schema| self.schema(schema, depth + 1))?;
+                }
+                // Data, and no schemas.
+                ("const" | "default" | "enum" | "examples" | "required" | "type", value) => {
+                    self.left = self.left.saturating_sub(value.as_array().map_or(1, Vec::len));
+                }
+                (_, Value::Array(schemas)) => {
+                    schemas.iter().try_for_each(|schema| self.schema(schema, depth + 1))?;
+                }
+                (_, schema) => self.schema(schema, depth + 1)?,
             }
-            ("$dynamicRef" | "$recursiveRef" | "$id" | "$anchor" | "$dynamicAnchor", _) => false,
-            // They count where they are referred to.
-            ("$defs" | "definitions", _) => true,
-            (_, value) => unfolds(value, root, depth + 1, left),
-        }),
-        Value::Array(items) => items.iter().all(|item| unfolds(item, root, depth + 1, left)),
-        _ => true,
+        }
+        Ok(())
+    }
+
+    fn pattern(&mut self, count: usize) -> Result<(), String> {
+        let left =
+            self.patterns.checked_sub(count).ok_or(format!("it has more than {MAX_PATTERNS} patterns"))?;
+        self.patterns = left;
+        Ok(())
     }
 }
 
@@ -154,16 +203,34 @@ mod tests {
             json!({"$ref": "#/$defs/0", "$defs": definitions})
         };
         assert!(schema(doubling(5)).is_ok());
-        for refused in [
-            json!({"$ref": "https://example.com/schema"}),
-            json!({"$ref": "file:///etc/passwd"}),
-            json!({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}),
-            json!({"$ref": "#"}),
-            doubling(30),
+        let unevaluated = (0..20).fold(
+            json!({"unevaluatedProperties": false}),
+            |inner, _| json!({"unevaluatedProperties": false, "allOf": [inner]}),
+        );
+        let patterns: Vec<Value> = (0..65).map(|_| json!({"pattern": "a"})).collect();
+        for (refused, expected) in [
+            (json!({"$ref": "https://example.com/schema"}), "a $ref leads to no part of it"),
+            (json!({"$ref": "file:///etc/passwd"}), "a $ref leads to no part of it"),
+            (json!({"$defs": {"ab": {}}, "$ref": "#/$defs/a%62"}), "a $ref leads to no part of it"),
+            (
+                json!({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}),
+                "it refers to itself",
+            ),
+            (json!({"properties": {"definitions": {"$ref": "#"}}}), "it refers to itself"),
+            (doubling(30), "it refers to itself, or unfolds to more than 10000 parts"),
+            (unevaluated, "it has unevaluatedProperties, which steps do not know"),
+            (json!({"allOf": [{"$id": "urn:a"}]}), "it has $id, which steps do not know"),
+            (json!({"allOf": patterns}), "it has more than 64 patterns"),
         ] {
             let error = schema(refused).err().unwrap();
-            assert!(error.starts_with("it refers to itself"), "{error}");
+            assert!(error.starts_with(expected), "{error}");
         }
+        // A property may have any name.
+        let named = json!({"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"$id": {"type": "string"}, "id": {"enum": [{"id": 1}]}}});
+        assert_eq!(
+            schema(named).unwrap().read(text(r#"{"id": {"id": 1}}"#)).await,
+            Ok(json!({"id": {"id": 1}}))
+        );
         let slow = schema(json!({"type": "string", "pattern": "^(a+)+$"})).unwrap();
         assert!(slow.read(text(&format!("\"{}b\"", "a".repeat(100_000)))).await.is_err());
     }

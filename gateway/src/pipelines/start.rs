@@ -10,7 +10,7 @@ use russet_crds::{ParameterType, ParameterValue, PipelineParameter, PipelineRun}
 use sha2::Digest as _;
 
 use super::check::check;
-use super::record::{ArtifactRef, RunRecord, StepRecord};
+use super::record::{ArtifactRef, MAX_RUN_BYTES, RunRecord, StepRecord};
 use super::references::MAX_TEXT_BYTES;
 use super::{PipelineContext, PipelineObjects};
 use crate::response_store::{Artifact, ResponseStoreError};
@@ -154,6 +154,12 @@ async fn parameters(
             ParameterType::File => {
                 let bytes = file(context, owner, value).await?;
                 let bytes = bytes.map_err(|error| never(format!("parameter {name}: {error}")))?;
+                let bytes = bytes.ok_or_else(|| {
+                    // Another gateway may have it.
+                    let message =
+                        format!("parameter {name}: there is no file {}", crate::error::shown(value));
+                    StartError::NotYet(Reason::TargetNotFound, message)
+                })?;
                 check_digest(given, &bytes).map_err(|error| never(format!("parameter {name}: {error}")))?;
                 String::from_utf8(bytes)
                     .map_err(|_| never(format!("parameter {name}: file {value} is no text in UTF-8")))?
@@ -163,6 +169,10 @@ async fn parameters(
         let (made, artifact) = ArtifactRef::of(text.into_bytes(), false);
         parameters.insert(name.clone(), made);
         artifacts.push(artifact);
+    }
+    let bytes: u64 = artifacts.iter().map(|artifact: &Artifact| artifact.bytes.len() as u64).sum();
+    if bytes > MAX_RUN_BYTES {
+        return Err(never(format!("its parameters have more than {} MiB together", MAX_RUN_BYTES >> 20)));
     }
     Ok((parameters, artifacts))
 }
@@ -182,11 +192,11 @@ async fn file(
     context: &PipelineContext,
     owner: &str,
     id: &str,
-) -> Result<Result<Vec<u8>, String>, ResponseStoreError> {
+) -> Result<Result<Option<Vec<u8>>, String>, ResponseStoreError> {
     let (owner, id) = (owner.to_owned(), id.to_owned());
     let read = context.store.read(move |store| {
         let Some(head) = store.file(&owner, &id, unix_seconds())? else {
-            return Ok(Err(format!("there is no file {}", crate::error::shown(&id))));
+            return Ok(Ok(None));
         };
         if head.bytes > MAX_TEXT_BYTES as u64 {
             return Ok(Err(format!("file {id} has more than {} MiB", MAX_TEXT_BYTES >> 20)));
@@ -196,7 +206,7 @@ async fn file(
             bytes.extend_from_slice(&part.text);
             from = part.first + 1;
         }
-        Ok(Ok(bytes))
+        Ok(Ok(Some(bytes)))
     });
     read.await
 }

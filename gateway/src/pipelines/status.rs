@@ -26,13 +26,12 @@ pub(super) fn waiting(
     message: &str,
     now: Timestamp,
 ) -> PipelineRunStatus {
-    let conditions = run.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let finished = condition == RunCondition::Stalled && reason == Reason::Failed;
     let status = PipelineRunStatus {
         attempt: Some(run.spec.attempt),
         finished_at: finished.then_some(Time(now)),
-        conditions,
-        ..PipelineRunStatus::default()
+        // What an earlier attempt did is still what was done.
+        ..run.status.clone().unwrap_or_default()
     };
     with_conditions(run, status, condition, reason, message, now)
 }

@@ -44,7 +44,7 @@ pub(super) async fn perform(
     action: &Action,
     policy: RetryPolicy<'_>,
 ) -> Result<(Value, UsageRecord), StepError> {
-    let deadline = Instant::now() + policy.timeout;
+    let mut deadline = Instant::now() + policy.timeout;
     let offline = &call.context.offline;
     let (mut used, mut tries, mut waits) = (UsageRecord::default(), 0, 0);
     let late = |last: Option<String>| {
@@ -52,7 +52,10 @@ pub(super) async fn perform(
         StepError::Failed(format!("it took more than {} s{last}", policy.timeout.as_secs()))
     };
     loop {
+        // Waiting for the API server is no time of the step.
+        let waited = Instant::now();
         call.lease.valid(offline).await?;
+        deadline += waited.elapsed();
         let made = timeout_at(deadline, call.make(action)).await;
         let error = match made {
             Err(_) => return Err(late(None)),
@@ -60,6 +63,8 @@ pub(super) async fn perform(
                 used = used.plus(usage);
                 match policy.schema.read(text).await {
                     Ok(output) => return Ok((output, used)),
+                    // Its effect is there, whatever it said.
+                    Err(error) if matches!(action, Action::Http(_)) => CallError::Failed(error),
                     Err(error) => CallError::Again(error),
                 }
             }

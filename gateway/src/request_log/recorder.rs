@@ -140,6 +140,11 @@ impl Recorder {
         });
     }
 
+    /// The priority that its rule gave it.
+    pub(crate) fn priority(&self, priority: i32) {
+        self.write(|record, _| record.limits.priority = priority);
+    }
+
     /// The ModelRoute that has its model's name, and what its rules made of it.
     pub(crate) fn route(&self, alias: &ModelAlias, facts: Option<&RequestFacts>) {
         self.write(|record, _| {

@@ -228,6 +228,9 @@ fn apply(
     if let Some((owner, bytes)) = added {
         inbox::check_room(transaction, &owner, bytes, max_bytes)?;
     }
+    if let Change::Run(change) = change {
+        runs::hold(transaction, change)?;
+    }
     match make_room(transaction, change.bytes() as u64, max_bytes) {
         // What was accepted ends: its answer takes room beyond the limit rather than wait for ever.
         Err(ResponseStoreError::TooLarge { .. }) if change.is_end() => {}

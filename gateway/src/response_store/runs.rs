@@ -90,6 +90,14 @@ impl RunChange {
     }
 }
 
+/// A run that goes on is not deleted to make room for itself.
+pub(super) fn hold(transaction: &Transaction<'_>, change: &RunChange) -> Result<(), ResponseStoreError> {
+    if let RunChange::Save { row, .. } = change {
+        transaction.execute("UPDATE run SET ended = 0 WHERE id = ?1", [&row.id])?;
+    }
+    Ok(())
+}
+
 pub(super) fn apply(
     transaction: &Transaction<'_>,
     change: &RunChange,

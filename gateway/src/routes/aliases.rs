@@ -88,7 +88,6 @@ mod tests {
             route: format!("{namespace}/r{number}"),
             namespace: namespace.into(),
             policy: Arc::new(RoutePolicy::default()),
-            hold_timeout: None,
             cache_ttl: None,
         }
     }

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelProvider, ModelRoute, OnUnavailable,
-    ShardGroup, WeightQuantization, names,
+    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelProvider, ModelRoute, ShardGroup,
+    WeightQuantization, names,
 };
 
 use crate::request_defaults::RequestDefaults;
@@ -83,12 +83,6 @@ impl RoutingTable {
                 let namespace = object.namespace().unwrap_or_default();
                 let route = format!("{namespace}/{}", object.name_any());
                 let policy = Arc::new(RoutePolicy::new(&object.spec));
-                let hold_timeout = match object.spec.on_unavailable {
-                    OnUnavailable::Queue | OnUnavailable::Unknown => {
-                        Some(Duration::from_secs(object.spec.deadline_seconds.into()))
-                    }
-                    OnUnavailable::Fail => None,
-                };
                 let seconds = object.spec.cache.as_ref().map(|cache| cache.ttl_seconds);
                 let cache_ttl = seconds.map(|seconds| Duration::from_secs(seconds.into()));
                 object.spec.models.iter().map(move |pattern| ModelAlias {
@@ -96,7 +90,6 @@ impl RoutingTable {
                     route: route.clone(),
                     namespace: namespace.clone(),
                     policy: policy.clone(),
-                    hold_timeout,
                     cache_ttl,
                 })
             })
@@ -375,8 +368,8 @@ mod tests {
             table.aliases.iter().map(|alias| (alias.pattern.as_str(), alias.route.as_str())).collect();
         assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
         assert_eq!(table.aliases[0].policy.otherwise.names, [TargetName::Deployment("chat".into())]);
-        assert_eq!(table.aliases[0].hold_timeout, Some(Duration::from_secs(300)));
-        route.spec.on_unavailable = OnUnavailable::Fail;
-        assert_eq!(RoutingTable::from_objects(&[], &[], &[route]).aliases[0].hold_timeout, None);
+        assert_eq!(table.aliases[0].policy.terms.hold_timeout, Some(Duration::from_secs(300)));
+        route.spec.on_unavailable = russet_crds::OnUnavailable::Fail;
+        assert_eq!(RoutingTable::from_objects(&[], &[], &[route]).aliases[0].policy.terms.hold_timeout, None);
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use russet_crds::active_hours::active_hours;
 use russet_crds::{
-    FallbackCause, ModelRouteSpec, Presence, RouteMatch, RouteTarget, Schedule, TargetPick, Zone,
+    FallbackCause, ModelRouteSpec, OnUnavailable, Presence, RouteMatch, RouteRule, RouteTarget, Schedule,
+    TargetPick, Zone,
 };
 
 use super::facts::{RequestFacts, task_name};
@@ -62,8 +63,42 @@ struct Rule {
     name: String,
     of: RouteMatch,
     targets: Targets,
-    /// How far from home its requests may be answered, where it says so.
-    zone: Option<Zone>,
+    terms: RouteTerms,
+}
+
+/// What a route says of requests beside their targets, or a rule in its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteTerms {
+    /// How far from home they may be answered, as the rule says.
+    pub zone: Option<Zone>,
+    /// How long they are held while no target is ready; `None`: they are rejected at once.
+    pub hold_timeout: Option<Duration>,
+    /// Why they go from a deployment on to a provider behind it.
+    pub fallback_on: Vec<FallbackCause>,
+    /// The longest wait for a first token that is no cause.
+    pub max_wait: Option<Duration>,
+    /// The highest priority.
+    pub max_priority: Option<i32>,
+}
+
+impl RouteTerms {
+    /// Those of a route, with what a rule says in their place.
+    fn new(spec: &ModelRouteSpec, rule: Option<&RouteRule>) -> Self {
+        let on_unavailable = rule.and_then(|rule| rule.on_unavailable).unwrap_or(spec.on_unavailable);
+        let deadline = rule.and_then(|rule| rule.deadline_seconds).unwrap_or(spec.deadline_seconds);
+        let max_wait = rule.and_then(|rule| rule.max_wait_seconds).or(spec.max_wait_seconds);
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        Self {
+            zone: rule.and_then(|rule| rule.zone),
+            hold_timeout: match on_unavailable {
+                OnUnavailable::Queue | OnUnavailable::Unknown => Some(seconds(deadline)),
+                OnUnavailable::Fail => None,
+            },
+            fallback_on: rule.and_then(|rule| rule.fallback_on.as_ref()).unwrap_or(&spec.fallback_on).clone(),
+            max_wait: max_wait.map(seconds),
+            max_priority: rule.and_then(|rule| rule.max_priority),
+        }
+    }
 }
 
 /// Where the requests of a ModelRoute go.
@@ -74,10 +109,8 @@ pub struct RoutePolicy {
     pub otherwise: Targets,
     /// How far from home requests may be answered.
     pub zone: Zone,
-    /// Why a request goes from a deployment on to a provider behind it.
-    pub fallback_on: Vec<FallbackCause>,
-    /// The longest wait for a first token that is no cause.
-    pub max_wait: Option<Duration>,
+    /// The rest of what it says, of requests that no rule matches.
+    pub terms: RouteTerms,
 }
 
 /// The targets of a request, and the rule that named them.
@@ -87,8 +120,8 @@ pub struct TargetSelection<'a> {
     pub rule: Option<&'a str>,
     /// The targets.
     pub targets: &'a Targets,
-    /// How far from home the request may be answered, as the rule says.
-    pub zone: Option<Zone>,
+    /// What the rule, or the route, says beside them.
+    pub terms: &'a RouteTerms,
     /// What the request's share is taken by.
     conversation: Option<u64>,
 }
@@ -112,18 +145,17 @@ pub struct Verdict<'a> {
 impl RoutePolicy {
     /// That of a spec.
     pub(super) fn new(spec: &ModelRouteSpec) -> Self {
-        let rule = |rule: &russet_crds::RouteRule| Rule {
+        let rule = |rule: &RouteRule| Rule {
             name: rule.name.clone(),
             of: rule.r#match.clone(),
             targets: Targets::new(&rule.targets, rule.pick),
-            zone: rule.zone,
+            terms: RouteTerms::new(spec, Some(rule)),
         };
         Self {
             rules: spec.rules.iter().map(rule).collect(),
             otherwise: Targets::new(&spec.targets, spec.pick),
             zone: spec.zone,
-            fallback_on: spec.fallback_on.clone(),
-            max_wait: spec.max_wait_seconds.map(|seconds| Duration::from_secs(seconds.into())),
+            terms: RouteTerms::new(spec, None),
         }
     }
 
@@ -131,6 +163,12 @@ impl RoutePolicy {
     pub fn to<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
         let names = names.into_iter().map(|name| TargetName::Deployment(name.to_owned())).collect();
         Self { otherwise: Targets { names, ..Targets::default() }, ..Self::default() }
+    }
+
+    /// The same holding requests so long; `None`: not at all.
+    #[must_use]
+    pub fn holding(self, hold_timeout: Option<Duration>) -> Self {
+        Self { terms: RouteTerms { hold_timeout, ..self.terms }, ..self }
     }
 
     /// Whether it looks at what a request is.
@@ -155,10 +193,13 @@ impl RoutePolicy {
         let matching =
             facts.and_then(|facts| self.rules.iter().find(|rule| mismatch(&rule.of, facts).is_none()));
         match matching {
-            Some(Rule { name, targets, zone, .. }) => {
-                TargetSelection { rule: Some(name), targets, zone: *zone, conversation }
+            Some(Rule { name, targets, terms, .. }) => {
+                TargetSelection { rule: Some(name), targets, terms, conversation }
             }
-            None => TargetSelection { rule: None, targets: &self.otherwise, zone: None, conversation },
+            None => {
+                let (targets, terms) = (&self.otherwise, &self.terms);
+                TargetSelection { rule: None, targets, terms, conversation }
+            }
         }
     }
 
@@ -357,7 +398,7 @@ mod tests {
             r#match: RouteMatch { tasks: tasks.to_vec(), ..RouteMatch::default() },
             targets: vec![target(&format!("for-{name}"), None)],
             pick: TargetPick::Fastest,
-            zone: None,
+            ..RouteRule::default()
         };
         let policy = RoutePolicy::new(&ModelRouteSpec {
             rules: vec![
@@ -377,6 +418,39 @@ mod tests {
         let other = policy.select(None);
         assert_eq!((other.rule, shown(other)), (None, vec!["rest".to_owned()]));
         assert!(policy.reads_requests() && !RoutePolicy::default().reads_requests());
+    }
+
+    #[test]
+    fn a_rule_says_what_it_says_and_the_route_the_rest() {
+        let code = RouteMatch { tasks: vec![RouteTask::Code], ..RouteMatch::default() };
+        let terms = |rule: RouteRule| {
+            let rule = RouteRule { name: "codes".into(), r#match: code.clone(), ..rule };
+            let policy = RoutePolicy::new(&ModelRouteSpec {
+                rules: vec![rule],
+                deadline_seconds: 60,
+                max_wait_seconds: Some(7),
+                fallback_on: vec![FallbackCause::Error],
+                ..ModelRouteSpec::default()
+            });
+            (policy.select(Some(&facts())).terms.clone(), policy.select(None).terms.clone())
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let (as_route, route) = terms(RouteRule::default());
+        assert_eq!(as_route, route);
+        let found = (route.hold_timeout, route.max_wait, &route.fallback_on[..], route.max_priority);
+        assert_eq!(found, (seconds(60), seconds(7), &[FallbackCause::Error][..], None));
+        let (own, route) = terms(RouteRule {
+            deadline_seconds: Some(5),
+            max_wait_seconds: Some(1),
+            fallback_on: Some(Vec::new()),
+            max_priority: Some(-10),
+            ..RouteRule::default()
+        });
+        let found = (own.hold_timeout, own.max_wait, &own.fallback_on[..], own.max_priority);
+        assert_eq!(found, (seconds(5), seconds(1), &[][..], Some(-10)));
+        assert_eq!((route.hold_timeout, route.max_priority), (seconds(60), None));
+        let fails = RouteRule { on_unavailable: Some(OnUnavailable::Fail), ..RouteRule::default() };
+        assert_eq!(terms(fails).0.hold_timeout, None);
     }
 
     #[test]

@@ -21,16 +21,9 @@ fn scaled_to_zero() -> DeploymentState {
 
 /// The only name of a ModelRoute, for the model `m`.
 fn route(hold: Option<Duration>) -> Vec<ModelAlias> {
-    let policy = Arc::new(RoutePolicy::to(["m"]));
+    let policy = Arc::new(RoutePolicy::to(["m"]).holding(hold));
     let (pattern, route) = ("best".into(), "default/usual".into());
-    vec![ModelAlias {
-        pattern,
-        route,
-        namespace: "default".into(),
-        policy,
-        hold_timeout: hold,
-        cache_ttl: None,
-    }]
+    vec![ModelAlias { pattern, route, namespace: "default".into(), policy, cache_ttl: None }]
 }
 
 fn waiting_metric(count: usize) -> String {

@@ -108,7 +108,6 @@ async fn a_key_opens_its_models_and_sees_no_others() {
         route: "default/usual".into(),
         namespace: "default".into(),
         policy: Arc::new(RoutePolicy::to(["large"])),
-        hold_timeout: None,
         cache_ttl: None,
     };
     let ready = || DeploymentState::Ready;

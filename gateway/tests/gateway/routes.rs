@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
     GatewayLab, ScriptStep, ScriptedEngine, access_key, finished, hello, limits, started, token,
+    wait_for_metric,
 };
 
 /// Asks for much.
@@ -454,4 +455,33 @@ async fn a_rule_without_targets_sends_its_requests_nowhere_else() {
     let expected = "a name of ModelRoute default/auto, but none of the rule code's targets exists: gone";
     assert!(status == 404 && message.contains(expected), "{status}: {message}");
     assert_eq!(daily.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_rule_says_who_waits_and_who_comes_first() {
+    let lab = GatewayLab::start(limits()).await;
+    let spec = json!({
+        "models": ["auto"], "targets": to("m"),
+        "rules": [{
+            "name": "background", "match": {"labels": {"urgent": "no"}}, "targets": to("m"),
+            "onUnavailable": "Fail", "maxPriority": -50,
+        }],
+    });
+    let waking = DeploymentState::Working("it is scaled to zero".into());
+    lab.publish_with(&[("m", waking, &[])], names(spec.clone()));
+    let background = || lab.chat(says("later")).header("x-russet-labels", "urgent=no");
+    let response = background().send().await.unwrap();
+    assert_eq!(response.status(), 503, "the rule holds no request");
+    let held = tokio::spawn(answer(lab.chat(says("now"))));
+    wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 1\n").await;
+    let engine = named(&lab, "m");
+    publish(&lab, &[("m", &engine)], spec);
+    assert_eq!(held.await.unwrap(), "m");
+    assert_eq!(answer(background()).await, "m");
+    let low =
+        lab.chat(json!({"model": "auto", "messages": [{"role": "user", "content": "x"}], "priority": 80}));
+    assert_eq!(answer(low.header("x-russet-labels", "urgent=no")).await, "m");
+    let priorities: Vec<i32> =
+        engine.received.lock().unwrap().iter().map(|request| request.priority).collect();
+    assert_eq!(priorities, [0, -50, -80], "a request that asks for less keeps that");
 }

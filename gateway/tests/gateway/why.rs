@@ -115,8 +115,7 @@ async fn a_held_request_says_what_it_waits_for_while_it_waits() {
         pattern: pattern.into(),
         route: "default/usual".into(),
         namespace: "default".into(),
-        policy: Arc::new(RoutePolicy::to(["m"])),
-        hold_timeout: Some(TEST_TIMEOUT),
+        policy: Arc::new(RoutePolicy::to(["m"]).holding(Some(TEST_TIMEOUT))),
         cache_ttl: None,
     };
     let working = |reason: &str| DeploymentState::Working(reason.into());

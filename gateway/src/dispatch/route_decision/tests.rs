@@ -37,7 +37,6 @@ fn table() -> RoutingTable {
         route: "default/r".into(),
         namespace: "default".into(),
         policy: Arc::new(RoutePolicy::to(names.iter().copied())),
-        hold_timeout: None,
         cache_ttl: None,
     };
     RoutingTable {

@@ -107,7 +107,7 @@ async fn runs_that_cannot_begin_say_what_to_do() {
             "Failed",
             "the Pipeline has no parameter b",
         ),
-        ("nofile", given("file", "file-x"), "Failed", "parameter a: there is no file file-x"),
+        ("nofile", given("file", "file-x"), "TargetNotFound", "parameter a: there is no file file-x"),
         (
             "nokey",
             json!({"pipelineRef": {"name": "p"}, "keyRef": {"name": "k"}}),
