@@ -123,7 +123,8 @@ async fn price_of(connection: &Connection, named: &str) -> Result<TokenPrice> {
     let api: Api<ModelProvider> = Api::namespaced(connection.client().await?, &namespace);
     let provider = api.get_opt(name).await?;
     let spec = provider.with_context(|| format!("there is no ModelProvider {namespace}/{name}"))?.spec;
-    let provider = Provider { namespace: namespace.clone(), name: name.to_owned(), spec };
+    let provider =
+        Provider { namespace: namespace.clone(), name: name.to_owned(), spec, ..Provider::default() };
     match provider.known(model).and_then(|known| known.price_per_million_tokens) {
         Some(price) => Ok(price),
         None => bail!(

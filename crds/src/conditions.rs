@@ -245,6 +245,12 @@ pub enum Reason {
     ScaledByDemand,
     /// A person stopped the deployment, so it does not scale.
     ScalingDisabled,
+    /// The provider answered the last request.
+    Answering,
+    /// The provider did not answer the last request; the message says why.
+    NotAnswering,
+    /// No gateway has asked the provider yet.
+    NotAsked,
     /// The Benchmark waits until its deployment is ready.
     WaitingForDeployment,
     /// Another Benchmark of the same deployment runs first.

@@ -1,5 +1,6 @@
 //! ModelProvider: a server outside of this cluster that answers requests, where a ModelRoute says so.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use crate::{LocalReference, Money, Zone};
     version = "v1alpha1",
     kind = "ModelProvider",
     namespaced,
+    status = "ModelProviderStatus",
     derive = "PartialEq",
     derive = "Default",
     shortname = "mprovider",
@@ -20,6 +22,23 @@ use crate::{LocalReference, Money, Zone};
     printcolumn(name = "API", type_ = "string", json_path = ".spec.api"),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".spec.endpoint"),
     printcolumn(name = "Zone", type_ = "string", json_path = ".spec.zone"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
+    printcolumn(name = "Answered", type_ = "date", json_path = ".status.lastAnswered"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -137,4 +156,20 @@ pub enum ProviderApi {
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
+}
+
+/// Whether a provider answers, as gateways saw it with real requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelProviderStatus {
+    /// The generation that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// When it last answered a request, to the minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_answered: Option<Time>,
+    /// Ready: the last request was answered, or none has gone there yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
 }

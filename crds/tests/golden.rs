@@ -87,6 +87,7 @@ fn new_objects_have_a_status_that_describes_no_generation() {
         "Model",
         "ModelCopy",
         "ModelDeployment",
+        "ModelProvider",
         "ModelRoute",
         "NodePool",
         "PipelineRun",

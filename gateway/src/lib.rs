@@ -1,7 +1,7 @@
 //! The gateway: an OpenAI-compatible HTTP server in front of the engines, which it calls over gRPC with
 //! mutual TLS. It makes no placement decisions, and keeps conversations only where a file for them is named, see
 //! `response_store`. To the cluster it writes only demand (which models are requested), the status of AccessKeys,
-//! Budgets, Benchmarks and PipelineRuns, the Approvals that those ask for, and where its owner allows it the models that clients pull, see `managed_models`. It watches the cluster and keeps routing by the last known state while the API
+//! Budgets, Benchmarks, ModelProviders and PipelineRuns, the Approvals that those ask for, and where its owner allows it the models that clients pull, see `managed_models`. It watches the cluster and keeps routing by the last known state while the API
 //! server is unavailable.
 //!
 //! ```text

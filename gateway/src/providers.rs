@@ -12,6 +12,7 @@ mod circuit;
 mod client;
 mod openai;
 mod provider_stream;
+mod report;
 mod request;
 mod secrets;
 mod server_sent_events;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -32,6 +34,8 @@ use crate::zone_client::ZoneClients;
 use circuit::Circuit;
 pub(crate) use client::ProviderError;
 pub(crate) use provider_stream::ProviderStream;
+use report::ProviderHealth;
+pub(crate) use report::report;
 pub(crate) use request::{ProviderRequest, untranslatable};
 pub(crate) use secrets::SecretReader;
 
@@ -43,6 +47,8 @@ pub(crate) struct Providers {
     metrics: Arc<Metrics>,
     circuits: Mutex<HashMap<ModelKey, Circuit>>,
     in_flight: Mutex<HashMap<String, Arc<AtomicU32>>>,
+    /// What was seen of each, by its full name.
+    health: Mutex<HashMap<String, ProviderHealth>>,
 }
 
 /// `namespace/name` of a provider, its endpoint, and one of its models: one whose endpoint is mended starts anew.
@@ -93,8 +99,13 @@ impl Providers {
         audit: Option<AuditLog>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let (circuits, in_flight) = (Mutex::default(), Mutex::default());
-        Self { clients, secrets, audit, metrics, circuits, in_flight }
+        let (circuits, in_flight, health) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { clients, secrets, audit, metrics, circuits, in_flight, health }
+    }
+
+    /// What was seen of a provider.
+    fn health(&self, name: &str) -> ProviderHealth {
+        self.health.lock().get(name).cloned().unwrap_or_default()
     }
 
     /// Why a model of a provider is not asked now, if it is not.
@@ -118,7 +129,9 @@ impl Providers {
 
     /// Counts how a request ended, and opens the circuit of a model that fails.
     fn record(&self, provider: &Provider, model: &str, outcome: Outcome<'_>) {
-        self.metrics.provider_request(&provider.full_name(), outcome.as_str());
+        let name = provider.full_name();
+        self.metrics.provider_request(&name, outcome.as_str());
+        self.health.lock().entry(name).or_default().record(outcome, Timestamp::now());
         let mut circuits = self.circuits.lock();
         if circuits.len() >= MAX_CIRCUITS {
             circuits.clear();

@@ -36,7 +36,7 @@ use crate::mqtt::{MqttGateway, MqttInbox};
 use crate::offline::OfflineContext;
 use crate::origins::OriginPolicy;
 use crate::pipelines::{self, PipelineContext};
-use crate::providers::{Providers, SecretReader};
+use crate::providers::{self, Providers, SecretReader};
 use crate::rejection::{unknown_path, wrong_method};
 use crate::response_store::{ResponseStoreConfig, ResponseStoreError};
 use crate::routes::{self, RoutingTable};
@@ -398,6 +398,10 @@ impl GatewayServer {
         let (secrets, pipeline_table) = (Arc::new(SecretReader::new(secrets)), table.clone());
         let providers = Providers::new(clients.clone(), secrets.clone(), audit.clone(), metrics.clone());
         let providers = Arc::new(providers);
+        if let Some(client) = client.clone() {
+            let report = providers::report(client, providers.clone(), table.clone());
+            reporting.spawn("provider reports", report);
+        }
         let dispatcher = Dispatcher::new(
             table,
             backends,

@@ -195,7 +195,7 @@ pub(super) mod tests {
     /// The provider of an endpoint.
     pub(in crate::providers) fn provider(endpoint: &str) -> Provider {
         let spec = ModelProviderSpec { endpoint: endpoint.into(), ..ModelProviderSpec::default() };
-        Provider { namespace: "default".into(), name: "p".into(), spec }
+        Provider { namespace: "default".into(), name: "p".into(), spec, ..Provider::default() }
     }
 
     /// The events that these data make, the end of the stream included.

@@ -248,7 +248,7 @@ fn files_of_others_and_of_later_releases_are_left_alone() {
     let (_folder, path) = self::folder();
     drop(Database::open(&path, 1 << 30).unwrap());
     Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
-    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 3 };
+    let newer = ResponseStoreError::Newer { path: path.clone(), found: 9, known: 4 };
     assert_eq!(Database::open(&path, 1).err(), Some(newer));
 
     let nowhere = Path::new("/nonexistent/responses.db");
@@ -451,4 +451,48 @@ fn an_inbox_torn_at_any_byte_has_what_was_whole() {
         seen.insert(before);
     }
     assert_eq!((seen.first(), before > 18, seen.len() > 15), (Some(&0), true, true), "{seen:?}");
+}
+
+#[tokio::test]
+async fn runs_have_a_share_and_keep_what_they_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let config =
+        ResponseStoreConfig { max_bytes: 4 << 20, ..ResponseStoreConfig::new(folder.path().join("r.db")) };
+    let store = Arc::new(ResponseStore::open(&config).unwrap());
+    let row = |id: &str, owner: &str, bytes: u64, ended: bool| RunRow {
+        id: id.to_owned(),
+        owner: owner.to_owned(),
+        created: 7,
+        ended,
+        bytes,
+        record: Bytes::from_static(b"{}"),
+    };
+    let made = |digest: &str, bytes: usize| {
+        vec![Artifact { digest: digest.to_owned(), bytes: vec![b'x'; bytes].into() }]
+    };
+    let half = 512 << 10;
+    store.insert_run(row("a", "ada", half, false), made("d1", half as usize)).await.unwrap();
+    store.save_run(row("a", "ada", 2 * half, false), made("d2", half as usize)).await.unwrap();
+    // A quarter of the store is one owner's, for all runs that have not ended.
+    let more = store.insert_run(row("b", "ada", half, false), made("d1", half as usize)).await;
+    assert_eq!(more, Err(ResponseStoreError::RunsFull { max: 1 << 20 }));
+    store.insert_run(row("c", "bob", half, false), made("d1", half as usize)).await.unwrap();
+    // How it ends takes no share, and gives it back.
+    store.save_run(row("a", "ada", 2 * half, true), Vec::new()).await.unwrap();
+    store.insert_run(row("b", "ada", half, false), made("d1", half as usize)).await.unwrap();
+    assert_eq!(store.artifact_bytes("ada", "d2"), Ok(Some(half as usize)));
+    assert_eq!(store.artifact("bob", "d2"), Ok(None), "it is another owner's");
+    assert_eq!(store.run_artifact("c", "d1").unwrap().map(|bytes| bytes.len()), Some(half as usize));
+    // What is gone is not brought back by what was on its way.
+    store.delete_run("c").await.unwrap();
+    assert_eq!(
+        store.save_run(row("c", "bob", half, false), Vec::new()).await,
+        Err(ResponseStoreError::Deleted)
+    );
+    assert_eq!((store.run_record("c"), store.artifact("bob", "d1")), (Ok(None), Ok(None)));
+    let name = store.gateway_name().unwrap();
+    drop(store);
+    let store = ResponseStore::open(&config).unwrap();
+    assert_eq!(store.gateway_name(), Ok(name), "a gateway that starts again knows its runs");
+    assert_eq!(store.run_ids().unwrap(), ["a", "b"]);
 }

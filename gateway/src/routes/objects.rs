@@ -117,6 +117,8 @@ impl RoutingTable {
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
             spec: object.spec.clone(),
+            generation: object.metadata.generation,
+            status: object.status.clone().unwrap_or_default(),
         };
         let mut providers: Vec<Provider> = there.map(provider).collect();
         providers.sort_by_cached_key(|one| (one.namespace.clone(), one.name.clone()));

@@ -2,12 +2,14 @@
 
 use std::fmt;
 
-use russet_crds::{ModelProviderSpec, Money, ProviderModel, RouteTarget, TokenPrice, Zone};
+use russet_crds::{
+    ModelProviderSpec, ModelProviderStatus, Money, ProviderModel, RouteTarget, TokenPrice, Zone,
+};
 
 use super::{Deployment, matches_pattern};
 
 /// A ModelProvider as the gateway sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Provider {
     /// Its namespace.
     pub namespace: String,
@@ -15,6 +17,10 @@ pub struct Provider {
     pub name: String,
     /// Where it is and how it is asked.
     pub spec: ModelProviderSpec,
+    /// Generation of the object.
+    pub generation: Option<i64>,
+    /// The object's status.
+    pub status: ModelProviderStatus,
 }
 
 impl Provider {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
+use crate::mock_provider::{MockProvider, Reply, openai};
 use crate::object_server::{StoredObjects, api_server, model_copy, until_ready};
 
 pub fn deployment() -> Value {
@@ -262,6 +263,80 @@ async fn a_pull_tells_the_bytes_that_the_agents_report() {
         status("success"),
     ];
     assert_eq!(lines, expected);
+    stop.cancel();
+    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
+    server.shutdown_background();
+}
+
+#[tokio::test]
+async fn the_status_of_a_provider_says_whether_it_answers() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let certificates = Certificates::new();
+    let objects = StoredObjects::default();
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (api, listen) = (free(), free());
+    let api_client =
+        kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+    let is_ill = Arc::new(AtomicBool::new(false));
+    let ill = is_ill.clone();
+    let outside = MockProvider::start(move |_| match ill.load(Ordering::Acquire) {
+        true => Reply::Status(500, None, r#"{"error": {"message": "you said: a secret"}}"#),
+        false => Reply::Events(openai(&["from", " outside"])),
+    })
+    .await;
+    let object = |kind: &str, name: &str, spec: Value| {
+        json!({
+            "apiVersion": "russet.dev/v1alpha1", "kind": kind, "spec": spec,
+            "metadata": {"namespace": "default", "name": name, "resourceVersion": "1", "generation": 1},
+        })
+    };
+    let endpoint = json!({"endpoint": format!("http://{}/v1", outside.address), "zone": "Local"});
+    objects.apply("modelproviders", object("ModelProvider", "p", endpoint));
+    let target = json!({"models": ["m"], "targets": [{"providerRef": {"name": "p"}, "model": "theirs"}]});
+    objects.apply("modelroutes", object("ModelRoute", "m", target));
+    let server = api_server(api, objects.clone());
+    let (ready, stop) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+    let config = GatewayConfig {
+        dispatch: limits(),
+        ..GatewayConfig::new(api_client, certificates.gateway(), listen)
+    };
+    let gateway = tokio::spawn(russet_gateway::run(
+        config,
+        prometheus::Registry::new(),
+        ready.clone(),
+        stop.clone().cancelled_owned(),
+    ));
+    until_ready(&ready).await;
+    let written = |reason: &'static str| {
+        let objects = objects.clone();
+        async move {
+            let found = tokio::time::timeout(TEST_TIMEOUT, async {
+                loop {
+                    let applied = objects.applied.lock().unwrap().clone();
+                    let is = |status: &&Value| status["conditions"][0]["reason"] == reason;
+                    if let Some(status) = applied.iter().map(|(_, status)| status).find(is) {
+                        return status.clone();
+                    }
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            });
+            found.await.unwrap_or_else(|_| panic!("{reason} was never written"))
+        }
+    };
+    assert_eq!(written("NotAsked").await["lastAnswered"], Value::Null);
+    let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
+    let chat = || {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        client.post(format!("http://{listen}/v1/chat/completions")).json(&body).send()
+    };
+    assert_eq!(chat().await.unwrap().status(), 200);
+    assert!(written("Answering").await["lastAnswered"].is_string());
+    is_ill.store(true, Ordering::Release);
+    assert!(chat().await.unwrap().status().is_server_error());
+    let status = written("NotAnswering").await;
+    let message =
+        "ModelProvider default/p answers 500 Internal Server Error; `russet why` of a request says more";
+    assert_eq!(status["conditions"][0]["message"], message);
     stop.cancel();
     assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
     server.shutdown_background();

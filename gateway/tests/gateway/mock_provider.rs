@@ -105,6 +105,7 @@ impl MockProvider {
                 zone,
                 ..ModelProviderSpec::default()
             },
+            ..Provider::default()
         }
     }
 }

@@ -245,6 +245,7 @@ fn outside(targets: &[&str], change: impl Fn(&mut ModelRouteSpec)) -> RoutingTab
         namespace: "default".into(),
         name: name.into(),
         spec: ModelProviderSpec { zone: zone_of(name).unwrap(), ..ModelProviderSpec::default() },
+        ..Provider::default()
     });
     RoutingTable {
         aliases: RoutingTable::from_objects([], [], [&route]).aliases,

@@ -137,10 +137,9 @@ async fn a_cancelled_batch_is_cancelled_after_a_kill() {
 
 #[tokio::test]
 async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
-    for (version, lacks) in [
-        (1, &["batch", "file_part", "file", "inbox_answer", "inbox_body", "inbox"][..]),
-        (2, &["inbox_answer", "inbox_body", "inbox"]),
-    ] {
+    let tables =
+        ["artifact", "run", "gateway", "inbox_answer", "inbox_body", "inbox", "batch", "file_part", "file"];
+    for (version, lacks) in [(1, 9), (2, 6), (3, 3)] {
         let folder = tempfile::tempdir().unwrap();
         let lab = GatewayLab::start_in(folder.path()).await;
         // It answers when it has its store.
@@ -148,7 +147,7 @@ async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
         lab.kill().await;
         let database = rusqlite::Connection::open(folder.path().join("responses.db")).unwrap();
         database.busy_timeout(TEST_TIMEOUT).unwrap();
-        let drops: String = lacks.iter().map(|table| format!("DROP TABLE {table}; ")).collect();
+        let drops: String = tables[..lacks].iter().map(|table| format!("DROP TABLE {table}; ")).collect();
         database.execute_batch(&format!("{drops} PRAGMA user_version = {version};")).unwrap();
         drop(database);
         let lab = GatewayLab::start_in(folder.path()).await;
@@ -156,5 +155,8 @@ async fn a_store_of_an_earlier_release_gets_what_it_lacks() {
         let id = lab.batch("any", "/v1/chat/completions", chats(&["a"]).as_bytes()).await;
         lab.batch_is(&id, "completed").await;
         assert_eq!(lab.done(Method::GET, "/v1/inbox", None).await["data"], json!([]), "{version}");
+        let artifact = lab.client.get(lab.url("/v1/artifacts/sha256:00")).send().await.unwrap();
+        let code = artifact.json::<Value>().await.unwrap()["error"]["code"].take();
+        assert_eq!(code, "artifact_not_found", "{version}");
     }
 }
