@@ -5,7 +5,10 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector};
+use prometheus::{
+    CounterVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector,
+};
+use russet_crds::Money;
 
 use crate::error::{ErrorKind, GatewayError};
 
@@ -41,6 +44,7 @@ pub struct Metrics {
     continued: IntCounterVec,
     response_cache: IntCounterVec,
     provider_requests: IntCounterVec,
+    provider_cost: CounterVec,
     budgets: Mutex<HashSet<String>>,
     budget_requests: IntCounterVec,
     inbox_requests: IntCounterVec,
@@ -118,6 +122,16 @@ impl Metrics {
                     "provider_request_total",
                     "Requests sent to providers outside of the cluster, and what became of them.",
                     &["provider", "outcome"],
+                )?,
+            )?,
+            provider_cost: add(
+                registry,
+                CounterVec::new(
+                    Opts::new(
+                        full_name("provider_cost_total"),
+                        "What complete answers of providers cost, by their prices, in the currency of these.",
+                    ),
+                    &["provider"],
                 )?,
             )?,
             budgets: Mutex::default(),
@@ -231,6 +245,11 @@ impl Metrics {
     /// A request to a provider ended so.
     pub fn provider_request(&self, provider: &str, outcome: &str) {
         self.provider_requests.with_label_values(&[provider, outcome]).inc();
+    }
+
+    /// An answer of a provider cost so much.
+    pub fn provider_cost(&self, provider: &str, cost: Money) {
+        self.provider_cost.with_label_values(&[provider]).inc_by(cost.nanos as f64 / 1e9);
     }
 
     /// A request of the inbox has ended.

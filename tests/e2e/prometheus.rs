@@ -23,15 +23,18 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
 }
 
 /// Dashboard queries that need hardware that no test machine has.
-const UNSEEN_QUERIES: [&str; 2] =
+const UNSEEN_QUERIES: [&str; 4] =
     // Predictions need a chip of the catalogue on every machine.
     [
         "russet_modeldeployment_predicted_tokens_per_second",
         "russet_modeldeployment_predicted_total_tokens_per_second",
+        // Nothing leaves.
+        "russet_gateway_provider_request_total",
+        "russet_gateway_provider_cost_total",
     ];
 
 /// Documented metrics that this cluster does not show.
-const UNSEEN_METRICS: [&str; 23] = [
+const UNSEEN_METRICS: [&str; 24] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
@@ -59,6 +62,7 @@ const UNSEEN_METRICS: [&str; 23] = [
     // Nothing leaves the cluster.
     "russet_gateway_budget_request_total",
     "russet_gateway_provider_request_total",
+    "russet_gateway_provider_cost_total",
     // A request is held only if it arrives before its model is ready.
     "russet_gateway_request_queue_time_seconds",
 ];

@@ -103,7 +103,15 @@ impl ProviderStream {
     pub(crate) async fn event(&mut self) -> Result<GenerationEvent, ProviderError> {
         let event = self.next().await;
         match &event {
-            Ok(GenerationEvent::Finished { .. }) => self.record(Outcome::Answered),
+            Ok(GenerationEvent::Finished { usage, .. }) => {
+                self.record(Outcome::Answered);
+                if let Some(price) = self.provider.price(&self.model) {
+                    let [prompt, cached, completion] =
+                        [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens].map(u64::from);
+                    let cost = price.of(prompt, cached, completion);
+                    self.providers.metrics.provider_cost(&self.provider(), cost);
+                }
+            }
             Ok(_) => {}
             Err(ProviderError::Rejected(_)) => self.record(Outcome::Rejected),
             Err(ProviderError::Busy(message, _) | ProviderError::Failed(message)) => {

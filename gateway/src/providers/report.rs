@@ -143,13 +143,14 @@ async fn write(
 /// The part of a failure that quotes nobody: what a provider says of a request may repeat the request, and everybody who reads
 /// objects reads statuses.
 fn without_quotes(message: &str) -> String {
-    match message.split_once(" answers ") {
-        Some((who, said)) => {
-            let status = said.split(':').next().unwrap_or_default();
-            format!("{who} answers {status}; `russet why` of a request says more")
+    for (sign, end) in [(" answers ", Some(':')), (": it reports", None)] {
+        if let Some((who, said)) = message.split_once(sign) {
+            let known = end.map_or("", |end| said.split(end).next().unwrap_or_default());
+            let known = if known.is_empty() { " an error" } else { known };
+            return format!("{who}{sign}{known}; `russet why` of a request says more");
         }
-        None => message.to_owned(),
     }
+    message.to_owned()
 }
 
 #[cfg(test)]

@@ -479,6 +479,11 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     assert!(away.completion_tokens > 0 && away.cost == per_answer.plus(per_answer), "{away:?}");
     assert_eq!((here.prompt_tokens, here.cached_tokens, here.completion_tokens), (7, 2, 3));
     assert_eq!((here.cost, here.elsewhere), (Money::ZERO, price.of(7, 2, 3)));
+    let line = "russet_gateway_provider_cost_total{provider=\"default/p\"} ";
+    let metrics = lab.metrics().await;
+    let spent = metrics.lines().find_map(|found| found.strip_prefix(line)).expect("the metric of costs");
+    let spent = (spent.parse::<f64>().unwrap() * 1e9).round() as u64;
+    assert_eq!(spent, away.cost.nanos, "the metric says what the audit log says");
 }
 
 #[tokio::test]
