@@ -177,6 +177,9 @@ struct PipelineController {
     not_before: BTreeMap<String, Instant>,
     /// How often runs stopped before their ends.
     stops: BTreeMap<String, u32>,
+    /// The resource versions from which statuses were written that the watch has not delivered yet: until then the objects are
+    /// those of before.
+    outdated: Mutex<BTreeMap<String, Option<String>>>,
     places: Arc<Semaphore>,
     own_places: BTreeMap<String, Arc<Semaphore>>,
 }
@@ -209,6 +212,7 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
         stored: None,
         not_before: BTreeMap::new(),
         stops: BTreeMap::new(),
+        outdated: Mutex::default(),
         places: Arc::new(Semaphore::new(MAX_RUNNING)),
         own_places: BTreeMap::new(),
     };
@@ -294,6 +298,7 @@ impl PipelineController {
         self.last_seen.retain(|uid, _| uids.contains(uid));
         self.not_before.retain(|uid, _| uids.contains(uid));
         self.stops.retain(|uid, _| uids.contains(uid));
+        self.outdated.lock().retain(|uid, _| uids.contains(uid));
         self.own_places.retain(|_, places| Arc::strong_count(places) > 1);
         if unreadable.is_empty() {
             self.forget_deleted(&uids).await;
@@ -311,6 +316,9 @@ impl PipelineController {
         }
         for run in all {
             let uid = run.uid().unwrap_or_default();
+            if self.outdated.lock().get(&uid) == Some(&run.resource_version()) {
+                continue;
+            }
             if self.active.contains_key(&uid) {
                 self.advance(&uid, run).await;
                 continue;
@@ -392,12 +400,14 @@ impl PipelineController {
             let failure = record.failure.take();
             let failure = failure.map_or_else(|| why.clone(), |failure| format!("{failure}; {why}"));
             record = record.failed(failure, now);
-            self.stops.remove(uid);
         }
         // Kept before it is claimed: what has a claim is there.
         let started = start::StartedRun { record: record.clone(), ..started };
         if let Err(error) = start::save(&self.context, started).await {
             return self.waits_for_store(run, &error).await;
+        }
+        if record.finished.is_some() {
+            self.stops.remove(uid);
         }
         if let Some(stored) = &mut self.stored
             && !stored.iter().any(|id| id == uid)
@@ -498,7 +508,14 @@ impl PipelineController {
             match api.patch_status(&name, &params, &patch).await {
                 // The object is deleted or has changed; the watch will deliver the change.
                 Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(false),
-                other => other.map(|_| true),
+                Ok(now) => {
+                    if now.resource_version() != run.resource_version() {
+                        let mut outdated = self.outdated.lock();
+                        outdated.insert(run.uid().unwrap_or_default(), run.resource_version());
+                    }
+                    Ok(true)
+                }
+                Err(error) => Err(error),
             }
         };
         with_timeout(written).await.unwrap_or_else(|WriteError { cause, .. }| {

@@ -47,8 +47,8 @@ pub(crate) struct Providers {
     metrics: Arc<Metrics>,
     circuits: Mutex<HashMap<ModelKey, Circuit>>,
     in_flight: Mutex<HashMap<String, Arc<AtomicU32>>>,
-    /// What was seen of each, by its full name.
-    health: Mutex<HashMap<String, ProviderHealth>>,
+    /// What was seen of each, by its full name and its endpoint: one whose endpoint is mended starts anew.
+    health: Mutex<HashMap<(String, String), ProviderHealth>>,
 }
 
 /// `namespace/name` of a provider, its endpoint, and one of its models: one whose endpoint is mended starts anew.
@@ -104,8 +104,17 @@ impl Providers {
     }
 
     /// What was seen of a provider.
-    fn health(&self, name: &str) -> ProviderHealth {
-        self.health.lock().get(name).cloned().unwrap_or_default()
+    fn health(&self, provider: &Provider) -> ProviderHealth {
+        let key = (provider.full_name(), provider.spec.endpoint.clone());
+        self.health.lock().get(&key).cloned().unwrap_or_default()
+    }
+
+    /// Forgets what was seen of others than these.
+    fn forget_health(&self, providers: &[Provider]) {
+        let is_known = |(name, endpoint): &(String, String)| {
+            providers.iter().any(|one| one.full_name() == *name && one.spec.endpoint == *endpoint)
+        };
+        self.health.lock().retain(|seen, _| is_known(seen));
     }
 
     /// Why a model of a provider is not asked now, if it is not.
@@ -131,7 +140,8 @@ impl Providers {
     fn record(&self, provider: &Provider, model: &str, outcome: Outcome<'_>) {
         let name = provider.full_name();
         self.metrics.provider_request(&name, outcome.as_str());
-        self.health.lock().entry(name).or_default().record(outcome, Timestamp::now());
+        let seen = (name.clone(), provider.spec.endpoint.clone());
+        self.health.lock().entry(seen).or_default().record(&name, outcome, Timestamp::now());
         let mut circuits = self.circuits.lock();
         if circuits.len() >= MAX_CIRCUITS {
             circuits.clear();

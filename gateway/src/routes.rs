@@ -28,7 +28,7 @@ pub(crate) use facts::LABELS;
 pub use facts::{FactsCaller, RequestFacts, RouteHeaders, task_name};
 pub use follow::follow;
 pub use model_details::{FetchState, ModelDetails, ModelHeaders};
-pub use rules::{RoutePolicy, TargetSelection, Targets, Verdict};
+pub use rules::{RoutePolicy, RouteTerms, TargetSelection, Targets, Verdict};
 pub use scope::ModelScope;
 pub use target::{Provider, Target, TargetName, deployments};
 

@@ -38,7 +38,7 @@ use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 use crate::providers::Closed;
-use crate::routes::{Deployment, Endpoint, RoutingTable};
+use crate::routes::{Deployment, Endpoint, RouteTerms, RoutingTable};
 
 /// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
 pub(super) type OpenedStream = (GenerationEvent, AnswerStream);
@@ -177,6 +177,10 @@ struct AttemptLoop<'a> {
     /// Nodes and ShardGroups that it was chosen among, the tokens of the prompt that they have cached, and their scores: set by
     /// `choose`.
     scores: Vec<ScoredReplica>,
+    /// The model, of those that the request names, for which it was decided last: set by `choose`.
+    decided: String,
+    /// The priority that the request came with; its rule may lower it.
+    asked_priority: i32,
     /// What the request waits for, for the error at its deadline: set by `hold`.
     waiting_for: String,
     /// Models of providers that did not answer it, and why: set by `try_provider`.
@@ -200,6 +204,8 @@ impl<'a> AttemptLoop<'a> {
             was_held: false,
             unread_tokens: 0,
             scores: Vec::new(),
+            decided: request.model.clone(),
+            asked_priority: request.request.priority,
             waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
             refusals: HashMap::new(),
             engine_error: None,
@@ -249,14 +255,22 @@ impl<'a> AttemptLoop<'a> {
         }
     }
 
-    /// Gives the request the priority of its rule, where that is lower than its own.
+    /// What the route of the model that was decided for says of the request; `None` where it has none.
+    fn terms<'t>(&self, table: &'t RoutingTable) -> Option<&'t RouteTerms> {
+        let alias = table.matching_alias(&self.decided, self.request.scope())?;
+        Some(alias.policy.select(self.request.facts()).terms)
+    }
+
+    /// Gives the request the priority of its rule, where that is lower than its own. Vectors and counts have none.
     fn lower_priority(&mut self, table: &RoutingTable) {
-        let most = table
-            .matching_alias(&self.request.model, self.request.scope())
-            .and_then(|alias| alias.policy.select(self.request.facts()).terms.max_priority);
-        if let Some(most) = most.filter(|most| *most < self.request.request.priority) {
-            self.request.request.priority = most;
-            self.request.recorder.priority(most);
+        if !matches!(self.request.kind, RequestKind::Text) {
+            return;
+        }
+        let most = self.terms(table).and_then(|terms| terms.max_priority).unwrap_or(i32::MAX);
+        let priority = self.asked_priority.min(most);
+        if priority != self.request.request.priority {
+            self.request.request.priority = priority;
+            self.request.recorder.priority(priority);
         }
     }
 
@@ -304,7 +318,11 @@ impl<'a> AttemptLoop<'a> {
                     left: self.request.deadline.and_then(|deadline| deadline.remaining()),
                     closed: &|provider, model| self.closed(provider, model),
                 };
-                choose_model(table, self.request.models(), &query, quickest)
+                let (decision, model) = choose_model(table, self.request.models(), &query, quickest);
+                if self.decided != model {
+                    self.decided = model.to_owned();
+                }
+                decision
             }
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };
@@ -524,8 +542,8 @@ impl<'a> AttemptLoop<'a> {
         reason: &str,
         now: Instant,
     ) -> Result<Instant, GatewayError> {
-        let timeout = match table.matching_alias(&self.request.model, self.request.scope()) {
-            Some(alias) => alias.policy.select(self.request.facts()).terms.hold_timeout.unwrap_or_default(),
+        let timeout = match self.terms(table) {
+            Some(terms) => terms.hold_timeout.unwrap_or_default(),
             None => self.dispatcher.limits.hold_timeout,
         };
         let PendingRequest { model, deadline, waiting_since, attempts, .. } = &mut *self.request;

@@ -108,25 +108,26 @@ pub(super) struct RouteQuery<'r> {
 pub(super) type Picked<'a> = (&'a Endpoint, Duration);
 
 /// The decision for the first of several models that can be answered now; else for the first that is worth waiting for, else
-/// for the first.
+/// for the first; and that model.
 pub(super) fn choose_model<'a, 'm>(
     table: &'a RoutingTable,
     models: impl Iterator<Item = &'m str>,
     query: &RouteQuery<'_>,
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<Picked<'a>>,
-) -> RouteDecision<'a> {
+) -> (RouteDecision<'a>, &'m str) {
     let mut best = None;
     for model in models {
         match (choose(table, model, query, &pick), &best) {
-            (decision @ (RouteDecision::Try(..) | RouteDecision::Leave(..)), _) => return decision,
-            (decision, None) | (decision @ RouteDecision::Wait(..), Some(RouteDecision::Refuse(_))) => {
-                best = Some(decision);
+            (decision @ (RouteDecision::Try(..) | RouteDecision::Leave(..)), _) => return (decision, model),
+            (decision, None) | (decision @ RouteDecision::Wait(..), Some((RouteDecision::Refuse(_), _))) => {
+                best = Some((decision, model));
             }
             (_, Some(_)) => {}
         }
     }
     best.unwrap_or_else(|| {
-        RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotFound, "no model is named"))
+        let error = GatewayError::new(ErrorKind::ModelNotFound, "no model is named");
+        (RouteDecision::Refuse(error), "")
     })
 }
 

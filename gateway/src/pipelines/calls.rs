@@ -38,6 +38,8 @@ const LABELS: &str = "x-russet-labels";
 pub(super) enum CallError {
     /// Another try would end the same way.
     Failed(String),
+    /// It was done, and its answer cannot be kept.
+    Unkept(String),
     /// Another try may help.
     Again(String),
     /// It was not even tried: whoever was asked has too much to do.
@@ -214,8 +216,14 @@ impl Call<'_> {
             .map_err(|error| again(russet_telemetry::errors::chain(&error.without_url()).to_string()))?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = collect(response).await.map_err(again)?;
-        let body =
-            body.ok_or_else(|| failed(format!("its answer has more than {} MiB", MAX_TEXT_BYTES >> 20)))?;
+        let Some(body) = body else {
+            let message = format!("{name}: its answer has more than {} MiB", MAX_TEXT_BYTES >> 20);
+            return Err(if status.is_success() {
+                CallError::Unkept(message)
+            } else {
+                CallError::Failed(message)
+            });
+        };
         if status.is_success() {
             return Ok(Reply { text: reply_text(&headers, body), usage: UsageRecord::default() });
         }

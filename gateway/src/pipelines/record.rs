@@ -64,6 +64,9 @@ pub(super) struct ItemRecord {
     pub(super) action: ArtifactRef,
     pub(super) output: Option<ArtifactRef>,
     pub(super) usage: UsageRecord,
+    /// Whether an address did it, and its answer could not be kept.
+    #[serde(default)]
+    pub(super) unkept: bool,
     /// Whether its effect was undone.
     pub(super) undone: bool,
     /// How often it was: what it sends after that has another key.
@@ -178,7 +181,7 @@ impl RunRecord {
         for (step, spec) in self.steps.iter_mut().zip(&self.pipeline.steps) {
             let is_undone = |item: &ItemRecord| item.undone;
             // It has an effect that nothing has undone.
-            let is_effect = |item: &ItemRecord| item.output.is_some() && !item.undone;
+            let is_effect = |item: &ItemRecord| (item.output.is_some() || item.unkept) && !item.undone;
             let is_kept_call = spec.http.is_some() && step.items.iter().flatten().any(is_effect);
             if step.state == StepState::Compensated || (is_behind_undone && !is_kept_call) {
                 let cycle = step.items.iter().flatten().map(|item| item.cycle + 1).max();

@@ -21,7 +21,9 @@ use tokio::time::sleep;
 use super::action::{Action, HttpAction};
 use super::approval::{self, ApprovalState};
 use super::calls::Call;
-use super::record::{ApprovalRecord, ArtifactRef, ItemRecord, MAX_RUN_BYTES, RunRecord, StepRecord};
+use super::record::{
+    ApprovalRecord, ArtifactRef, ItemRecord, MAX_RUN_BYTES, RunRecord, StepRecord, UsageRecord,
+};
 use super::references::{fill, value_of};
 use super::schema::OutputSchema;
 use super::step::{RetryPolicy, StepError, perform};
@@ -90,7 +92,9 @@ impl PipelineRunner {
             match self.step(index).await {
                 Ok(()) => {}
                 Err(StepError::Interrupted(interruption)) => return Err(interruption),
-                Err(StepError::Failed(message)) => return self.fail(index, message).await,
+                Err(StepError::Failed(message) | StepError::Unkept(message)) => {
+                    return self.fail(index, message).await;
+                }
             }
         }
         self.record.finished = Some(Timestamp::now());
@@ -133,7 +137,7 @@ impl PipelineRunner {
     async fn save(&mut self) -> Result<(), Interruption> {
         match self.save_with(Vec::new()).await {
             // Nothing is added that could be too much.
-            Ok(()) | Err(StepError::Failed(_)) => Ok(()),
+            Ok(()) | Err(StepError::Failed(_) | StepError::Unkept(_)) => Ok(()),
             Err(StepError::Interrupted(interruption)) => Err(interruption),
         }
     }
@@ -366,35 +370,49 @@ impl PipelineRunner {
             .buffer_unordered(spec.parallel.max(1) as usize);
         let mut first_error = None;
         while let Some((at, done)) = performed.next().await {
-            let done = match done {
+            let kept = match done {
                 None => continue,
-                Some(Ok((output, usage))) => {
-                    let (made, artifact) = ArtifactRef::of_value(&output);
-                    self.check_room(std::slice::from_ref(&artifact)).map(|()| (made, artifact, usage))
-                }
+                Some(Ok((output, usage))) => self.keep_output(index, at, &output, usage).await,
                 Some(Err(error)) => Err(error),
             };
-            let kept = match done {
-                Ok((made, artifact, usage)) => {
-                    if let Some(item) = self.state(index).items.as_mut().and_then(|items| items.get_mut(at)) {
-                        (item.output, item.usage) = (Some(made), item.usage.plus(usage));
-                    }
-                    self.save_with(vec![artifact]).await
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = kept {
-                has_failed.store(true, Ordering::Release);
-                let error = match error {
-                    StepError::Failed(message) if spec.for_each.is_some() => {
-                        StepError::Failed(format!("value {at}: {message}"))
-                    }
-                    error => error,
-                };
-                first_error.get_or_insert(error);
+            let Err(error) = kept else { continue };
+            has_failed.store(true, Ordering::Release);
+            if let (StepError::Unkept(_), Some(item)) = (&error, self.item(index, at)) {
+                item.unkept = spec.http.is_some();
             }
+            let error = match error {
+                StepError::Failed(message) | StepError::Unkept(message) if spec.for_each.is_some() => {
+                    StepError::Failed(format!("value {at}: {message}"))
+                }
+                error => error,
+            };
+            first_error.get_or_insert(error);
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    fn item(&mut self, index: usize, at: usize) -> Option<&mut ItemRecord> {
+        self.state(index).items.as_mut()?.get_mut(at)
+    }
+
+    /// Keeps what an item made; what has no room was done all the same.
+    async fn keep_output(
+        &mut self,
+        index: usize,
+        at: usize,
+        output: &Value,
+        usage: UsageRecord,
+    ) -> Result<(), StepError> {
+        let unkept = |error| match error {
+            StepError::Failed(message) => StepError::Unkept(message),
+            error => error,
+        };
+        let (made, artifact) = ArtifactRef::of_value(output);
+        self.check_room(std::slice::from_ref(&artifact)).map_err(unkept)?;
+        if let Some(item) = self.item(index, at) {
+            (item.output, item.usage) = (Some(made), item.usage.plus(usage));
+        }
+        self.save_with(vec![artifact]).await.map_err(unkept)
     }
 
     /// The output of a step whose items are all done.
@@ -425,6 +443,13 @@ impl PipelineRunner {
         self.save().await
     }
 
+    async fn mark_undone(&mut self, index: usize, at: usize) -> Result<(), Interruption> {
+        if let Some(item) = self.item(index, at) {
+            item.undone = true;
+        }
+        self.save().await
+    }
+
     /// Undoes what was done and can be undone, last step first. What cannot be is said and left.
     async fn compensate(&mut self) -> Result<(), Interruption> {
         for index in (0..self.record.steps.len()).rev() {
@@ -436,6 +461,9 @@ impl PipelineRunner {
             };
             let items = self.record.steps[index].items.clone().unwrap_or_default();
             let mut left = None;
+            if items.iter().any(|item| item.unkept && item.output.is_none()) {
+                left = Some("an address did it, and its answer was not kept".to_owned());
+            }
             for (at, item) in items.iter().enumerate().rev() {
                 let Some(made) = item.output.as_ref().filter(|_| !item.undone) else { continue };
                 let value = list.as_ref().and_then(|list| list.get(at)).cloned().unwrap_or_default();
@@ -460,13 +488,10 @@ impl PipelineRunner {
                     Err(error) => Err(StepError::Failed(error.to_string())),
                 };
                 match done {
-                    Ok(()) => {
-                        if let Some(items) = &mut self.state(index).items {
-                            items[at].undone = true;
-                        }
-                        self.save().await?;
-                    }
+                    Ok(()) => self.mark_undone(index, at).await?,
                     Err(StepError::Interrupted(interruption)) => return Err(interruption),
+                    // It was done; what it answers nobody needs.
+                    Err(StepError::Unkept(_)) => self.mark_undone(index, at).await?,
                     Err(StepError::Failed(message)) => left = Some(message),
                 }
             }

@@ -17,6 +17,58 @@ const MAX_PATTERNS: usize = 64;
 /// Parts of a schema with what it refers to in the place of each reference: each looks at a part of the output once, so that the
 /// time is bounded by their product.
 const MAX_SCHEMA_PARTS: usize = 10_000;
+/// What a schema may say; the time that others take is not known.
+const KEYWORDS: [&str; 49] = [
+    "$comment",
+    "$defs",
+    "$ref",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "const",
+    "contains",
+    "contentEncoding",
+    "contentMediaType",
+    "default",
+    "definitions",
+    "dependentRequired",
+    "dependentSchemas",
+    "deprecated",
+    "description",
+    "discriminator",
+    "else",
+    "enum",
+    "examples",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "if",
+    "items",
+    "maxContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minContains",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "not",
+    "nullable",
+    "oneOf",
+    "pattern",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+    "propertyNames",
+    "required",
+    "then",
+    "title",
+    "type",
+    "uniqueItems",
+];
 /// Depth of a schema, counted so, and of an output.
 const MAX_DEPTH: usize = 64;
 
@@ -39,6 +91,9 @@ impl OutputSchema {
         // In an older draft other words lead elsewhere.
         fields.remove("$schema");
         let schema = Value::Object(fields);
+        if let Some(word) = leading_elsewhere(&schema) {
+            return Err(format!("it has {word}, which steps do not know"));
+        }
         let mut unfolding = Unfolding { root: &schema, left: MAX_SCHEMA_PARTS, patterns: MAX_PATTERNS };
         unfolding.schema(&schema, 0)?;
         let patterns =
@@ -72,6 +127,19 @@ impl OutputSchema {
     }
 }
 
+/// A word anywhere in a document by which a part of it may be meant that a pointer does not lead to.
+fn leading_elsewhere(document: &Value) -> Option<&'static str> {
+    const WORDS: [&str; 5] = ["$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef"];
+    match document {
+        Value::Array(items) => items.iter().find_map(leading_elsewhere),
+        Value::Object(fields) => {
+            let own = WORDS.into_iter().find(|word| fields.contains_key(*word));
+            own.or_else(|| fields.values().find_map(leading_elsewhere))
+        }
+        _ => None,
+    }
+}
+
 /// Counts the parts of a schema with what it refers to in the place of each reference.
 struct Unfolding<'a> {
     root: &'a Value,
@@ -89,6 +157,9 @@ impl Unfolding<'_> {
         }
         let Value::Object(keywords) = schema else { return Ok(()) };
         for (keyword, value) in keywords {
+            if !KEYWORDS.contains(&keyword.as_str()) {
+                return Err(format!("it has {}, which steps do not know", shown(keyword)));
+            }
             match (keyword.as_str(), value) {
                 ("$ref", Value::String(reference)) => {
                     let pointer = reference.strip_prefix('#').filter(|pointer| !pointer.contains('%'));
@@ -96,18 +167,6 @@ impl Unfolding<'_> {
                     let target = target.ok_or("a $ref leads to no part of it")?;
                     self.schema(&target, depth + 1)?;
                 }
-                (
-                    "$dynamicRef"
-                    | "$recursiveRef"
-                    | "$id"
-                    | "id"
-                    | "$anchor"
-                    | "$dynamicAnchor"
-                    | "$schema"
-                    | "unevaluatedProperties"
-                    | "unevaluatedItems",
-                    _,
-                ) => return Err(format!("it has {keyword}, which steps do not know")),
                 // They count where they are referred to.
                 ("$defs" | "definitions", _) if depth == 0 => {}
                 ("pattern", _) => self.pattern(1)?,
@@ -121,9 +180,14 @@ impl Unfolding<'_> {
                     named.values().try_for_each(|schema| self.schema(schema, depth + 1))?;
                 }
                 // Data, and no schemas.
-                ("const" | "default" | "enum" | "examples" | "required" | "type", value) => {
+                (
+                    "const" | "default" | "dependentRequired" | "description" | "enum" | "examples"
+                    | "required" | "title" | "type",
+                    value,
+                ) => {
                     self.left = self.left.saturating_sub(value.as_array().map_or(1, Vec::len));
                 }
+                ("discriminator", _) => {}
                 (_, Value::Array(schemas)) => {
                     schemas.iter().try_for_each(|schema| self.schema(schema, depth + 1))?;
                 }
@@ -220,13 +284,18 @@ mod tests {
             (doubling(30), "it refers to itself, or unfolds to more than 10000 parts"),
             (unevaluated, "it has unevaluatedProperties, which steps do not know"),
             (json!({"allOf": [{"$id": "urn:a"}]}), "it has $id, which steps do not know"),
+            (json!({"$defs": {"a": {"$id": "urn:a"}}}), "it has $id, which steps do not know"),
+            (
+                json!({"dependencies": {"default": {"$ref": "#"}}}),
+                "it has dependencies, which steps do not know",
+            ),
             (json!({"allOf": patterns}), "it has more than 64 patterns"),
         ] {
             let error = schema(refused).err().unwrap();
             assert!(error.starts_with(expected), "{error}");
         }
         // A property may have any name.
-        let named = json!({"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"$id": {"type": "string"}, "id": {"enum": [{"id": 1}]}}});
+        let named = json!({"$schema": "http://json-schema.org/draft-04/schema#", "dependentRequired": {"title": ["id"]}, "properties": {"unevaluatedItems": {"type": "string"}, "id": {"enum": [{"id": 1}]}}});
         assert_eq!(
             schema(named).unwrap().read(text(r#"{"id": {"id": 1}}"#)).await,
             Ok(json!({"id": {"id": 1}}))

@@ -28,6 +28,8 @@ pub(super) struct RetryPolicy<'a> {
 pub(super) enum StepError {
     /// For good, until a person resumes the run.
     Failed(String),
+    /// For good, though an address did it: its answer cannot be kept.
+    Unkept(String),
     /// The gateway ends, or the run was deleted.
     Interrupted(Interruption),
 }
@@ -64,7 +66,7 @@ pub(super) async fn perform(
                 match policy.schema.read(text).await {
                     Ok(output) => return Ok((output, used)),
                     // Its effect is there, whatever it said.
-                    Err(error) if matches!(action, Action::Http(_)) => CallError::Failed(error),
+                    Err(error) if matches!(action, Action::Http(_)) => return Err(StepError::Unkept(error)),
                     Err(error) => CallError::Again(error),
                 }
             }
@@ -76,6 +78,7 @@ pub(super) async fn perform(
         }
         let (wait, message) = match error {
             CallError::Failed(message) => return Err(StepError::Failed(message)),
+            CallError::Unkept(message) => return Err(StepError::Unkept(message)),
             CallError::Again(message) if tries == policy.retries => {
                 let times = if tries == 0 { String::new() } else { format!(" ({} tries)", tries + 1) };
                 return Err(StepError::Failed(format!("{message}{times}")));

@@ -13,13 +13,17 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelProvider, ModelProviderStatus, names};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::{Outcome, Providers};
 use crate::api_timeout::{WriteError, with_timeout};
+use crate::error::shown;
 use crate::routes::{Provider, RoutingTable};
 
 /// Time between two checks for statuses to write.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// In this time at most three statuses of one provider are written, so that a first turn is seen at once.
+const WRITE_WINDOW: Duration = Duration::from_secs(30);
 /// Time between two writes of when a provider answered last.
 const LAST_ANSWERED_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
@@ -32,15 +36,28 @@ pub(super) struct ProviderHealth {
 }
 
 impl ProviderHealth {
-    /// Counts how a request ended.
-    pub(super) fn record(&mut self, outcome: Outcome<'_>, now: Timestamp) {
+    /// Counts how a request to this provider ended.
+    pub(super) fn record(&mut self, provider: &str, outcome: Outcome<'_>, now: Timestamp) {
         match outcome {
             Outcome::Answered => *self = Self { last_answered: Some(now), failure: None },
-            // What it says of the request says nothing of the provider.
-            Outcome::Rejected => {}
-            Outcome::Failed { message, .. } => self.failure = Some(without_quotes(message)),
+            // What it says of the request says nothing of the provider, and one that is busy is well.
+            Outcome::Rejected | Outcome::Failed { is_busy: true, .. } => {}
+            Outcome::Failed { message, .. } => {
+                if let Some(cause) = public_cause(message, provider) {
+                    self.failure = Some(cause);
+                }
+            }
         }
     }
+}
+
+/// What was written of a provider.
+#[derive(Clone, Debug, Default)]
+struct WrittenStatus {
+    generation: Option<i64>,
+    health: ProviderHealth,
+    /// When, the last time first.
+    at: [Option<Instant>; 3],
 }
 
 /// Writes statuses until the future is dropped.
@@ -51,23 +68,32 @@ pub(crate) async fn report(
 ) {
     let mut poll = tokio::time::interval(POLL_INTERVAL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // What was written of each, so that two gateways with two opinions do not write them in turns.
-    let mut written: HashMap<String, ProviderHealth> = HashMap::new();
+    // So that two gateways with two opinions do not write them in turns.
+    let mut written: HashMap<String, WrittenStatus> = HashMap::new();
     // Logged once each time writing begins to fail, not at every check.
     let mut failing = false;
     loop {
         poll.tick().await;
         let table = table.borrow().clone();
         written.retain(|name, _| table.providers.iter().any(|provider| provider.full_name() == *name));
+        providers.forget_health(&table.providers);
         for provider in &table.providers {
             let name = provider.full_name();
-            let health = providers.health(&name);
-            let before = written.get(&name).cloned().unwrap_or_default();
-            let Some(status) = decide(provider, &health, &before, Timestamp::now()) else { continue };
+            let health = providers.health(provider);
+            let before = written.entry(name.clone()).or_default();
+            let is_early = before.at[2].is_some_and(|at| at.elapsed() < WRITE_WINDOW);
+            if is_early && before.generation == provider.generation {
+                continue;
+            }
+            let Some(status) = decide(provider, &health, before, Timestamp::now()) else { continue };
             match with_timeout(write(&client, provider, &status)).await {
                 Ok(()) => {
                     failing = false;
-                    written.insert(name, health);
+                    *before = WrittenStatus {
+                        generation: provider.generation,
+                        health,
+                        at: [Some(Instant::now()), before.at[0], before.at[1]],
+                    };
                 }
                 // A rejected write must not block the others; a server that does not respond would.
                 Err(WriteError { cause, timed_out, .. }) => {
@@ -90,19 +116,19 @@ pub(crate) async fn report(
 fn decide(
     provider: &Provider,
     health: &ProviderHealth,
-    written: &ProviderHealth,
+    written: &WrittenStatus,
     now: Timestamp,
 ) -> Option<ModelProviderStatus> {
     let Provider { generation, status, .. } = provider;
-    let is_edited = status.observed_generation != *generation;
-    let shown = status.last_answered.as_ref().map(|time| time.0);
+    let is_edited = status.observed_generation != *generation && written.generation != *generation;
+    let shown = status.last_answered.as_ref().map(|time| time.0).max(written.health.last_answered);
     // Another gateway may have written a later answer.
     let is_later = |answered: &Timestamp| {
         shown.is_none_or(|shown| answered.duration_since(shown) >= LAST_ANSWERED_INTERVAL)
     };
     let answered = health.last_answered.filter(is_later);
-    let has_turned = health.failure != written.failure
-        || (written.last_answered.is_none() && health.last_answered.is_some());
+    let has_turned = health.failure != written.health.failure
+        || (written.health.last_answered.is_none() && health.last_answered.is_some());
     if !is_edited && !has_turned && answered.is_none() {
         return None;
     }
@@ -110,9 +136,12 @@ fn decide(
     if let Some(answered) = answered {
         status.last_answered = Some(Time(answered));
     }
+    let has_condition = conditions::get(&status.conditions, Type::Ready).is_some();
     let (ready, reason, message) = match (&health.failure, health.last_answered) {
         (Some(failure), _) => (false, Reason::NotAnswering, failure.clone()),
         (None, Some(_)) => (true, Reason::Answering, "the last request was answered".to_owned()),
+        // Who has seen nothing does not change what another gateway saw.
+        (None, None) if has_condition => return Some(status),
         (None, None) => (true, Reason::NotAsked, "no request has gone there yet".to_owned()),
     };
     conditions::set(&mut status.conditions, Type::Ready, ready, reason, message, *generation, now);
@@ -140,17 +169,21 @@ async fn write(
     }
 }
 
-/// The part of a failure that quotes nobody: what a provider says of a request may repeat the request, and everybody who reads
-/// objects reads statuses.
-fn without_quotes(message: &str) -> String {
-    for (sign, end) in [(" answers ", Some(':')), (": it reports", None)] {
-        if let Some((who, said)) = message.split_once(sign) {
-            let known = end.map_or("", |end| said.split(end).next().unwrap_or_default());
-            let known = if known.is_empty() { " an error" } else { known };
-            return format!("{who}{sign}{known}; `russet why` of a request says more");
-        }
+/// The part of a failure of this provider that quotes nobody: what a provider says of a request may repeat the request, and
+/// everybody who reads objects reads statuses. None where it is a failure of the gateway.
+fn public_cause(message: &str, provider: &str) -> Option<String> {
+    let said = message.strip_prefix("ModelProvider ")?.strip_prefix(provider)?;
+    if let Some(answer) = said.strip_prefix(" answers ") {
+        let status: String = answer.chars().take_while(char::is_ascii_digit).collect();
+        return Some(format!("it answers {status}; `russet why` of a request says more"));
     }
-    message.to_owned()
+    let said = said.strip_prefix(": ")?;
+    let quoting = ["it reports", "it sent what is no part of an answer"];
+    Some(match quoting.iter().find(|beginning| said.starts_with(*beginning)) {
+        Some(beginning) => format!("{beginning}; `russet why` of a request says more")
+            .replace("it reports;", "it reports an error;"),
+        None => shown(said),
+    })
 }
 
 #[cfg(test)]
@@ -166,7 +199,7 @@ mod tests {
         ProviderHealth { last_answered: answered.map(at), failure: failure.map(str::to_owned) }
     }
 
-    fn shown(status: &ModelProviderStatus) -> (String, Option<i64>) {
+    fn shown_status(status: &ModelProviderStatus) -> (String, Option<i64>) {
         let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
         let answered = status.last_answered.as_ref().map(|time| time.0.as_second());
         (format!("{} {} {}", ready.status, ready.reason, ready.message), answered)
@@ -176,7 +209,7 @@ mod tests {
     fn statuses_say_what_is_new_and_are_written_once() {
         let mut one = Provider { generation: Some(1), ..provider("https://example.com/v1") };
         let unknown = ProviderHealth::default();
-        let mut written = unknown.clone();
+        let mut written = WrittenStatus::default();
         for (now, seen, expected) in [
             (1, unknown.clone(), Some(("True NotAsked no request has gone there yet", None))),
             (2, unknown.clone(), None),
@@ -185,21 +218,25 @@ mod tests {
             (10, health(Some(9), Some("it is gone")), Some(("False NotAnswering it is gone", Some(3)))),
             (11, health(Some(9), Some("it is gone")), None),
             (12, health(Some(12), None), Some(("True Answering the last request was answered", Some(3)))),
-            (70, health(Some(63), None), Some(("True Answering the last request was answered", Some(63)))),
+            (90, health(Some(83), None), Some(("True Answering the last request was answered", Some(83)))),
         ] {
             let status = decide(&one, &seen, &written, at(now));
-            let found = status.as_ref().map(shown);
+            let found = status.as_ref().map(shown_status);
             let expected = expected.map(|(text, answered)| (text.to_owned(), answered));
             assert_eq!(found, expected, "{now}");
             if let Some(status) = status {
                 one.status = status;
-                written = seen;
+                written = WrittenStatus { generation: Some(1), health: seen, ..WrittenStatus::default() };
             }
         }
-        // Another gateway, which asked nothing, has no news.
-        assert_eq!(decide(&one, &unknown, &unknown, at(71)), None);
+        // Another gateway, which asked nothing, has no news, also of an edited object.
+        let nothing = WrittenStatus::default();
+        assert_eq!(decide(&one, &unknown, &nothing, at(91)), None);
         one.generation = Some(2);
-        assert_eq!(decide(&one, &unknown, &unknown, at(72)).unwrap().observed_generation, Some(2));
+        let edited = decide(&one, &unknown, &nothing, at(92)).unwrap();
+        assert_eq!((edited.observed_generation, &edited.conditions), (Some(2), &one.status.conditions));
+        // Once written it is not written again, whether or not the table has it.
+        assert_eq!(decide(&one, &unknown, &WrittenStatus { generation: Some(2), ..nothing }, at(93)), None);
     }
 
     #[test]
@@ -207,14 +244,36 @@ mod tests {
         for (message, expected) in [
             (
                 "ModelProvider default/p answers 400 Bad Request: bad prompt: tell me a secret",
-                "ModelProvider default/p answers 400 Bad Request; `russet why` of a request says more",
+                Some("it answers 400; `russet why` of a request says more"),
             ),
             (
-                "ModelProvider default/p: it sent nothing for 120 s",
-                "ModelProvider default/p: it sent nothing for 120 s",
+                "ModelProvider default/p: it reports: who answers for my debt: me",
+                Some("it reports an error; `russet why` of a request says more"),
             ),
+            (
+                "ModelProvider default/p: it sent what is no part of an answer: invalid type: string \"a secret\"",
+                Some("it sent what is no part of an answer; `russet why` of a request says more"),
+            ),
+            ("ModelProvider default/p: it sent nothing for 120 s", Some("it sent nothing for 120 s")),
+            ("the audit log takes no more entries", None),
         ] {
-            assert_eq!(without_quotes(message), expected);
+            assert_eq!(public_cause(message, "default/p").as_deref(), expected);
         }
+    }
+
+    #[test]
+    fn a_provider_that_is_busy_or_refuses_a_request_is_well() {
+        let mut one = health(Some(1), None);
+        let message = "ModelProvider default/p answers 429 Too Many Requests: wait";
+        let busy = Outcome::Failed { message, is_busy: true, pause: None };
+        for outcome in [busy, Outcome::Rejected] {
+            one.record("default/p", outcome, at(2));
+            assert_eq!(one, health(Some(1), None));
+        }
+        let message = "ModelProvider default/p answers 500 Internal Server Error: oh";
+        one.record("default/p", Outcome::Failed { message, is_busy: false, pause: None }, at(3));
+        assert_eq!(one, health(Some(1), Some("it answers 500; `russet why` of a request says more")));
+        one.record("default/p", Outcome::Answered, at(4));
+        assert_eq!(one, health(Some(4), None));
     }
 }

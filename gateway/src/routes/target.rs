@@ -9,7 +9,7 @@ use russet_crds::{
 use super::{Deployment, matches_pattern};
 
 /// A ModelProvider as the gateway sees it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Provider {
     /// Its namespace.
     pub namespace: String,
@@ -21,6 +21,14 @@ pub struct Provider {
     pub generation: Option<i64>,
     /// The object's status.
     pub status: ModelProviderStatus,
+}
+
+/// What it says of itself makes it no other one: a status that is written is no news for requests.
+impl PartialEq for Provider {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { namespace, name, spec, generation, status: _ } = self;
+        (namespace, name, spec, generation) == (&other.namespace, &other.name, &other.spec, &other.generation)
+    }
 }
 
 impl Provider {

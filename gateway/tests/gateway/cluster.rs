@@ -334,8 +334,7 @@ async fn the_status_of_a_provider_says_whether_it_answers() {
     is_ill.store(true, Ordering::Release);
     assert!(chat().await.unwrap().status().is_server_error());
     let status = written("NotAnswering").await;
-    let message =
-        "ModelProvider default/p answers 500 Internal Server Error; `russet why` of a request says more";
+    let message = "it answers 500; `russet why` of a request says more";
     assert_eq!(status["conditions"][0]["message"], message);
     stop.cancel();
     assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
