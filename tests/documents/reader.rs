@@ -79,7 +79,8 @@ impl Reader {
         std::fs::write(reader.path("checkout/models/smoke.yaml"), SMOKE)?;
         std::fs::write(reader.path("checkout/nodes.yaml"), described_nodes()?)?;
         if given == Given::Cluster {
-            reader.own(&format!("export PATH={}:$PATH", programs.display()))?;
+            // Not by its own path, which has a substitute where the checkout is below /tmp.
+            reader.own("export PATH=$PWD/target/debug:$PATH")?;
             reader.own("russet up")?;
             reader.own("export KUBECONFIG=~/.russet/kubeconfig")?;
         }
