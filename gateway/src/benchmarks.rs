@@ -23,17 +23,15 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource as _, ResourceExt as _};
-use russet_crds::{Benchmark, BenchmarkStatus, ModelDeployment, ShardGroup, names};
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::{Benchmark, BenchmarkStatus, ModelDeployment, ShardGroup};
 use russet_rpc::cache_status::CacheStatus;
-use serde_json::json;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::api_timeout::{WriteError, with_timeout};
 use crate::backends::Backends;
+use crate::claims::{SeenVersions, replace_status};
 use crate::routes::{Endpoint, RoutingTable};
 use crate::watch::{Reflected, changes};
 use decide::{NextStep, next_step};
@@ -73,8 +71,7 @@ struct BenchmarkRunner {
     /// The name of this gateway in `status.runner`.
     name: String,
     runs: BTreeMap<String, BenchmarkRun>,
-    /// When each resource version of a Benchmark of another gateway was first seen.
-    last_seen: BTreeMap<String, (Option<String>, Instant)>,
+    seen: SeenVersions,
 }
 
 /// Runs Benchmarks until the future is dropped.
@@ -95,7 +92,7 @@ pub(crate) async fn run(
         event_timeout,
         name: format!("{:016x}", rand::random::<u64>()),
         runs: BTreeMap::new(),
-        last_seen: BTreeMap::new(),
+        seen: SeenVersions::default(),
     };
     loop {
         tokio::select! {
@@ -116,14 +113,7 @@ impl BenchmarkRunner {
     async fn reconcile(&mut self, table: &RoutingTable, all: &[&Benchmark]) {
         let uids: Vec<String> = all.iter().filter_map(|benchmark| benchmark.uid()).collect();
         self.runs.retain(|uid, _| uids.contains(uid));
-        self.last_seen.retain(|uid, _| uids.contains(uid));
-        let now = Instant::now();
-        for benchmark in all {
-            let last_seen = self.last_seen.entry(benchmark.uid().unwrap_or_default()).or_insert((None, now));
-            if last_seen.0 != benchmark.resource_version() {
-                *last_seen = (benchmark.resource_version(), now);
-            }
-        }
+        self.seen.observe(all);
         for benchmark in all {
             let uid = benchmark.uid().unwrap_or_default();
             if self.runs.contains_key(&uid) {
@@ -146,7 +136,7 @@ impl BenchmarkRunner {
     fn runs_elsewhere(&self, benchmark: &Benchmark) -> bool {
         let uid = benchmark.uid().unwrap_or_default();
         let runner = benchmark.status.as_ref().and_then(|status| status.runner.as_ref());
-        let is_alive = || self.last_seen.get(&uid).is_some_and(|(_, time)| time.elapsed() < RUNNER_TIMEOUT);
+        let is_alive = || self.seen.is_newer_than(&uid, RUNNER_TIMEOUT);
         // The watch may not have delivered this gateway's claim yet.
         self.runs.contains_key(&uid) || runner.is_some_and(|runner| *runner != self.name && is_alive())
     }
@@ -260,27 +250,6 @@ impl BenchmarkRunner {
         if benchmark.status.as_ref() == Some(status) {
             return true;
         }
-        let api: Api<Benchmark> =
-            Api::namespaced(self.client.clone(), &benchmark.namespace().unwrap_or_default());
-        let patch = json!({
-            "apiVersion": Benchmark::api_version(&()),
-            "kind": Benchmark::kind(&()),
-            "metadata": {"name": benchmark.name_any(), "resourceVersion": benchmark.resource_version()},
-            "status": status,
-        });
-        let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
-        let name = benchmark.name_any();
-        let patch = Patch::Apply(patch);
-        let written = async {
-            match api.patch_status(&name, &params, &patch).await {
-                // The object is deleted or has changed; the watch will deliver the change.
-                Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(false),
-                other => other.map(|_| true),
-            }
-        };
-        with_timeout(written).await.unwrap_or_else(|WriteError { cause, .. }| {
-            tracing::warn!(benchmark = name, "cannot write the status of the Benchmark: {cause}");
-            false
-        })
+        replace_status(&self.client, benchmark, status).await.is_some()
     }
 }

@@ -20,6 +20,7 @@ mod batches;
 mod benchmarks;
 mod body_budget;
 mod budgets;
+mod claims;
 pub mod demand;
 mod dialects;
 mod discard;

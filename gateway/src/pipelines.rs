@@ -28,19 +28,17 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource as _, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
-use russet_crds::{Approval, HttpEndpoint, Pipeline, PipelineRun, PipelineRunStatus, names};
+use russet_crds::{Approval, HttpEndpoint, Pipeline, PipelineRun, PipelineRunStatus};
 use russet_rpc::cache_status::CacheStatus;
-use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::api_timeout::{WriteError, with_timeout};
 use crate::audit::AuditLog;
+use crate::claims::{SeenVersions, replace_status};
 use crate::metrics::Metrics;
 use crate::offline::{Interruption, OfflineContext};
 use crate::providers::SecretReader;
@@ -92,9 +90,9 @@ pub(crate) struct PipelineContext {
 struct PipelineObjects {
     /// Whether all of them were listed once.
     listed: bool,
-    pipelines: BTreeMap<(String, String), Pipeline>,
-    endpoints: BTreeMap<(String, String), HttpEndpoint>,
-    approvals: BTreeMap<(String, String), Approval>,
+    pipelines: Arc<BTreeMap<(String, String), Pipeline>>,
+    endpoints: Arc<BTreeMap<(String, String), HttpEndpoint>>,
+    approvals: Arc<BTreeMap<(String, String), Approval>>,
 }
 
 impl PipelineContext {
@@ -169,8 +167,7 @@ struct PipelineController {
     /// The name of this gateway in `status.runner`.
     name: String,
     active: BTreeMap<String, ActiveRun>,
-    /// When each resource version of a run was first seen.
-    last_seen: BTreeMap<String, (Option<String>, Instant)>,
+    seen: SeenVersions,
     /// Runs in the store, once it was looked at.
     stored: Option<Vec<String>>,
     /// Runs that cannot start, and when they are looked at again.
@@ -199,7 +196,8 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
     let mut pipelines = Reflected::<Pipeline>::default();
     let mut endpoints = Reflected::<HttpEndpoint>::default();
     let mut approvals = Reflected::<Approval>::default();
-    let (publish, objects) = watch::channel(Arc::new(PipelineObjects::default()));
+    let mut seen = PipelineObjects::default();
+    let (publish, objects) = watch::channel(Arc::new(seen.clone()));
     context.objects = objects;
     let stopping = context.offline.stopping.clone();
     let mut poll = tokio::time::interval(POLL_INTERVAL);
@@ -208,7 +206,7 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
         context,
         name,
         active: BTreeMap::new(),
-        last_seen: BTreeMap::new(),
+        seen: SeenVersions::default(),
         stored: None,
         not_before: BTreeMap::new(),
         stops: BTreeMap::new(),
@@ -222,21 +220,29 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
             biased;
             () = stopping.cancelled() => break,
             Some(event) = run_changes.next() => { runs.apply(event); false }
-            Some(event) = pipeline_changes.next() => { pipelines.apply(event); true }
-            Some(event) = endpoint_changes.next() => { endpoints.apply(event); true }
-            Some(event) = approval_changes.next() => { approvals.apply(event); true }
+            Some(event) = pipeline_changes.next() => {
+                pipelines.apply(event);
+                seen.pipelines = by_name(&pipelines);
+                true
+            }
+            Some(event) = endpoint_changes.next() => {
+                endpoints.apply(event);
+                seen.endpoints = by_name(&endpoints);
+                true
+            }
+            Some(event) = approval_changes.next() => {
+                approvals.apply(event);
+                seen.approvals = by_name(&approvals);
+                true
+            }
             () = controller.progressed() => false,
             _ = poll.tick() => false,
         };
         if changed {
-            publish.send_replace(Arc::new(PipelineObjects {
-                listed: pipelines.listed && endpoints.listed && approvals.listed,
-                pipelines: by_name(&pipelines),
-                endpoints: by_name(&endpoints),
-                approvals: by_name(&approvals),
-            }));
+            seen.listed = pipelines.listed && endpoints.listed && approvals.listed;
+            publish.send_replace(Arc::new(seen.clone()));
         }
-        let is_synced = runs.listed && publish.borrow().listed && controller.is_synced();
+        let is_synced = runs.listed && seen.listed && controller.is_synced();
         if is_synced {
             let existing = runs.iter().filter(|run| run.metadata.deletion_timestamp.is_none());
             let unreadable: Vec<_> = runs.undecodable().cloned().collect();
@@ -248,9 +254,9 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
 
 fn by_name<K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug>(
     objects: &Reflected<K>,
-) -> BTreeMap<(String, String), K> {
+) -> Arc<BTreeMap<(String, String), K>> {
     let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
-    objects.iter().map(|object| (key(object), object.clone())).collect()
+    Arc::new(objects.iter().map(|object| (key(object), object.clone())).collect())
 }
 
 impl PipelineController {
@@ -295,7 +301,7 @@ impl PipelineController {
                 let _ = (&mut run.task).await;
             }
         }
-        self.last_seen.retain(|uid, _| uids.contains(uid));
+        self.seen.observe(all);
         self.not_before.retain(|uid, _| uids.contains(uid));
         self.stops.retain(|uid, _| uids.contains(uid));
         self.outdated.lock().retain(|uid, _| uids.contains(uid));
@@ -307,12 +313,6 @@ impl PipelineController {
         for (_, run) in self.active.iter_mut().filter(|(uid, _)| !uids.contains(*uid)) {
             // Its object cannot be read, so nothing of it can be written.
             run.written = now;
-        }
-        for run in all {
-            let seen = self.last_seen.entry(run.uid().unwrap_or_default()).or_insert((None, now));
-            if seen.0 != run.resource_version() {
-                *seen = (run.resource_version(), now);
-            }
         }
         for run in all {
             let uid = run.uid().unwrap_or_default();
@@ -357,13 +357,12 @@ impl PipelineController {
 
     /// Whether another gateway has claimed it: what is kept of it here is of a claim that was lost.
     fn is_of_another(&self, run: &PipelineRun) -> bool {
-        let runner = run.status.as_ref().and_then(|status| status.runner.as_ref());
-        runner.is_some_and(|runner| *runner != self.name)
+        runner(run).is_some_and(|runner| *runner != self.name)
     }
 
     /// Whether a run that this gateway does not run may start now. One of its own goes on in any case.
     fn may_start(&self, uid: &str, run: &PipelineRun) -> bool {
-        let is_own = run.status.as_ref().and_then(|status| status.runner.as_ref()) == Some(&self.name);
+        let is_own = runner(run) == Some(&self.name);
         let is_due = self.not_before.get(uid).is_none_or(|time| *time <= Instant::now());
         is_due && !self.runs_elsewhere(run) && (is_own || self.active.len() < MAX_OPEN)
     }
@@ -371,9 +370,7 @@ impl PipelineController {
     /// Whether another gateway with a recent heartbeat runs it.
     fn runs_elsewhere(&self, run: &PipelineRun) -> bool {
         let uid = run.uid().unwrap_or_default();
-        let runner = run.status.as_ref().and_then(|status| status.runner.as_ref());
-        let is_alive = || self.last_seen.get(&uid).is_some_and(|(_, time)| time.elapsed() < RUNNER_TIMEOUT);
-        runner.is_some_and(|runner| *runner != self.name && is_alive())
+        self.is_of_another(run) && self.seen.is_newer_than(&uid, RUNNER_TIMEOUT)
     }
 
     /// Claims it and goes on with it, or says why it cannot begin; false where it is looked at again later.
@@ -453,8 +450,7 @@ impl PipelineController {
     /// Writes how far it is.
     async fn advance(&mut self, uid: &str, run: &PipelineRun) {
         let Some(mut active) = self.active.remove(uid) else { return };
-        let runner = run.status.as_ref().and_then(|status| status.runner.as_ref());
-        if runner.is_some_and(|runner| *runner != self.name) {
+        if self.is_of_another(run) {
             // Another gateway saw no heartbeat of this one for too long and began anew.
             return tracing::warn!(run = run.name_any(), "another gateway runs the PipelineRun now");
         }
@@ -494,35 +490,17 @@ impl PipelineController {
         if run.status.as_ref() == Some(status) {
             return true;
         }
-        let namespace = run.namespace().unwrap_or_default();
-        let api: Api<PipelineRun> = Api::namespaced(self.context.client.clone(), &namespace);
-        let patch = json!({
-            "apiVersion": PipelineRun::api_version(&()),
-            "kind": PipelineRun::kind(&()),
-            "metadata": {"name": run.name_any(), "resourceVersion": run.resource_version()},
-            "status": status,
-        });
-        let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
-        let (name, patch) = (run.name_any(), Patch::Apply(patch));
-        let written = async {
-            match api.patch_status(&name, &params, &patch).await {
-                // The object is deleted or has changed; the watch will deliver the change.
-                Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(false),
-                Ok(now) => {
-                    if now.resource_version() != run.resource_version() {
-                        let mut outdated = self.outdated.lock();
-                        outdated.insert(run.uid().unwrap_or_default(), run.resource_version());
-                    }
-                    Ok(true)
-                }
-                Err(error) => Err(error),
-            }
-        };
-        with_timeout(written).await.unwrap_or_else(|WriteError { cause, .. }| {
-            tracing::warn!(run = name, "cannot write the status of the PipelineRun: {cause}");
-            false
-        })
+        let Some(now) = replace_status(&self.context.client, run, status).await else { return false };
+        if now.resource_version() != run.resource_version() {
+            self.outdated.lock().insert(run.uid().unwrap_or_default(), run.resource_version());
+        }
+        true
     }
+}
+
+/// The gateway that runs it, as its status says.
+fn runner(run: &PipelineRun) -> Option<&String> {
+    run.status.as_ref()?.runner.as_ref()
 }
 
 /// Whether its status says that this attempt has ended.

@@ -18,10 +18,11 @@ use super::references::MAX_TEXT_BYTES;
 use super::{PipelineContext, RunnerLease};
 use crate::audit::DepartedRequest;
 use crate::error::shown;
-use crate::keys::LOOPBACK;
+use crate::keys::{Caller, LOOPBACK};
 use crate::offline::{OfflineRequest, retry_after};
 use crate::request_id::RequestId;
 use crate::request_log::RequestOutcome;
+use crate::routes::LABELS;
 use crate::serving::InboxRequest;
 use crate::zone_client::url_in;
 use crate::zones::ZoneLimit;
@@ -30,8 +31,6 @@ use crate::zones::ZoneLimit;
 const MAX_RESPONSE_BYTES: usize = 4 * MAX_TEXT_BYTES;
 /// How long a busy endpoint is left alone that does not say how long.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
-/// Header that counts the labels of a request.
-const LABELS: &str = "x-russet-labels";
 
 /// Why an action was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,17 +101,15 @@ impl Call<'_> {
     /// Sends a request to a route of the gateway; its response, and what it used.
     async fn ask(self, path: &str, body: &Value) -> Result<(Value, UsageRecord), CallError> {
         let offline = &self.context.offline;
-        self.check_owner()?;
+        let caller = self.caller()?;
         let outcome = RequestOutcome::default();
         let mut extensions = Extensions::new();
         extensions.insert(InboxRequest);
         extensions.insert(outcome.clone());
-        let limit = self.limit();
-        let zone = format!("{}={}", names::LABEL_REQUEST_ZONE, limit.zone());
+        let zone = format!("{}={}", names::LABEL_REQUEST_ZONE, self.limit(&caller).zone());
         let labels = HeaderValue::from_str(&zone).unwrap_or_else(|_| HeaderValue::from_static(""));
-        let headers = HeaderMap::from_iter([(header::HeaderName::from_static(LABELS), labels)]);
-        let RequestId { unique, .. } = RequestId::new(&HeaderMap::new());
-        let id = RequestId { shown: format!("req_{unique}"), unique };
+        let headers = HeaderMap::from_iter([(LABELS, labels)]);
+        let id = RequestId::new(&HeaderMap::new());
         let request = OfflineRequest {
             owner: &self.run.owner,
             what: "run",
@@ -141,8 +138,8 @@ impl Call<'_> {
         })
     }
 
-    /// Whether whoever runs it may still run it.
-    fn check_owner(self) -> Result<(), CallError> {
+    /// Who runs it, if that is still allowed.
+    fn caller(self) -> Result<Caller, CallError> {
         let keyring = self.context.offline.keyring.borrow();
         let owner = &self.run.owner;
         if owner == LOOPBACK && keyring.object_count > 0 {
@@ -150,37 +147,29 @@ impl Call<'_> {
                 "there are AccessKeys now, and the run names none; create another one with spec.keyRef";
             return Err(CallError::Failed(message.to_owned()));
         }
-        if keyring.caller_of(owner, Timestamp::now()).is_none() {
-            return Err(CallError::Failed(format!("AccessKey {owner} is gone, disabled or expired")));
-        }
-        Ok(())
+        let gone = || CallError::Failed(format!("AccessKey {owner} is gone, disabled or expired"));
+        keyring.caller_of(owner, Timestamp::now()).ok_or_else(gone)
     }
 
     /// How far from home a call of the run may go.
-    fn limit(self) -> ZoneLimit {
-        let RunRecord { namespace, pipeline_name, pipeline, owner, .. } = self.run;
+    fn limit(self, caller: &Caller) -> ZoneLimit {
+        let RunRecord { namespace, pipeline_name, pipeline, .. } = self.run;
         let by = format!("spec.zone of Pipeline {namespace}/{pipeline_name}");
-        let caller = self.context.offline.keyring.borrow().caller_of(owner, Timestamp::now());
-        let of_key = caller.as_ref().and_then(|caller| {
-            let facts = caller.facts();
-            let zone = facts.labels?.get(names::LABEL_REQUEST_ZONE)?;
-            Some(ZoneLimit::of_label(zone, &format!("AccessKey {}", facts.key.unwrap_or_default())))
-        });
         ZoneLimit::of_route(pipeline.zone, by)
             .narrowed(self.context.table.borrow().namespace_limit(namespace))
-            .narrowed(of_key)
+            .narrowed(caller.facts().zone_limit())
     }
 
     async fn http(self, http: &HttpAction) -> Result<Reply, CallError> {
         let namespace = &self.run.namespace;
         let name = format!("HTTPEndpoint {namespace}/{}", http.endpoint);
         let failed = |message: String| CallError::Failed(format!("{name}: {message}"));
-        self.check_owner()?;
+        let caller = self.caller()?;
         let endpoint = self.context.endpoint(namespace, &http.endpoint);
         let Some(endpoint) = endpoint.filter(|endpoint| http.is_at(endpoint)) else {
             return Err(failed(format!("it does not list {} any more", http.url)));
         };
-        let cleared = self.limit().clear(http, endpoint.spec.zone, &name);
+        let cleared = self.limit(&caller).clear(http, endpoint.spec.zone, &name);
         let (http, zone, limit) = cleared.map_err(|error| CallError::Failed(error.message))?.into_parts();
         let client = self.context.clients.of(zone).map_err(failed)?;
         let url = url_in(&http.url, zone).map_err(failed)?;

@@ -191,9 +191,7 @@ impl PipelineRunner {
         if self.record.steps[index].items.is_none() && !self.begin(index, &spec).await? {
             return Ok(());
         }
-        if spec.approval.is_some() {
-            self.approve(index, &spec).await?;
-        }
+        self.approve(index, &spec).await?;
         if self.record.steps[index].state != StepState::Running {
             self.state(index).state = StepState::Running;
             self.save().await?;
@@ -274,7 +272,7 @@ impl PipelineRunner {
         }
     }
 
-    /// Waits until a person has approved what the step does.
+    /// Waits until a person has approved what the step does, where that is wanted.
     async fn approve(&mut self, index: usize, spec: &PipelineStep) -> Result<(), StepError> {
         let Some(wanted) = &spec.approval else { return Ok(()) };
         let now = Timestamp::now();
@@ -443,13 +441,6 @@ impl PipelineRunner {
         self.save().await
     }
 
-    async fn mark_undone(&mut self, index: usize, at: usize) -> Result<(), Interruption> {
-        if let Some(item) = self.item(index, at) {
-            item.undone = true;
-        }
-        self.save().await
-    }
-
     /// Undoes what was done and can be undone, last step first. What cannot be is said and left.
     async fn compensate(&mut self) -> Result<(), Interruption> {
         for index in (0..self.record.steps.len()).rev() {
@@ -488,10 +479,14 @@ impl PipelineRunner {
                     Err(error) => Err(StepError::Failed(error.to_string())),
                 };
                 match done {
-                    Ok(()) => self.mark_undone(index, at).await?,
+                    // What it answers nobody needs.
+                    Ok(()) | Err(StepError::Unkept(_)) => {
+                        if let Some(item) = self.item(index, at) {
+                            item.undone = true;
+                        }
+                        self.save().await?;
+                    }
                     Err(StepError::Interrupted(interruption)) => return Err(interruption),
-                    // It was done; what it answers nobody needs.
-                    Err(StepError::Unkept(_)) => self.mark_undone(index, at).await?,
                     Err(StepError::Failed(message)) => left = Some(message),
                 }
             }

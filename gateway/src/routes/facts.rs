@@ -158,6 +158,19 @@ pub struct FactsCaller<'a> {
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
+impl FactsCaller<'_> {
+    /// What the label of the key says of how far its requests may go.
+    pub(crate) fn zone_limit(&self) -> Option<ZoneLimit> {
+        zone_of(self.labels, || format!("AccessKey {}", self.key.unwrap_or_default()))
+    }
+}
+
+/// What labels say of how far from home a request may be answered.
+fn zone_of(labels: Option<&BTreeMap<String, String>>, on: impl FnOnce() -> String) -> Option<ZoneLimit> {
+    let value = labels?.get(names::LABEL_REQUEST_ZONE)?;
+    Some(ZoneLimit::of_label(value, &on()))
+}
+
 impl RequestFacts {
     /// Those of a request for text. `session` is what its client names the conversation by, if it does.
     pub(crate) fn of(
@@ -205,13 +218,8 @@ impl RequestFacts {
     }
 
     fn new(task: RouteTask, headers: &RouteHeaders, caller: FactsCaller<'_>, at: Timestamp) -> Self {
-        let zone_of = |labels: Option<&BTreeMap<String, String>>, on: &str| {
-            let value = labels?.get(names::LABEL_REQUEST_ZONE)?;
-            Some(ZoneLimit::of_label(value, on))
-        };
-        let of_header = zone_of(Some(&headers.labels), "the request's headers");
-        let of_key = zone_of(caller.labels, &format!("AccessKey {}", caller.key.unwrap_or_default()));
-        let zone = match (of_key, of_header) {
+        let of_header = zone_of(Some(&headers.labels), || "the request's headers".to_owned());
+        let zone = match (caller.zone_limit(), of_header) {
             (Some(of_key), of_header) => Some(of_key.narrowed(of_header)),
             (None, of_header) => of_header,
         };

@@ -1,5 +1,6 @@
 //! The whole gateway as `russet gateway` runs it, against an API server that goes away and comes back.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +12,43 @@ use tokio_util::sync::CancellationToken;
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
 use crate::mock_provider::{MockProvider, Reply, openai};
 use crate::object_server::{StoredObjects, api_server, model_copy, until_ready};
+
+/// A whole gateway, as `russet gateway` runs it.
+struct WholeGateway {
+    ready: Arc<AtomicBool>,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<Result<(), russet_gateway::Error>>,
+}
+
+impl WholeGateway {
+    fn start(certificates: &Certificates, api: SocketAddr, listen: SocketAddr) -> Self {
+        let client =
+            kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+        let (ready, stop) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+        let config = GatewayConfig {
+            dispatch: limits(),
+            ..GatewayConfig::new(client, certificates.gateway(), listen)
+        };
+        let registry = prometheus::Registry::new();
+        let task = tokio::spawn(russet_gateway::run(
+            config,
+            registry,
+            ready.clone(),
+            stop.clone().cancelled_owned(),
+        ));
+        Self { ready, stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        assert!(tokio::time::timeout(TEST_TIMEOUT, self.task).await.unwrap().unwrap().is_ok());
+    }
+}
+
+/// An address of this machine that nobody uses.
+pub fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
 
 pub fn deployment() -> Value {
     json!({
@@ -45,20 +83,9 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
     let objects = StoredObjects::default();
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (api, listen) = (free(), free());
-    let client = kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+    let (api, listen) = (free_address(), free_address());
 
-    let ready = Arc::new(AtomicBool::new(false));
-    let stop = CancellationToken::new();
-    let config =
-        GatewayConfig { dispatch: limits(), ..GatewayConfig::new(client, certificates.gateway(), listen) };
-    let gateway = tokio::spawn(russet_gateway::run(
-        config,
-        prometheus::Registry::new(),
-        ready.clone(),
-        stop.clone().cancelled_owned(),
-    ));
+    let gateway = WholeGateway::start(&certificates, api, listen);
     let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
     let chat = || {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
@@ -69,7 +96,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let mut first = script_engine(&certificates, "a", |_| hello());
     objects.apply("modeldeployments", deployment());
     let server = api_server(api, objects.clone());
-    until_ready(&ready).await;
+    until_ready(&gateway.ready).await;
     let waiting = tokio::spawn(chat());
     // A request is held, and its demand is reported.
     let reported = tokio::time::timeout(TEST_TIMEOUT, async {
@@ -111,8 +138,8 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
     assert_eq!(second.requests(), 1);
 
-    stop.cancel();
-    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
+    let ready = gateway.ready.clone();
+    gateway.stop().await;
     assert!(!ready.load(Ordering::Acquire));
     // The final report: no requests wait here any more.
     let applied = objects.applied.lock().unwrap().clone();
@@ -136,21 +163,8 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
     let objects = StoredObjects::default();
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (api, listen) = (free(), free());
-    let api_client =
-        kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
-    let stop = CancellationToken::new();
-    let config = GatewayConfig {
-        dispatch: limits(),
-        ..GatewayConfig::new(api_client, certificates.gateway(), listen)
-    };
-    let gateway = tokio::spawn(russet_gateway::run(
-        config,
-        prometheus::Registry::new(),
-        Arc::new(AtomicBool::new(false)),
-        stop.clone().cancelled_owned(),
-    ));
+    let (api, listen) = (free_address(), free_address());
+    let gateway = WholeGateway::start(&certificates, api, listen);
     let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
     let list = |secret: &'static str| {
         let client = client.clone();
@@ -191,8 +205,7 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     objects.apply("accesskeys", broken);
     assert_eq!((list("s-one").await, list("any").await), (401, 401));
 
-    stop.cancel();
-    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
+    gateway.stop().await;
     server.shutdown_background();
 }
 
@@ -201,10 +214,7 @@ async fn a_pull_tells_the_bytes_that_the_agents_report() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
     let objects = StoredObjects::default();
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (api, listen) = (free(), free());
-    let api_client =
-        kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+    let (api, listen) = (free_address(), free_address());
     let digest = "ab".repeat(32);
     let source = json!({"uri": "hf://owner/m", "sha256": digest});
     objects.apply("models", json!({
@@ -214,17 +224,7 @@ async fn a_pull_tells_the_bytes_that_the_agents_report() {
     objects.apply("modeldeployments", deployment());
     objects.apply("modelcopies", model_copy("m", 30));
     let server = api_server(api, objects.clone());
-    let (ready, stop) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
-    let config = GatewayConfig {
-        dispatch: limits(),
-        ..GatewayConfig::new(api_client, certificates.gateway(), listen)
-    };
-    let gateway = tokio::spawn(russet_gateway::run(
-        config,
-        prometheus::Registry::new(),
-        ready.clone(),
-        stop.clone().cancelled_owned(),
-    ));
+    let gateway = WholeGateway::start(&certificates, api, listen);
     let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
     // Until it knows the Model, which its routing does not wait for.
     let listed = tokio::time::timeout(TEST_TIMEOUT, async {
@@ -263,8 +263,7 @@ async fn a_pull_tells_the_bytes_that_the_agents_report() {
         status("success"),
     ];
     assert_eq!(lines, expected);
-    stop.cancel();
-    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
+    gateway.stop().await;
     server.shutdown_background();
 }
 
@@ -273,10 +272,7 @@ async fn the_status_of_a_provider_says_whether_it_answers() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
     let objects = StoredObjects::default();
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (api, listen) = (free(), free());
-    let api_client =
-        kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+    let (api, listen) = (free_address(), free_address());
     let is_ill = Arc::new(AtomicBool::new(false));
     let ill = is_ill.clone();
     let outside = MockProvider::start(move |_| match ill.load(Ordering::Acquire) {
@@ -295,18 +291,8 @@ async fn the_status_of_a_provider_says_whether_it_answers() {
     let target = json!({"models": ["m"], "targets": [{"providerRef": {"name": "p"}, "model": "theirs"}]});
     objects.apply("modelroutes", object("ModelRoute", "m", target));
     let server = api_server(api, objects.clone());
-    let (ready, stop) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
-    let config = GatewayConfig {
-        dispatch: limits(),
-        ..GatewayConfig::new(api_client, certificates.gateway(), listen)
-    };
-    let gateway = tokio::spawn(russet_gateway::run(
-        config,
-        prometheus::Registry::new(),
-        ready.clone(),
-        stop.clone().cancelled_owned(),
-    ));
-    until_ready(&ready).await;
+    let gateway = WholeGateway::start(&certificates, api, listen);
+    until_ready(&gateway.ready).await;
     let written = |reason: &'static str| {
         let objects = objects.clone();
         async move {
@@ -336,7 +322,6 @@ async fn the_status_of_a_provider_says_whether_it_answers() {
     let status = written("NotAnswering").await;
     let message = "it answers 500; `russet why` of a request says more";
     assert_eq!(status["conditions"][0]["message"], message);
-    stop.cancel();
-    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
+    gateway.stop().await;
     server.shutdown_background();
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use sha2::Digest as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{deployment, group};
+use crate::cluster::{deployment, free_address, group};
 use crate::harness::{
     Certificates, ScriptStep, ScriptedEngine, TEST_TIMEOUT, finished, limits, script_engine, started, token,
 };
@@ -66,8 +66,7 @@ impl PipelineLab {
         let objects = StoredObjects::default();
         objects.apply("modeldeployments", deployment());
         objects.apply("shardgroups", group(&engine, 1, 2));
-        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (api, listen) = (free(), free());
+        let (api, listen) = (free_address(), free_address());
         let server = Some(api_server(api, objects.clone()));
         let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
         let folder = tempfile::tempdir().unwrap();
