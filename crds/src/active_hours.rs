@@ -67,12 +67,17 @@ pub fn active_hours(schedules: &[Schedule], now: Timestamp) -> Result<ActiveHour
     })
 }
 
+/// The time zone of this IANA name, or what is wrong with the name.
+pub fn time_zone(name: &str) -> Result<TimeZone, String> {
+    ZONES.get(name).map_err(|_| {
+        format!("timeZone {name:?} is no IANA time zone; write one such as Europe/Berlin or UTC")
+    })
+}
+
 /// When a schedule starts and ends around `now`. A time that a clock change skips counts as the one after it.
 fn spans(schedule: &Schedule, now: Timestamp) -> Result<Vec<(Timestamp, Timestamp)>, String> {
     let Schedule { days, from, until, time_zone } = schedule;
-    let zone = ZONES.get(time_zone).map_err(|_| {
-        format!("timeZone {time_zone:?} is no IANA time zone; write one such as Europe/Berlin or UTC")
-    })?;
+    let zone = self::time_zone(time_zone)?;
     let time = |text: &str| {
         Time::strptime("%H:%M", text).map_err(|_| format!("{text:?} is no time of day; write it as 08:30"))
     };
@@ -107,6 +112,20 @@ fn weekday(day: Day) -> Option<Weekday> {
         Day::Sun => Weekday::Sunday,
         Day::Unknown => return None,
     })
+}
+
+impl From<Weekday> for Day {
+    fn from(weekday: Weekday) -> Self {
+        match weekday {
+            Weekday::Monday => Self::Mon,
+            Weekday::Tuesday => Self::Tue,
+            Weekday::Wednesday => Self::Wed,
+            Weekday::Thursday => Self::Thu,
+            Weekday::Friday => Self::Fri,
+            Weekday::Saturday => Self::Sat,
+            Weekday::Sunday => Self::Sun,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -243,6 +243,8 @@ pub enum Reason {
     ForeignSecret,
     /// There are as many replicas as demand requires, or soon will be.
     ScaledByDemand,
+    /// Replicas are loaded for the demand that the last weeks let expect.
+    ScaledByHistory,
     /// A person stopped the deployment, so it does not scale.
     ScalingDisabled,
     /// The provider answered the last request.

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    Autoscaling, EngineOptions, GatewayDemand, GenerationConfig, LocalReference, MeasuredThroughput, Rollout,
-    RolloutStatus, Spread,
+    Autoscaling, DemandHistory, EngineOptions, GatewayDemand, GenerationConfig, LocalReference,
+    MeasuredThroughput, Rollout, RolloutStatus, Spread,
 };
 
 /// A model to serve under this object's name.
@@ -382,6 +382,9 @@ pub struct ModelDeploymentStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["gateway"])
     )]
     pub demand: Vec<GatewayDemand>,
+    /// With `autoscaling.predictive`: what the hours of the last four weeks needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub demand_history: Option<DemandHistory>,
 }
 
 /// The placement and its reasons.

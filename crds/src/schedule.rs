@@ -28,7 +28,7 @@ fn utc() -> String {
 }
 
 /// A day of the week.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Day {
     /// Monday.
     Mon,

@@ -13,7 +13,7 @@ use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
 use russet_wire::engine_config::{EngineConfig, PeerRank, Transport};
-use russet_wire::engine_options::{Speculation, WeightQuantization};
+use russet_wire::engine_options::{DEFAULT_MAX_WAITING_REQUESTS, Speculation, WeightQuantization};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -435,6 +435,7 @@ async fn run_rank(
         SchedulerConfig {
             context_tokens: config.context_tokens,
             max_sequences: config.max_sequences,
+            max_waiting_requests: config.options.max_waiting_requests.unwrap_or(DEFAULT_MAX_WAITING_REQUESTS),
             kv_tokens: config.kv_capacity(),
             stages: config.size() / config.tensor_size.max(1),
             prefix_cache: config.prefix_cache,

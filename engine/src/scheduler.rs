@@ -52,7 +52,6 @@ use batching::{Readiness, ScheduledTokens, compose_batch};
 use in_flight::{Completion, DecodeRound, InFlight, WorkKind};
 pub use intake::Intake;
 use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
-pub use queue_limit::MAX_WAITING_REQUESTS;
 use queue_limit::QueueLimit;
 pub(crate) use queue_limit::overloaded;
 use ranks::Ranks;
@@ -71,6 +70,8 @@ pub struct SchedulerConfig {
     pub context_tokens: u32,
     /// Maximum sequences at a time.
     pub max_sequences: u32,
+    /// Maximum requests that wait while all sequences run.
+    pub max_waiting_requests: u32,
     /// KV-cache capacity in tokens, over all sequences.
     pub kv_tokens: u64,
     /// Pipeline stages.
@@ -133,6 +134,7 @@ impl Scheduler {
         let SchedulerConfig {
             context_tokens,
             max_sequences,
+            max_waiting_requests,
             kv_tokens,
             stages,
             prefix_cache,
@@ -156,7 +158,7 @@ impl Scheduler {
         let prefix_cache = PrefixCache::new(root, limits, &on_disk);
         let (caches, fetched) = SlotCaches::new(prefix_cache, ranks.clone(), block_events.clone());
         let (sender, requests) = mpsc::unbounded_channel();
-        let queue_limit = QueueLimit::new(metrics.clone(), max_sequences);
+        let queue_limit = QueueLimit::new(metrics.clone(), max_sequences, max_waiting_requests);
         let started = Instant::now();
         let intake = Intake {
             requests: sender,

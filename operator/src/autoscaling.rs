@@ -1,5 +1,5 @@
 //! Autoscaling controller: writes replicas by demand through `/scale`, as a HorizontalPodAutoscaler would,
-//! and the reason in the condition ScalingActive. Not here: the number of replicas (`plan`), and their
+//! the reason in the condition ScalingActive, and with `predictive` what the hours of the week needed. Not here: the number of replicas (`plan`), and their
 //! placement (`deployment`).
 
 use std::collections::HashMap;
@@ -13,9 +13,10 @@ use kube::{Api, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::names::AUTOSCALER_MANAGER;
-use russet_crds::{Autoscaling, ModelDeployment};
+use russet_crds::{Autoscaling, DemandHistory, ModelDeployment};
 use russet_plan::autoscaling::{ScalingDecision, ScalingHistory, ScalingInput, scale};
 use russet_plan::demand::{summarize, until_stale};
+use russet_plan::demand_history;
 use russet_plan::joint_placement::JointPlan;
 use russet_plan::placement::place_with;
 use russet_plan::validate::read;
@@ -69,10 +70,12 @@ pub async fn reconcile(
     let rules = deployment.spec.autoscaling.as_ref();
     let Some(rules) = rules.filter(|_| deployment.metadata.deletion_timestamp.is_none()) else {
         memories.lock().remove(&uid);
-        report(&context, &deployment, None).await?;
+        report(&context, &deployment, None, None).await?;
         return Ok(requeue_after([]));
     };
     let now = Timestamp::now();
+    let status = deployment.status.as_ref();
+    let demand = status.map(|status| status.demand.as_slice()).unwrap_or_default();
     let decision = {
         let mut memories = memories.lock();
         let memory = memories.entry(uid).or_default();
@@ -92,9 +95,16 @@ pub async fn reconcile(
             Err(source) => return Err(Error::Scale { name, replicas, source }),
         }
     }
-    report(&context, &deployment, Some(&decision)).await?;
-    let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
-    Ok(requeue_after([decision.requeue_after, until_stale(demand, now)]))
+    let history = rules.predictive.as_ref().and_then(|predictive| {
+        let last_request =
+            summarize(demand, now).idle_for.and_then(|idle_for| now.checked_sub(idle_for).ok());
+        let before = status.and_then(|status| status.demand_history.as_ref());
+        demand_history::record(before, predictive, decision.needed, last_request, now)
+    });
+    report(&context, &deployment, Some(&decision), history.as_ref()).await?;
+    let expectation =
+        rules.predictive.as_ref().and_then(|predictive| demand_history::until_change(predictive, now));
+    Ok(requeue_after([decision.requeue_after, until_stale(demand, now), expectation]))
 }
 
 /// Decides on the deployment's status.
@@ -111,13 +121,24 @@ fn decide(
         Some(Duration::try_from(now.duration_since(condition.last_transition_time.0)).unwrap_or_default())
     };
     let current = status.observed_generation == deployment.metadata.generation;
+    let history = rules.predictive.as_ref().zip(status.demand_history.as_ref());
     let seen = ScalingInput {
         replicas: deployment.spec.replicas,
         ready_for: since(Type::Available),
         settled: current && since(Type::Ready).is_some() && since(Type::Progressing).is_none(),
         demand: summarize(&status.demand, now),
+        expected: history
+            .and_then(|(predictive, history)| demand_history::expected(predictive, history, now)),
     };
-    scale(rules, &seen, memory, now, fits)
+    let decision = scale(rules, &seen, memory, now, fits);
+    match rules.predictive.as_ref().and_then(demand_history::invalid) {
+        // Demand goes on to decide.
+        Some(why) => {
+            let message = format!("spec.autoscaling.predictive: {why}; {}", decision.message);
+            ScalingDecision { reason: Reason::InvalidSpec, message, ..decision }
+        }
+        None => decision,
+    }
 }
 
 /// How many of this many replicas the planner can place, beside all that runs.
@@ -146,32 +167,53 @@ async fn write(context: &Context, deployment: &ModelDeployment, replicas: i32) -
     api.patch_scale(&deployment.name_any(), &params, &Patch::Merge(patch)).await.map(drop)
 }
 
-/// Writes ScalingActive with the reason for the number of replicas; only when the decision changes, since
-/// requests come and go.
+/// Writes ScalingActive with the reason for the number of replicas, and the history; only when the decision changes or the
+/// history has news, since requests come and go.
 async fn report(
     context: &Context,
     deployment: &ModelDeployment,
     decision: Option<&ScalingDecision>,
+    history: Option<&DemandHistory>,
 ) -> Result<(), Error> {
-    let before = deployment.status.as_ref().and_then(|status| get(&status.conditions, Type::ScalingActive));
-    let conditions = match (before, decision) {
-        (None, None) => return Ok(()),
-        (Some(_), None) => Vec::new(),
-        (_, Some(ScalingDecision { replicas, reason, message, requeue_after: _ })) => {
-            let same = before.is_some_and(|before| before.reason == format!("{reason:?}"));
-            if *replicas == deployment.spec.replicas && same {
-                return Ok(());
+    let status = deployment.status.as_ref();
+    let before = status.and_then(|status| get(&status.conditions, Type::ScalingActive));
+    let history_before = status.and_then(|status| status.demand_history.as_ref());
+    let news = demand_history::differs(history_before, history);
+    let mut conditions: Vec<_> = before.filter(|_| decision.is_some()).cloned().into_iter().collect();
+    let changed = match decision {
+        None => before.is_some(),
+        Some(ScalingDecision { replicas, needed: _, reason, message, requeue_after: _ }) => {
+            let same = before.is_some_and(|before| {
+                let said = *reason != Reason::ScaledByHistory || before.message == *message;
+                before.reason == format!("{reason:?}") && said
+            });
+            let changed = *replicas != deployment.spec.replicas || !same;
+            if changed {
+                let active = !matches!(reason, Reason::ScalingDisabled | Reason::InvalidSpec);
+                let (kind, generation) = (Type::ScalingActive, deployment.metadata.generation);
+                conditions::set(
+                    &mut conditions,
+                    kind,
+                    active,
+                    *reason,
+                    message,
+                    generation,
+                    Timestamp::now(),
+                );
             }
-            let mut conditions: Vec<_> = before.cloned().into_iter().collect();
-            let active = *reason != Reason::ScalingDisabled;
-            let (kind, generation) = (Type::ScalingActive, deployment.metadata.generation);
-            conditions::set(&mut conditions, kind, active, *reason, message, generation, Timestamp::now());
-            conditions
+            changed
         }
     };
+    if !changed && !news {
+        return Ok(());
+    }
     let name = deployment.name_any();
     let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment);
-    ssa::apply_status_as(AUTOSCALER_MANAGER, &api, &name, &json!({"conditions": conditions}))
+    let mut status = json!({"conditions": conditions});
+    if let Some(history) = history {
+        status["demandHistory"] = json!(history);
+    }
+    ssa::apply_status_as(AUTOSCALER_MANAGER, &api, &name, &status)
         .await
         .map_err(|source| Error::Report { name, source })
 }
@@ -191,6 +233,7 @@ mod tests {
             target_ttft_milliseconds: None,
             idle_seconds: 60,
             max_idle_seconds: None,
+            predictive: None,
         };
         let spec = ModelDeploymentSpec { replicas, autoscaling: Some(autoscaling), ..Default::default() };
         let mut deployment = ModelDeployment::new("chat", spec);

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! requests / targetQueue ─┐
-//! slow first tokens ──────┴─▶ need ─┬─ more than exist ─▶ at once, as many as fit
+//! slow first tokens ──────┤
+//! demand history ─────────┴─▶ need ─┬─ more than exist ─▶ at once, as many as fit
 //!                                   ├─ fewer ───────────▶ the maximum of the last five minutes
 //!                                   └─ no requests ─────▶ none, after idleSeconds or keep_alive, where minReplicas is 0
 //! ```
@@ -15,6 +16,7 @@ use russet_crds::Autoscaling;
 use russet_crds::conditions::Reason;
 
 use crate::demand::DemandSummary;
+use crate::demand_history::ExpectedDemand;
 
 /// Scale-down delay: a replica is quickly stopped and slowly loaded. The same as a HorizontalPodAutoscaler's.
 const SCALE_DOWN_DELAY: Duration = Duration::from_secs(300);
@@ -35,6 +37,8 @@ pub struct ScalingInput {
     pub settled: bool,
     /// Its demand.
     pub demand: DemandSummary,
+    /// What the last weeks let expect; `None` without `predictive`, and in hours that needed nothing.
+    pub expected: Option<ExpectedDemand>,
 }
 
 /// State kept between evaluations. Losing it only delays scaling down.
@@ -51,12 +55,25 @@ pub struct ScalingHistory {
 pub struct ScalingDecision {
     /// Desired replicas.
     pub replicas: i32,
+    /// Replicas that the requests need, whatever is expected and fits; at most `maxReplicas`.
+    pub needed: i32,
     /// Whether demand decides, as a condition reason.
     pub reason: Reason,
     /// The condition message.
     pub message: String,
     /// When to evaluate again without a change.
     pub requeue_after: Option<Duration>,
+}
+
+/// What the requests need.
+struct RequestNeed {
+    /// Requests, held and running.
+    requests: u32,
+    /// Replicas for them; 0 without requests.
+    replicas: i32,
+    why: String,
+    /// Until first tokens that are slow may add a replica.
+    ttft_pause: Option<Duration>,
 }
 
 /// Decides; `fits` returns how many of a number of replicas fit.
@@ -67,28 +84,24 @@ pub fn scale(
     now: Timestamp,
     fits: impl FnOnce(i32) -> i32,
 ) -> ScalingDecision {
-    let Autoscaling {
-        min_replicas,
-        max_replicas,
-        target_queue,
-        target_ttft_milliseconds,
-        idle_seconds,
-        max_idle_seconds,
-    } = *rules;
-    let ScalingInput { replicas, ready_for: answering, settled, demand } = *seen;
-    let said = |replicas, reason, message: String, again| ScalingDecision {
-        replicas,
-        reason,
-        message,
-        requeue_after: again,
-    };
-    if replicas == 0 && min_replicas > 0 {
-        let message = "spec.replicas is 0, which stops it; set it to 1 or more and demand decides again";
-        return said(0, Reason::ScalingDisabled, message.to_owned(), None);
-    }
-    if !settled {
+    if !seen.settled {
         memory.last_change = Some(now);
     }
+    let need = request_need(rules, seen, memory, now);
+    let decision = decide(rules, seen, memory, now, &need, fits);
+    debug_assert!((0..=rules.max_replicas).contains(&decision.replicas));
+    let needed = if need.requests == 0 { 0 } else { need.replicas.min(rules.max_replicas) };
+    ScalingDecision { needed, ..decision }
+}
+
+fn request_need(
+    rules: &Autoscaling,
+    seen: &ScalingInput,
+    memory: &ScalingHistory,
+    now: Timestamp,
+) -> RequestNeed {
+    let Autoscaling { target_queue, target_ttft_milliseconds, .. } = *rules;
+    let ScalingInput { replicas, settled, demand, .. } = *seen;
     let requests = demand.waiting.saturating_add(demand.active);
     let by_queue = i32::try_from(requests.div_ceil(target_queue.max(1))).unwrap_or(i32::MAX);
     let slow = demand.ttft_milliseconds.zip(target_ttft_milliseconds).filter(|(took, target)| took > target);
@@ -104,37 +117,96 @@ pub fn scale(
         }
         _ => format!("{requests} requests ({} of them held), {target_queue} a replica", demand.waiting),
     };
-
-    if min_replicas == 0 && requests == 0 {
-        let idle = Duration::from_secs(idle_seconds.into());
-        let max_idle = Duration::from_secs(max_idle_seconds.unwrap_or(idle_seconds).into());
-        let stays_for = demand.stays_for(idle, max_idle, answering);
-        if replicas == 0 {
-            return said(0, Reason::Idle, "no requests; the next request starts it".to_owned(), None);
-        }
-        if let Some(stays_for) = stays_for.filter(|_| answering.is_some()) {
-            if stays_for.is_zero() {
-                *memory = ScalingHistory::default();
-                let message = match demand.keep_for {
-                    Some(_) => {
-                        "no requests, and the keep_alive of the last ones is over; the next request starts it"
-                            .to_owned()
-                    }
-                    None => format!("no requests for {idle_seconds} s; the next request starts it"),
-                };
-                return said(0, Reason::Idle, message, None);
-            }
-            let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
-            let again = [decision.requeue_after, Some(stays_for)].into_iter().flatten().min();
-            return ScalingDecision { requeue_after: again, ..decision };
-        }
-    }
-    let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
-    debug_assert!((0..=max_replicas).contains(&decision.replicas));
-    let pause = slow
+    let ttft_pause = slow
         .and_then(|_| TTFT_SCALE_UP_INTERVAL.checked_sub(rested))
         .filter(|pause| settled && !pause.is_zero());
-    ScalingDecision { requeue_after: [decision.requeue_after, pause].into_iter().flatten().min(), ..decision }
+    RequestNeed { requests, replicas: by_queue.max(by_ttft), why, ttft_pause }
+}
+
+fn decide(
+    rules: &Autoscaling,
+    seen: &ScalingInput,
+    memory: &mut ScalingHistory,
+    now: Timestamp,
+    need: &RequestNeed,
+    fits: impl FnOnce(i32) -> i32,
+) -> ScalingDecision {
+    let Autoscaling { min_replicas, max_replicas, idle_seconds, max_idle_seconds, .. } = *rules;
+    let ScalingInput { replicas, ready_for: answering, demand, expected, .. } = *seen;
+    if replicas == 0 && min_replicas > 0 {
+        let message = "spec.replicas is 0, which stops it; set it to 1 or more and demand decides again";
+        return said(0, Reason::ScalingDisabled, message.to_owned(), None);
+    }
+    let mut stays_for = None;
+    match expected.filter(|_| need.requests == 0) {
+        Some(expected) if replicas == 0 => return start_early(rules, expected, memory, now, fits),
+        None if need.requests == 0 && min_replicas == 0 => {
+            if replicas == 0 {
+                let message = "no requests; the next request starts it";
+                return said(0, Reason::Idle, message.to_owned(), None);
+            }
+            let idle = Duration::from_secs(idle_seconds.into());
+            let max_idle = Duration::from_secs(max_idle_seconds.unwrap_or(idle_seconds).into());
+            stays_for = demand.stays_for(idle, max_idle, answering).filter(|_| answering.is_some());
+        }
+        _ => {}
+    }
+    if stays_for.is_some_and(|stays_for| stays_for.is_zero()) {
+        *memory = ScalingHistory::default();
+        let message = match demand.keep_for {
+            Some(_) => "no requests, and the keep_alive of the last ones is over; the next request starts it"
+                .to_owned(),
+            None => format!("no requests for {idle_seconds} s; the next request starts it"),
+        };
+        return said(0, Reason::Idle, message, None);
+    }
+    // Expected beyond what there would be anyway.
+    let beyond =
+        |expected: &ExpectedDemand| expected.replicas.min(max_replicas) > need.replicas.max(min_replicas);
+    let expected = expected.filter(beyond);
+    let (replicas_needed, why) = match &expected {
+        Some(expected) => (expected.replicas, expected.to_string()),
+        None => (need.replicas, need.why.clone()),
+    };
+    let mut decision = steer(rules, seen, memory, now, replicas_needed, &why, fits);
+    if expected.is_some() && decision.reason == Reason::ScaledByDemand {
+        decision.reason = Reason::ScaledByHistory;
+        if decision.replicas == replicas {
+            decision.message = format!("{}: {why}", count(replicas));
+        }
+    }
+    let again = [decision.requeue_after, stays_for, need.ttft_pause].into_iter().flatten().min();
+    ScalingDecision { requeue_after: again, ..decision }
+}
+
+/// Starts the first replicas before anybody asks. Unlike a request, an expectation waits until there is room: it starts no
+/// replica that would wait for nodes, and so preempts none.
+fn start_early(
+    rules: &Autoscaling,
+    expected: ExpectedDemand,
+    memory: &mut ScalingHistory,
+    now: Timestamp,
+    fits: impl FnOnce(i32) -> i32,
+) -> ScalingDecision {
+    let wanted = expected.replicas.min(rules.max_replicas);
+    let to = fits(wanted).clamp(0, wanted);
+    let again = (to < wanted).then_some(PLACEMENT_RETRY_INTERVAL);
+    if to == 0 {
+        let message = format!("{expected}, and none fits now; the next request starts it");
+        return said(0, Reason::NothingFits, message, again);
+    }
+    memory.last_change = Some(now);
+    let short = if to < wanted { format!("; {to} fit") } else { String::new() };
+    said(to, Reason::ScaledByHistory, format!("from 0 to {}: {expected}{short}", count(to)), again)
+}
+
+fn said(replicas: i32, reason: Reason, message: String, again: Option<Duration>) -> ScalingDecision {
+    ScalingDecision { replicas, needed: 0, reason, message, requeue_after: again }
+}
+
+/// A number of replicas in words.
+fn count(replicas: i32) -> String {
+    if replicas == 1 { "1 replica".to_owned() } else { format!("{replicas} replicas") }
 }
 
 /// From the needed to the desired number of replicas.
@@ -151,12 +223,6 @@ fn steer(
     let replicas = seen.replicas;
     let need = need.clamp(min_replicas.clamp(1, max_replicas), max_replicas);
     let moves = |to: i32, why: &str| format!("from {replicas} to {to} replicas: {why}");
-    let said = |replicas, reason, message, again| ScalingDecision {
-        replicas,
-        reason,
-        message,
-        requeue_after: again,
-    };
     if replicas > max_replicas {
         let why = format!("maxReplicas is {max_replicas}");
         return said(max_replicas, Reason::ScaledByDemand, moves(max_replicas, &why), None);
@@ -198,5 +264,7 @@ fn since(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
+#[cfg(test)]
+mod burst;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ pub mod cluster;
 pub mod copies;
 pub mod cow;
 pub mod demand;
+pub mod demand_history;
 mod digest;
 mod disk_state;
 pub mod fabric;

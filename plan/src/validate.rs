@@ -311,7 +311,14 @@ fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
 
 /// The engine options, if this release knows their values and the model supports them.
 fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
-    let EngineOptions { kv_cache, quantization: _, speculation, fence, router_broadcast } = engine;
+    let EngineOptions {
+        kv_cache,
+        quantization: _,
+        speculation,
+        fence,
+        router_broadcast,
+        max_waiting_requests: _,
+    } = engine;
     if *router_broadcast == RouterBroadcast::Unknown {
         notes.push(Note::Newer { field: "spec.engine.routerBroadcast".to_owned() });
     }

@@ -285,7 +285,7 @@ pub async fn replica(cluster: &mut TestCluster) -> Result<()> {
     let (mut answers, mut groups) = (Vec::new(), Vec::new());
     for _ in 0..2 {
         let answer = path::long_answer_of(cluster, "twice", TOKENS).await?;
-        groups.push(group_of(cluster, &answer.request_id).await?);
+        groups.push(group_of(&cluster.base_url(), &answer.request_id).await?);
         answers.push(answer);
     }
     // Where both are expected to be quicker at one replica, both are there.
@@ -308,9 +308,8 @@ pub async fn replica(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// Name of the group that a running request was sent to, as the gateway's log has it.
-async fn group_of(cluster: &TestCluster, request_id: &str) -> Result<String> {
-    let gateway = cluster.base_url();
+/// Name of the group that a request was sent to, as the log of the gateway with this base URL has it.
+pub async fn group_of(gateway: &str, request_id: &str) -> Result<String> {
     let url = format!("{}/requests/{request_id}/why", gateway.trim_end_matches("/v1"));
     let record: serde_json::Value = chat::client()?.get(url).send().await?.json().await?;
     let group = record["attempts"][0]["group"].as_str().context("the log has no attempt of the request")?;

@@ -143,6 +143,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
         ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four_nodes::tiers(c))),
         ("a_sleeping_model_is_woken_by_a_request_that_is_held", |c| Box::pin(scaling::sleeper(c))),
+        ("twenty_requests_at_once_get_a_second_replica", |c| Box::pin(scaling::burst(c))),
         ("a_drained_node_is_empty_and_its_models_answer_elsewhere", |c| Box::pin(path::drain(c))),
         ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
         ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),

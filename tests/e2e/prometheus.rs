@@ -23,7 +23,7 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
 }
 
 /// Dashboard queries that need hardware that no test machine has.
-const UNSEEN_QUERIES: [&str; 4] =
+const UNSEEN_QUERIES: [&str; 5] =
     // Predictions need a chip of the catalogue on every machine.
     [
         "russet_modeldeployment_predicted_tokens_per_second",
@@ -31,6 +31,8 @@ const UNSEEN_QUERIES: [&str; 4] =
         // Nothing leaves.
         "russet_gateway_provider_request_total",
         "russet_gateway_provider_cost_total",
+        // No request is held.
+        "russet_gateway_request_queue_time_seconds",
     ];
 
 /// Documented metrics that this cluster does not show.

@@ -1,10 +1,16 @@
 //! Scale to zero: without requests the model's memory is free, and the request that scales it up is held
-//! until it is answered.
+//! until it is answered. A queue that grows gets a second replica.
 
-use anyhow::{Context as _, Result, ensure};
-use russet_tests::chat;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::chat::{self, StreamEnd};
 use russet_tests::cluster::{TestCluster, condition, repository};
+use serde_json::json;
 
+use crate::faults::group_of;
 use crate::mistakes::apply;
 use crate::path::{delete_and_wait, serves};
 
@@ -49,4 +55,71 @@ pub async fn sleeper(cluster: &mut TestCluster) -> Result<()> {
         "one gateway should have asked: {demand:?}"
     );
     delete_and_wait(cluster, "sleeper").await
+}
+
+/// Clients that ask at once, each again as soon as it has its answer.
+const CLIENTS: usize = 20;
+/// Requests that the deployment wants a replica to have.
+const TARGET_QUEUE: usize = 4;
+
+/// Twenty clients at one replica with four slots: demand adds the second one, both answer, and every answer is the one of a
+/// request that runs alone.
+pub async fn burst(cluster: &mut TestCluster) -> Result<()> {
+    let model = repository().join("manifests/samples/quickstart/model.yaml");
+    cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
+    let deployment = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: burst}}\n\
+         spec: {{modelRef: {{name: smoke}}, sharding: {{mode: Single, kv: {{contextTokens: 512, maxSequences: 4}}}}, \
+         engine: {{maxWaitingRequests: 32}}, \
+         autoscaling: {{minReplicas: 1, maxReplicas: 2, targetQueue: {TARGET_QUEUE}}}}}\n"
+    );
+    apply(cluster, &deployment).await?;
+    serves(cluster, "burst").await?;
+    let url = cluster.base_url();
+    let body = chat::question("burst", QUESTION, json!({"max_tokens": 200, "ignore_eos": true}));
+    let mut alone = chat::ask(&url, &body).await?;
+    ensure!(alone.finish().await == StreamEnd::Finished("length".into()), "alone it ended early");
+
+    let groups = Arc::<Mutex<BTreeSet<String>>>::default();
+    let enough = Arc::<AtomicBool>::default();
+    let clients = (0..CLIENTS).map(|_| {
+        let (url, body, expected) = (url.clone(), body.clone(), alone.text.clone());
+        let (groups, enough) = (groups.clone(), enough.clone());
+        tokio::spawn(async move {
+            let mut answers = 0;
+            while !enough.load(Ordering::Relaxed) {
+                let mut answer = chat::ask(&url, &body).await?;
+                let end = answer.finish().await;
+                ensure!(end == StreamEnd::Finished("length".into()), "an answer ended with {end:?}");
+                ensure!(answer.text == expected, "\"{}\" instead of \"{expected}\"", answer.text);
+                let group = group_of(&url, &answer.request_id).await?;
+                groups.lock().unwrap_or_else(PoisonError::into_inner).insert(group);
+                answers += 1;
+            }
+            Ok(answers)
+        })
+    });
+    let clients: Vec<tokio::task::JoinHandle<Result<usize>>> = clients.collect();
+    let grown = cluster
+        .until("two replicas answer", async |cluster| {
+            let burst = cluster.get("modeldeployments burst").await?;
+            let two = burst["spec"]["replicas"] == 2 && burst["status"]["readyReplicas"] == 2;
+            // A client that failed fails the scenario now.
+            let failed = clients.iter().any(tokio::task::JoinHandle::is_finished);
+            let groups = groups.lock().unwrap_or_else(PoisonError::into_inner).len();
+            Ok(failed || (two && groups == 2))
+        })
+        .await;
+    enough.store(true, Ordering::Relaxed);
+    let mut answers = 0;
+    for client in clients {
+        answers += client.await??;
+    }
+    grown?;
+    ensure!(answers >= CLIENTS, "{answers} answers for {CLIENTS} clients");
+    println!("scaling: {answers} answers of 200 tokens until two replicas answered");
+    let burst = cluster.get("modeldeployments burst").await?;
+    let why = condition(&burst, "ScalingActive").map(|one| one["message"].to_string()).unwrap_or_default();
+    ensure!(why.contains("from 1 to 2 replicas") && why.contains("4 a replica"), "{why}");
+    delete_and_wait(cluster, "burst").await
 }

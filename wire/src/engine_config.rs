@@ -467,6 +467,7 @@ mod tests {
                 speculation: Speculation::Off,
                 fence: Fence::Fast,
                 router_broadcast: RouterBroadcast::On,
+                max_waiting_requests: Some(7),
             },
             prefix_cache: false,
             prefix_dir: Some("/p".into()),

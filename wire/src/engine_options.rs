@@ -29,12 +29,30 @@ pub struct EngineOptions {
     /// Whether the first rank of a tensor group chooses the experts for all of them; default: Auto.
     #[serde(default, skip_serializing_if = "is_default")]
     pub router_broadcast: RouterBroadcast,
+    /// Maximum number of requests of a replica that wait for a slot of `kv.maxSequences`; default: 64. Beyond it a request
+    /// goes to another replica, or is refused as `rate_limit_exceeded`. With 0 none waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1024))]
+    pub max_waiting_requests: Option<u32>,
 }
+
+/// Maximum number of waiting requests of an engine whose options name none.
+pub const DEFAULT_MAX_WAITING_REQUESTS: u32 = 64;
 
 /// Options that engines of this release support, by field. Agents report them; a deployment that asks for
 /// another option is not placed on their nodes.
-pub const ENGINE_OPTIONS: &[&str] =
-    &["fence", "kvCache", "quantization", "routerBroadcast", "speculation", ADAPTERS, DRAFT_MODEL];
+pub const ENGINE_OPTIONS: &[&str] = &[
+    "fence",
+    "kvCache",
+    MAX_WAITING_REQUESTS,
+    "quantization",
+    "routerBroadcast",
+    "speculation",
+    ADAPTERS,
+    DRAFT_MODEL,
+];
+
+const MAX_WAITING_REQUESTS: &str = "maxWaitingRequests";
 
 /// Reported by agents whose engines support adapters: a deployment's `spec.adapters`.
 pub const ADAPTERS: &str = "adapters";
@@ -45,10 +63,12 @@ pub const DRAFT_MODEL: &str = "draftModel";
 impl EngineOptions {
     /// The options that differ from their defaults, by field.
     pub fn non_default(&self) -> impl Iterator<Item = &'static str> {
-        let Self { kv_cache, quantization, speculation, fence, router_broadcast } = self;
+        let Self { kv_cache, quantization, speculation, fence, router_broadcast, max_waiting_requests } =
+            self;
         let asked = [
             ("fence", !is_default(fence)),
             ("kvCache", !is_default(kv_cache)),
+            (MAX_WAITING_REQUESTS, max_waiting_requests.is_some()),
             ("quantization", !is_default(quantization)),
             ("routerBroadcast", !is_default(router_broadcast)),
             ("speculation", !is_default(speculation)),
@@ -58,7 +78,8 @@ impl EngineOptions {
 
     /// The field with a value that only newer releases know.
     pub fn unknown(&self) -> Option<&'static str> {
-        let Self { kv_cache, quantization, speculation, fence, router_broadcast } = self;
+        let Self { kv_cache, quantization, speculation, fence, router_broadcast, max_waiting_requests: _ } =
+            self;
         let fields = [
             ("kvCache", *kv_cache == KvCacheType::Unknown),
             ("quantization", *quantization == WeightQuantization::Unknown),
@@ -199,7 +220,7 @@ mod tests {
             (r#"{"fence":"Electric","kvCache":"Int8"}"#, Some("fence")),
             (r#"{"speculation":"Oracle"}"#, Some("speculation")),
             (r#"{"routerBroadcast":"Sometimes"}"#, Some("routerBroadcast")),
-            (r#"{"quantization":"Int4","kvCache":"Int8"}"#, None),
+            (r#"{"quantization":"Int4","kvCache":"Int8","maxWaitingRequests":0}"#, None),
             (r#"{"quantization":"Int2"}"#, Some("quantization")),
         ] {
             assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap().unknown(), field, "{json}");

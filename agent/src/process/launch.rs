@@ -381,7 +381,7 @@ pub(super) mod tests {
         // Every option, by the kind's own names.
         let engine = json!({
             "kvCache": "Int4", "quantization": "Int8", "speculation": "Off", "fence": "Fast",
-            "routerBroadcast": "On",
+            "routerBroadcast": "On", "maxWaitingRequests": 3,
         });
         let options: EngineOptions = serde_json::from_value(engine.clone()).unwrap();
         let tried = |option: &&str| [ADAPTERS, DRAFT_MODEL].contains(option) || engine.get(*option).is_some();

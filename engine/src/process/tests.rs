@@ -11,7 +11,7 @@ use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
 use russet_rpc::tls::{self, TlsFiles};
 use russet_wire::conversation::Message;
-use russet_wire::engine_options::EngineOptions;
+use russet_wire::engine_options::{DEFAULT_MAX_WAITING_REQUESTS, EngineOptions};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::prefix_mark::PrefixMark;
 use russet_wire::request::GenerationRequest;
@@ -25,7 +25,6 @@ use super::*;
 use crate::executor::SequenceStep;
 use crate::fixture::{self, FakeBehaviour, FakeExecutor, eventually, within};
 use crate::identities::Identities;
-use crate::scheduler::MAX_WAITING_REQUESTS;
 
 /// A model, a CA and the sockets of some ranks.
 struct RankHarness {
@@ -604,19 +603,33 @@ async fn every_wrong_request_gets_a_typed_failure() {
         assert_eq!(failure.kind, kind);
         assert!(failure.message.contains(expected), "{}", failure.message);
     }
-    // One runs forever, the queue is full, and the next one is refused.
-    fake.set_behaviour(FakeBehaviour::Hanging);
-    let mut held = Vec::new();
-    for _ in 0..=MAX_WAITING_REQUESTS {
-        held.push(ask(&mut client, say("x")).await);
-        if held.len() == 1 {
-            assert!(matches!(next(&mut held[0]).await, Some(GenerationEvent::Started { .. })));
+}
+
+#[tokio::test]
+async fn as_many_wait_as_the_options_say() {
+    for (asked, waiting) in [(None, DEFAULT_MAX_WAITING_REQUESTS), (Some(2), 2), (Some(0), 0)] {
+        let lab = RankHarness::new();
+        let fake = FakeExecutor::new();
+        let options = EngineOptions { max_waiting_requests: asked, ..EngineOptions::default() };
+        let config = EngineConfig { max_sequences: 1, options, ..short() };
+        let rank = lab.start("n0", config, fake.clone()).await;
+        rank.serving().await;
+        let mut client = lab.client(&rank);
+        // One runs forever, the queue is full, and the next one is refused.
+        fake.set_behaviour(FakeBehaviour::Hanging);
+        let mut held = Vec::new();
+        for _ in 0..=waiting {
+            held.push(ask(&mut client, say("x")).await);
+            if held.len() == 1 {
+                assert!(matches!(next(&mut held[0]).await, Some(GenerationEvent::Started { .. })));
+            }
         }
+        let mut events = ask(&mut client, say("x")).await;
+        let failure = failure(collect(&mut events).await.1);
+        assert_eq!(failure.kind, FailureKind::Overloaded);
+        let expected = format!("1 requests are running and {waiting} are waiting");
+        assert!(failure.message.contains(&expected), "{}", failure.message);
     }
-    let mut events = ask(&mut client, say("x")).await;
-    let failure = failure(collect(&mut events).await.1);
-    assert_eq!(failure.kind, FailureKind::Overloaded);
-    assert!(failure.message.contains("1 requests are running and 64 are waiting"), "{}", failure.message);
 }
 
 #[tokio::test]

@@ -9,9 +9,6 @@ use russet_wire::event::{FailureKind, GenerationFailure};
 
 use crate::metrics::EngineMetrics;
 
-/// Maximum waiting requests while no slot is free.
-pub const MAX_WAITING_REQUESTS: usize = 64;
-
 /// Waiting requests by number. Requests that have begun to decode are never refused.
 type WaitingRequests = BTreeMap<u64, WaitingRequest>;
 
@@ -34,6 +31,8 @@ fn lowest_below(taken: &WaitingRequests, priority: i32) -> Option<u64> {
 pub(super) struct QueueLimit {
     waiting: Arc<Mutex<WaitingRequests>>,
     slots: u32,
+    /// Maximum waiting requests while no slot is free.
+    max_waiting: usize,
     metrics: EngineMetrics,
 }
 
@@ -45,16 +44,17 @@ pub(super) struct QueueTicket {
 }
 
 impl QueueLimit {
-    /// Queue limit of an engine with `slots` slots.
-    pub(super) fn new(metrics: EngineMetrics, slots: u32) -> Self {
-        Self { waiting: Arc::default(), slots, metrics }
+    /// Queue limit of an engine with `slots` slots, for which `max_waiting` more requests may wait.
+    pub(super) fn new(metrics: EngineMetrics, slots: u32, max_waiting: u32) -> Self {
+        let max_waiting = usize::try_from(max_waiting).unwrap_or(usize::MAX);
+        Self { waiting: Arc::default(), slots, max_waiting, metrics }
     }
 
     /// Requests that get a slot before the next batch do not count against the limit: many may arrive during
     /// one batch.
     fn max_waiting(&self) -> usize {
         let free = i64::from(self.slots) - self.metrics.running.get();
-        MAX_WAITING_REQUESTS + usize::try_from(free).unwrap_or(0)
+        self.max_waiting.saturating_add(usize::try_from(free).unwrap_or(0))
     }
 
     /// A ticket for a newcomer.
@@ -89,10 +89,10 @@ impl QueueTicket {
     /// The rejection, once a request of higher priority has taken the place.
     pub(super) fn displaced(&self) -> Option<GenerationFailure> {
         let lost = !self.limit.waiting.lock().contains_key(&self.number);
-        let priority = self.priority;
+        let (most, priority) = (self.limit.max_waiting, self.priority);
         lost.then(|| {
             overloaded(format!(
-                "{MAX_WAITING_REQUESTS} requests were waiting, which is the most, and one of higher priority than this one's {priority} took its place; try again later"
+                "{most} requests were waiting, which is the most, and one of higher priority than this one's {priority} took its place; try again later"
             ))
         })
     }
@@ -137,9 +137,8 @@ mod tests {
     #[test]
     fn queue_tickets_are_bounded_and_returned() {
         let metrics = EngineMetrics::new("m", 0, 16, 64).unwrap();
-        let limit = QueueLimit::new(metrics.clone(), 0);
-        let mut held: Vec<QueueTicket> =
-            (0..MAX_WAITING_REQUESTS as u64).map(|number| limit.acquire(number, 0).unwrap()).collect();
+        let limit = QueueLimit::new(metrics.clone(), 0, 64);
+        let mut held: Vec<QueueTicket> = (0..64).map(|number| limit.acquire(number, 0).unwrap()).collect();
         let refused = limit.acquire(64, 0).err().unwrap();
         assert_eq!(refused.kind, FailureKind::Overloaded);
         assert!(refused.message.contains("0 requests are running and 64 are waiting"), "{}", refused.message);
@@ -157,5 +156,19 @@ mod tests {
         assert!(limit.acquire(68, 0).is_ok());
         drop((held, back));
         assert_eq!(metrics.waiting.get(), 0);
+    }
+    #[test]
+    fn a_queue_for_nobody_admits_what_gets_a_slot() {
+        let metrics = EngineMetrics::new("m", 0, 16, 64).unwrap();
+        let limit = QueueLimit::new(metrics.clone(), 2, 0);
+        let held = [limit.acquire(0, 0).unwrap(), limit.acquire(1, 0).unwrap()];
+        let refused = limit.acquire(2, 0).err().unwrap();
+        assert!(refused.message.contains("0 requests are running and 2 are waiting"), "{}", refused.message);
+        // Both have slots now, and a third one has none to wait for.
+        drop(held);
+        metrics.running.set(2);
+        assert!(limit.acquire(3, 0).is_err());
+        metrics.running.set(1);
+        assert!(limit.acquire(4, 0).is_ok());
     }
 }

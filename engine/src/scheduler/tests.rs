@@ -21,6 +21,9 @@ use crate::speculative::MAX_DRAFT_TOKENS;
 /// What the fixture's template puts around a question.
 const FRAME: u32 = 4;
 
+/// Requests that may wait.
+const WAITING: u32 = 64;
+
 /// A running scheduler.
 struct SchedulerHarness {
     fake: Arc<FakeExecutor>,
@@ -38,6 +41,7 @@ impl SchedulerHarness {
             SchedulerConfig {
                 context_tokens,
                 max_sequences,
+                max_waiting_requests: WAITING,
                 kv_tokens,
                 stages,
                 prefix_cache,
@@ -248,8 +252,7 @@ async fn kv_capacity_rejects_long_prompts_and_bounds_answers() {
 async fn higher_priority_displaces_the_newest_lowest_in_the_queue() {
     let lab = SchedulerHarness::start(1, 200_000, 200_000, slow());
     let running = lab.ask_until_token(say("a", 100_000, 50)).await;
-    let mut waiting: Vec<ResponseReader> =
-        (0..MAX_WAITING_REQUESTS).map(|_| lab.ask(say("low", 2, 0))).collect();
+    let mut waiting: Vec<ResponseReader> = (0..WAITING as usize).map(|_| lab.ask(say("low", 2, 0))).collect();
     let failure = lab.ask(say("low", 2, 0)).failure().await;
     assert_eq!(failure.kind, FailureKind::Overloaded);
     assert!(failure.message.contains("1 requests are running and 64 are waiting"), "{}", failure.message);
@@ -272,7 +275,7 @@ async fn a_burst_that_fits_slots_and_queue_is_admitted() {
     const SLOTS: usize = 100;
     let lab = SchedulerHarness::start(SLOTS as u32, 512, 200_000, FakeExecutor::new());
     let answers: Vec<ResponseReader> =
-        (0..SLOTS + MAX_WAITING_REQUESTS).map(|_| lab.ask(say("all", 3, 0))).collect();
+        (0..SLOTS + WAITING as usize).map(|_| lab.ask(say("all", 3, 0))).collect();
     assert_eq!(lab.ask(say("one more", 3, 0)).failure().await.kind, FailureKind::Overloaded);
     for answer in answers {
         assert_eq!(answer.collect().await.0, "all");
@@ -316,6 +319,7 @@ async fn only_a_single_stage_overlaps_steps_where_it_pays() {
         let config = SchedulerConfig {
             context_tokens: 1000,
             max_sequences: 2,
+            max_waiting_requests: WAITING,
             kv_tokens: 2000,
             stages,
             prefix_cache,
@@ -338,6 +342,7 @@ async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
     let config = SchedulerConfig {
         context_tokens: 20_000,
         max_sequences: 4,
+        max_waiting_requests: WAITING,
         kv_tokens: 20_000,
         stages: 1,
         prefix_cache: false,
@@ -369,6 +374,7 @@ async fn draft_model_speeds_up_new_text_and_its_loss_fails_no_answer() {
     let config = SchedulerConfig {
         context_tokens: 20_000,
         max_sequences: 2,
+        max_waiting_requests: WAITING,
         kv_tokens: 20_000,
         stages: 1,
         prefix_cache: false,
@@ -469,6 +475,7 @@ async fn random_requests_each_end_once_with_their_solo_output() {
         let config = SchedulerConfig {
             context_tokens: 2000,
             max_sequences: random.random_range(1..6),
+            max_waiting_requests: WAITING,
             kv_tokens,
             stages: 1,
             // Preempted requests find some of their blocks.
@@ -538,6 +545,7 @@ async fn steps_that_are_taken_back_whole_change_no_answer() {
         let config = SchedulerConfig {
             context_tokens: 2000,
             max_sequences: random.random_range(1..6),
+            max_waiting_requests: WAITING,
             kv_tokens: random.random_range(600..1500),
             stages: 1 + u32::from(seed % 5 == 0),
             prefix_cache: seed % 2 == 1,

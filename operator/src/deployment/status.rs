@@ -24,10 +24,11 @@ struct ReadySummary {
     message: String,
 }
 
-/// The fields of a status that this controller owns: demand belongs to the gateways, ScalingActive to the
-/// autoscaler.
+/// The fields of a status that this controller owns: demand belongs to the gateways, its history and
+/// ScalingActive to the autoscaler.
 pub fn operator_fields(mut status: ModelDeploymentStatus) -> ModelDeploymentStatus {
     status.demand.clear();
+    status.demand_history = None;
     status.conditions.retain(|condition| condition.type_ != format!("{:?}", Type::ScalingActive));
     status
 }

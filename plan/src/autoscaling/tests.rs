@@ -1,6 +1,9 @@
 //! Stories of a deployment that scales with its demand, one evaluation per line.
 
+use russet_crds::Day;
+
 use super::*;
+use crate::demand_history::HourOfWeek;
 
 /// 0 or 1 to 4 replicas, 2 requests each, slow beyond 500 ms, scaled to zero after 600 s.
 fn rules(min: i32) -> Autoscaling {
@@ -11,6 +14,7 @@ fn rules(min: i32) -> Autoscaling {
         target_ttft_milliseconds: Some(500),
         idle_seconds: 600,
         max_idle_seconds: None,
+        predictive: None,
     }
 }
 
@@ -27,7 +31,13 @@ fn runs(replicas: i32, waiting: u32, active: u32) -> ScalingInput {
     let idle_for = (waiting + active > 0).then_some(Duration::ZERO).or(Some(Duration::from_secs(1)));
     let demand =
         DemandSummary { waiting, active, idle_for, default_idle_for: idle_for, ..DemandSummary::default() };
-    ScalingInput { replicas, ready_for: Some(Duration::from_secs(3600)), settled: true, demand }
+    ScalingInput {
+        replicas,
+        ready_for: Some(Duration::from_secs(3600)),
+        settled: true,
+        demand,
+        expected: None,
+    }
 }
 
 fn scaling_step(at: i64, seen: ScalingInput, replicas: i32, reason: Reason) -> ScalingStep {
@@ -192,6 +202,83 @@ fn replicas_follow_demand_between_their_bounds() {
     }
 }
 
+/// With so many replicas that the last weeks let expect.
+fn expects(replicas: i32, seen: ScalingInput) -> ScalingInput {
+    let hour = HourOfWeek { day: Day::Tue, hour: 14 };
+    ScalingInput { expected: Some(ExpectedDemand { replicas, hour, weeks: 3 }), ..seen }
+}
+
+#[test]
+fn replicas_are_there_when_the_last_weeks_needed_them() {
+    use Reason::{Idle, NothingFits, ScaledByDemand as Demand, ScaledByHistory as History, ScalingDisabled};
+    for (story, min, looks) in [
+        ("started before anybody asks", 0, vec![scaling_step(0, expects(1, asleep(0)), 1, History)]),
+        ("as many as were needed", 0, vec![scaling_step(0, expects(3, asleep(0)), 3, History)]),
+        ("never beyond maxReplicas", 0, vec![scaling_step(0, expects(9, asleep(0)), 4, History)]),
+        (
+            "kept without requests, and gone when the hours are over",
+            0,
+            vec![
+                scaling_step(0, expects(1, idle(1, 9000)), 1, History),
+                scaling_step(3600, idle(1, 9000), 0, Idle),
+            ],
+        ),
+        (
+            "as many as fit, the rest later",
+            0,
+            vec![
+                ScalingStep { room: 1, ..scaling_step(0, expects(2, asleep(0)), 1, History) },
+                ScalingStep { room: 1, ..scaling_step(9, expects(2, idle(1, 9000)), 1, NothingFits) },
+                scaling_step(39, expects(2, idle(1, 9000)), 2, History),
+            ],
+        ),
+        (
+            "where none fits it starts none, and so preempts nobody",
+            0,
+            vec![ScalingStep { room: 0, ..scaling_step(0, expects(1, asleep(0)), 0, NothingFits) }],
+        ),
+        (
+            "a request does, then",
+            0,
+            vec![ScalingStep { room: 0, ..scaling_step(0, expects(1, asleep(1)), 1, Demand) }],
+        ),
+        ("demand beyond it decides", 0, vec![scaling_step(0, expects(2, runs(1, 6, 0)), 3, Demand)]),
+        ("demand that equals it too", 0, vec![scaling_step(0, expects(1, runs(1, 0, 1)), 1, Demand)]),
+        ("it adds to the fewest", 1, vec![scaling_step(0, expects(2, runs(1, 0, 1)), 2, History)]),
+        ("and is none of them", 2, vec![scaling_step(0, expects(2, runs(2, 0, 1)), 2, Demand)]),
+        (
+            "beyond the fewest they go as others do",
+            1,
+            vec![scaling_step(0, runs(2, 0, 0), 2, Demand), scaling_step(300, runs(2, 0, 0), 1, Demand)],
+        ),
+        ("a person stopped it", 1, vec![scaling_step(0, expects(2, asleep(0)), 0, ScalingDisabled)]),
+    ] {
+        let mut memory = ScalingHistory::default();
+        for ScalingStep { at, seen, room, then } in looks {
+            let now = Timestamp::from_second(at).unwrap();
+            let ScalingDecision { replicas, reason, message, .. } =
+                scale(&rules(min), &seen, &mut memory, now, |replicas| replicas.min(room));
+            assert_eq!((replicas, reason), then, "{story}, at {at}: {message}");
+        }
+    }
+}
+
+#[test]
+fn what_requests_need_excludes_what_history_expects() {
+    for (story, seen, room, needed) in [
+        ("nobody asks", expects(3, idle(3, 9000)), 64, 0),
+        ("one asks", expects(3, runs(3, 0, 1)), 64, 1),
+        ("more ask than fit", runs(1, 6, 0), 1, 3),
+        ("more ask than may be", runs(1, 90, 0), 64, 4),
+        ("first tokens are slow", slow(2, 900), 64, 3),
+    ] {
+        let mut memory = ScalingHistory::default();
+        let now = Timestamp::UNIX_EPOCH;
+        let decision = scale(&rules(0), &seen, &mut memory, now, |replicas| replicas.min(room));
+        assert_eq!(decision.needed, needed, "{story}: {}", decision.message);
+    }
+}
+
 #[test]
 fn the_message_says_from_how_many_to_how_many_and_why() {
     let now = Timestamp::UNIX_EPOCH;
@@ -205,6 +292,30 @@ fn the_message_says_from_how_many_to_how_many_and_why() {
             "from 1 to 2 replicas: 8 requests (8 of them held), 2 a replica; 4 are needed, 2 fit",
         ),
         (1, runs(2, 8, 0), 2, "2 replicas; 4 are needed, 2 fit"),
+        (
+            0,
+            expects(1, asleep(0)),
+            64,
+            "from 0 to 1 replica: 1 replica was needed on Tue from 14:00 in 3 of the last 4 weeks",
+        ),
+        (
+            0,
+            expects(3, asleep(0)),
+            2,
+            "from 0 to 2 replicas: 3 replicas were needed on Tue from 14:00 in 3 of the last 4 weeks; 2 fit",
+        ),
+        (
+            0,
+            expects(1, asleep(0)),
+            0,
+            "1 replica was needed on Tue from 14:00 in 3 of the last 4 weeks, and none fits now; the next request starts it",
+        ),
+        (
+            0,
+            expects(2, idle(2, 9000)),
+            64,
+            "2 replicas: 2 replicas were needed on Tue from 14:00 in 3 of the last 4 weeks",
+        ),
         (0, idle(1, 600), 64, "no requests for 600 s; the next request starts it"),
         (
             1,
