@@ -18,6 +18,8 @@ pub struct BatchMonitor(Arc<Mutex<MonitorState>>);
 #[derive(Debug)]
 struct MonitorState {
     stages: u32,
+    /// The least that a batch is said to take.
+    min_estimate: Duration,
     model: BatchTimeModel,
     in_flight: VecDeque<MonitoredBatch>,
     ended: u64,
@@ -35,10 +37,11 @@ struct MonitoredBatch {
 }
 
 impl BatchMonitor {
-    /// A monitor of a rank in a pipeline of `stages` stages.
-    pub fn new(stages: u32) -> Self {
+    /// A monitor of a rank in a pipeline of `stages` stages. No batch is said to take less than `min_estimate`.
+    pub fn new(stages: u32, min_estimate: Duration) -> Self {
         Self(Arc::new(Mutex::new(MonitorState {
             stages,
+            min_estimate,
             model: BatchTimeModel::default(),
             in_flight: VecDeque::new(),
             ended: 0,
@@ -60,7 +63,7 @@ impl BatchMonitor {
     /// Current progress.
     pub fn progress(&self) -> BatchProgress {
         let state = self.0.lock();
-        let oldest = state.in_flight.front().map(|oldest| oldest.estimate);
+        let oldest = state.in_flight.front().map(|oldest| oldest.estimate.max(state.min_estimate));
         BatchProgress {
             ended_batches: state.ended,
             running_estimate: if state.other_work { Some(DEFAULT_ESTIMATE) } else { oldest },
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn batch_monitor_reports_the_estimate_of_the_oldest_batch() {
-        let (batches, start) = (BatchMonitor::new(1), Instant::now());
+        let (batches, start) = (BatchMonitor::new(1, Duration::ZERO), Instant::now());
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         assert_eq!(batches.progress(), BatchProgress::default());
         batches.begin_at(work(1), at(0));
@@ -157,8 +160,21 @@ mod tests {
     }
 
     #[test]
+    fn no_estimate_is_below_the_least() {
+        let (batches, start) = (BatchMonitor::new(1, Duration::from_secs(12)), Instant::now());
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        batches.begin_at(work(1), at(0));
+        assert_eq!(batches.progress().running_estimate, Some(Duration::from_secs(60)));
+        batches.end_at(true, at(20));
+        assert_eq!(batches.progress().running_estimate, None);
+        // Four seconds for what takes 20 ms alone: other programs had the cores.
+        batches.begin_at(work(1), at(30));
+        assert_eq!(batches.progress().running_estimate, Some(Duration::from_secs(12)));
+    }
+
+    #[test]
     fn batch_estimate_covers_all_pipeline_stages() {
-        let (batches, start) = (BatchMonitor::new(4), Instant::now());
+        let (batches, start) = (BatchMonitor::new(4, Duration::ZERO), Instant::now());
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         // Four in flight, one ends every 10 ms; each is in flight for 40 ms.
         (0..4).for_each(|_| batches.begin_at(work(1), at(0)));

@@ -142,7 +142,7 @@ impl FakeExecutor {
         };
         Arc::new(Self {
             state: Arc::new(Mutex::new(state)),
-            batches: BatchMonitor::new(1),
+            batches: BatchMonitor::new(1, Duration::ZERO),
             gate,
             batch_time: pace,
             overlaps_steps: true,

@@ -28,6 +28,6 @@ pub mod tensor_parallel;
 use mlx_rs::{Device, DeviceType, error::Exception};
 
 /// Whether MLX computes on a GPU.
-pub(crate) fn on_gpu() -> Result<bool, Exception> {
+pub fn on_gpu() -> Result<bool, Exception> {
     Ok(matches!(Device::try_default()?.get_type()?, DeviceType::Gpu))
 }

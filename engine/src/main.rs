@@ -22,6 +22,7 @@ mod engine {
     use clap::Parser;
     use clap::error::ErrorKind;
     use russet_engine::jaccl::{Devices, Topology};
+    use russet_engine::layers;
     use russet_engine::lifecycle::Lifecycle;
     use russet_engine::process::{EngineProcess, ExitOutcome};
     use russet_engine::runtime::environment::{self, MlxEnvironment};
@@ -122,7 +123,8 @@ mod engine {
             rank: config.rank,
             devices: Topology::of(config.backend).map(|_| Devices(config.rdma_devices.clone())),
             dtype: match config.dtype {
-                Dtype::Auto => LoadDtype::AsStored,
+                Dtype::Auto if layers::on_gpu().unwrap_or_default() => LoadDtype::AsStored,
+                Dtype::Auto => LoadDtype::AsStoredWide,
                 Dtype::F32 => LoadDtype::Float32,
             },
             quantization: match config.options.quantization {

@@ -109,6 +109,12 @@ impl RuntimeConfig {
         self.layers_per_rank.as_ref().map_or(1, Vec::len) as u32
     }
 
+    /// The least that a batch is said to take; `on_gpu` says whether a GPU computes. Other programs take the cores from a rank
+    /// that computes on them, and a rank without peers waits for nobody: what stands still there is no lost peer.
+    fn min_estimate(&self, on_gpu: bool) -> Duration {
+        if on_gpu || self.size() > 1 { Duration::ZERO } else { SHARED_CORES_ESTIMATE }
+    }
+
     /// Whether batches start before the tokens of the previous one are known; `on_gpu` says whether a GPU
     /// computes.
     fn overlaps_steps(&self, on_gpu: bool) -> bool {
@@ -160,6 +166,9 @@ pub struct Runtime {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
+/// The least that a batch is said to take of a rank that shares its cores: its agent waits five times as long.
+const SHARED_CORES_ESTIMATE: Duration = Duration::from_secs(12);
+
 /// Timeout for the thread when the runtime is dropped. A thread that waits for a lost neighbour never ends.
 const THREAD_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -171,10 +180,12 @@ impl Runtime {
         let disk_cache = Arc::<OnceLock<Arc<DiskCache>>>::default();
         let cache_support = Arc::<OnceLock<CacheSupport>>::default();
         let pooled_model = Arc::<OnceLock<Option<PooledModel>>>::default();
-        let batches = BatchMonitor::new(config.size() / config.tensor_size.max(1));
+        let on_gpu = layers::on_gpu().unwrap_or_default();
+        let batches =
+            BatchMonitor::new(config.size() / config.tensor_size.max(1), config.min_estimate(on_gpu));
         let meter = StepProfiler::default();
         let disbanded = Arc::<AtomicU64>::default();
-        let looks_ahead = config.overlaps_steps(layers::on_gpu().unwrap_or_default());
+        let looks_ahead = config.overlaps_steps(on_gpu);
         let shared = ThreadShared {
             config,
             groups_left: disbanded.clone(),
@@ -397,6 +408,14 @@ mod tests {
         assert_eq!(rank_part(&config(Some(vec![3, 2]), 0), 5, kept).unwrap().layers, 2..5);
         let cut = rank_part(&config(Some(vec![2, 3]), 0), 5, kept);
         assert!(matches!(cut, Err(RuntimeError::Partition(_))), "{cut:?}");
+    }
+
+    #[test]
+    fn only_a_lone_rank_on_cores_forecasts_for_busy_ones() {
+        let (one, two) = (config(None, 0), config(Some(vec![2, 2]), 0));
+        let least = |config: &RuntimeConfig| [false, true].map(|on_gpu| config.min_estimate(on_gpu));
+        assert_eq!(least(&one), [SHARED_CORES_ESTIMATE, Duration::ZERO]);
+        assert_eq!(least(&two), [Duration::ZERO; 2]);
     }
 
     #[test]

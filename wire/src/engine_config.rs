@@ -233,7 +233,7 @@ pub enum OverlapScheduling {
 /// Element type of the weights in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Dtype {
-    /// The type stored in the files.
+    /// The type stored in the files. On a CPU products with quantised weights are computed in 32 bits.
     #[default]
     Auto,
     /// 32-bit floats, faster than 16-bit ones on a CPU.

@@ -201,7 +201,7 @@ impl OpenAdapter {
     fn array(&self, name: &str, load: LoadDtype) -> Result<Array, WeightsError> {
         let array = self.weights.tensor(name)?;
         match load {
-            LoadDtype::AsStored => Ok(array),
+            LoadDtype::AsStored | LoadDtype::AsStoredWide => Ok(array),
             LoadDtype::Float32 => {
                 array.as_dtype(Dtype::Float32).map_err(|error| WeightsError::mlx(name, &error))
             }

@@ -662,9 +662,10 @@ fn hidden_dtype(dtype: LoadDtype, checkpoint: &Checkpoint) -> Dtype {
     let source = embedding.and_then(|(tensor, _)| tensor.sources.first());
     let entry = source
         .and_then(|source| checkpoint.entry(&beside(source, "scales")).or_else(|| checkpoint.entry(source)));
-    match (dtype, entry.map(|entry| &entry.dtype)) {
-        (LoadDtype::AsStored, Some(safetensors::Dtype::F16)) => Dtype::Float16,
-        (LoadDtype::AsStored, Some(safetensors::Dtype::BF16)) => Dtype::Bfloat16,
+    let as_stored = dtype != LoadDtype::Float32;
+    match entry.map(|entry| &entry.dtype) {
+        Some(safetensors::Dtype::F16) if as_stored => Dtype::Float16,
+        Some(safetensors::Dtype::BF16) if as_stored => Dtype::Bfloat16,
         // Every other type was refused when the model was opened.
         _ => Dtype::Float32,
     }

@@ -42,7 +42,7 @@ pub(super) fn open(
     let (config, weights) = {
         let model = folder.model().map_err(failed)?;
         let value = match dtype {
-            LoadDtype::AsStored => model.value_type(),
+            LoadDtype::AsStored | LoadDtype::AsStoredWide => model.value_type(),
             LoadDtype::Float32 => ValueType::F32,
         };
         let weights = model.weights(value, quantization).map_err(|error| failed(error.into()))?;

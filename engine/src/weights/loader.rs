@@ -79,7 +79,7 @@ impl<'a> Weights<'a> {
         let (tensor, _) = self.require(name)?;
         let array = self.build(tensor, Field::Weight)?;
         match self.dtype {
-            LoadDtype::AsStored => Ok(array),
+            LoadDtype::AsStored | LoadDtype::AsStoredWide => Ok(array),
             LoadDtype::Float32 => evaluate(name, array.as_dtype(Dtype::Float32)),
         }
     }
@@ -114,6 +114,7 @@ impl<'a> Weights<'a> {
         };
         match self.dtype {
             LoadDtype::AsStored => Ok(Weight::Quantised(heads)),
+            LoadDtype::AsStoredWide => Ok(Weight::QuantisedWide(heads)),
             LoadDtype::Float32 => self.unpacked(&weight, heads).map(Weight::Plain),
         }
     }
@@ -135,6 +136,7 @@ impl<'a> Weights<'a> {
         let _ = memory::clear_cache();
         match self.dtype {
             LoadDtype::AsStored => Ok(Weight::Quantised(packed)),
+            LoadDtype::AsStoredWide => Ok(Weight::QuantisedWide(packed)),
             LoadDtype::Float32 => self.unpacked(&tensor.name, packed).map(Weight::Plain),
         }
     }

@@ -244,7 +244,7 @@ fn shards_of_gguf_weights_are_slices_of_the_whole() {
         let mut count = |_| {};
         match Weights::new(&checkpoint, LoadDtype::AsStored, shard, &mut count).weight(path).unwrap() {
             Weight::Quantised(weight) => [weight.packed, weight.scales, weight.biases.unwrap()],
-            Weight::Plain(_) => panic!("{path} is not packed"),
+            Weight::Plain(_) | Weight::QuantisedWide(_) => panic!("{path} is not packed"),
         }
     };
     for (path, axis) in [("mlp.gate_proj", 0), ("mlp.down_proj", 1), ("self_attn.o_proj", 1)] {
@@ -269,7 +269,7 @@ fn packed_weights_are_those_of_32_bits_but_for_their_scales() {
         let weight = Weights::new(&checkpoint, dtype, TpShard::WHOLE, &mut count).weight(path).unwrap();
         match weight {
             Weight::Plain(array) => array,
-            Weight::Quantised(mut weight) => {
+            Weight::Quantised(mut weight) | Weight::QuantisedWide(mut weight) => {
                 let wide = |array: Array| array.as_dtype(Dtype::Float32).unwrap();
                 (weight.scales, weight.biases) = (wide(weight.scales), weight.biases.map(wide));
                 weight.dequantize(None).unwrap()
@@ -315,7 +315,7 @@ fn write_numbers(dir: &Path, path: &Path) {
             None => weights.tensor(&tensor.name).unwrap(),
             Some(module) => match weights.weight(module).unwrap() {
                 Weight::Plain(array) => array,
-                Weight::Quantised(_) => panic!("{module} is not in 32 bits"),
+                Weight::Quantised(_) | Weight::QuantisedWide(_) => panic!("{module} is not in 32 bits"),
             },
         };
         (tensor.name.clone(), array)

@@ -65,8 +65,8 @@ fn arrays(checkpoint: &Checkpoint, name: &str, shard: TpShard) -> Vec<Array> {
     let mut weights = Weights::new(checkpoint, LoadDtype::AsStored, shard, &mut count);
     match weights.weight(&format!("model.layers.0.self_attn.{name}")).unwrap() {
         Weight::Plain(array) => vec![array],
-        Weight::Quantised(QuantizedWeight { packed, scales, biases, .. }) => {
-            vec![packed, scales, biases.unwrap()]
+        Weight::Quantised(weight) | Weight::QuantisedWide(weight) => {
+            vec![weight.packed, weight.scales, weight.biases.unwrap()]
         }
     }
 }
