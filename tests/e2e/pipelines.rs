@@ -13,10 +13,10 @@ use crate::mistakes::{apply, until_message};
 use crate::path::{delete_object, quickstart};
 
 /// Calls of the endpoint: path, idempotency key and body.
-type Calls = Arc<Mutex<Vec<(String, String, Value)>>>;
+pub type Calls = Arc<Mutex<Vec<(String, String, Value)>>>;
 
 /// An endpoint on loopback; its port.
-async fn endpoint(calls: Calls) -> Result<u16> {
+pub async fn endpoint(calls: Calls) -> Result<u16> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
     let answer = move |request: axum::extract::Request| {
@@ -36,7 +36,7 @@ async fn endpoint(calls: Calls) -> Result<u16> {
 }
 
 /// The sample with this port in its endpoint.
-fn sample(port: u16) -> Result<String> {
+pub fn sample(port: u16) -> Result<String> {
     let text = std::fs::read_to_string(repository().join("manifests/samples/pipeline/pipeline.yaml"))?;
     ensure!(text.contains(":8095/"), "the sample has another port");
     Ok(text.replace(":8095/", &format!(":{port}/")))
