@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FabricPort, Link, NodeTransfers};
+use crate::{FabricPort, Link, MeasuredPower, NodeEnergy, NodeTransfers};
 
 /// A machine that runs model ranks.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -66,6 +66,9 @@ pub struct InferenceNodeSpec {
     /// When model files may be transferred, and how fast; absent: always and unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfers: Option<NodeTransfers>,
+    /// What the machine draws and costs; absent: nothing is said of what requests cost here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<NodeEnergy>,
 }
 
 /// Network settings that a machine's root helper applies.
@@ -234,6 +237,9 @@ pub struct InferenceNodeStatus {
     /// Address of the agent's metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_address: Option<String>,
+    /// Power of the machine, where its system tells it. Written when it has moved by a tenth, at most every five minutes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<MeasuredPower>,
     /// Ready, Reachable, Drained and FabricHealthy (operator), MemoryPressure, DiskPressure, PortsRead,
     /// NetworkApplied and WiredLimitSet (agent).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

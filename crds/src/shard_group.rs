@@ -6,7 +6,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ADAPTERS, Adapter, Backend, DRAFT_MODEL, EngineOptions, LocalReference, MeasuredThroughput};
+use crate::{
+    ADAPTERS, Adapter, Backend, DRAFT_MODEL, EngineOptions, GroupEnergy, LocalReference, MeasuredThroughput,
+};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -185,6 +187,9 @@ pub struct ShardGroupStatus {
     /// Measured speed; that of an earlier epoch until there are enough requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredThroughput>,
+    /// Power of its nodes while they compute; absent where one of them has no figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<GroupEnergy>,
     /// Reserved, Formed, Ready, Reconciling, Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -3,6 +3,7 @@
 
 mod apply;
 mod decide;
+mod energy;
 mod observe;
 mod report;
 mod status;

@@ -69,6 +69,12 @@ pub fn links_changed(before: &InferenceNode, now: &InferenceNode) -> bool {
         || cables::peer_port(before) != cables::peer_port(now)
 }
 
+/// Whether the power of its groups may depend on the change.
+pub fn energy_changed(before: &InferenceNode, now: &InferenceNode) -> bool {
+    let measured = |node: &InferenceNode| node.status.as_ref().and_then(|status| status.energy);
+    before.spec.energy != now.spec.energy || measured(before) != measured(now)
+}
+
 /// Whether a node has ports.
 pub fn has_ports(node: &InferenceNode) -> bool {
     !cables::ports(node).is_empty()

@@ -8,9 +8,10 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::conditions::{self, Type, is_true};
-use russet_crds::{Link, Shard, ShardGroup, ShardGroupSpec, names};
+use russet_crds::{GroupEnergy, Link, Shard, ShardGroup, ShardGroupSpec, names};
 use russet_plan::snapshot::Availability;
 
+use super::energy::{NodePower, group_energy};
 use crate::context::Context;
 use crate::memory::PeerTable;
 use russet_plan::cluster::{availability, until_lost};
@@ -38,6 +39,8 @@ pub struct ObservedGroup {
     pub peer_table: Option<PeerTable>,
     /// Links its nodes report, by node.
     pub links: BTreeMap<String, Vec<Link>>,
+    /// Power of its nodes; none where one has no figure.
+    pub energy: Option<GroupEnergy>,
 }
 
 impl ObservedGroup {
@@ -79,12 +82,15 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
             .filter(|(epoch, _)| *epoch == group.spec.epoch)
             .map(|(_, table)| table),
         links: BTreeMap::new(),
+        energy: None,
     };
+    let mut powers = Vec::with_capacity(group.spec.plan.members.len());
     for member in &group.spec.plan.members {
         let node = &member.node_name;
         let known = context.stores.nodes.get(&ObjectRef::new(node));
         let links = known.as_ref().and_then(|known| Some(known.status.as_ref()?.links.clone()));
         observed.links.insert(node.clone(), links.unwrap_or_default());
+        powers.push(known.as_ref().map(|known| NodePower::of(known)).unwrap_or_default());
         let soon = known.as_ref().and_then(|known| until_lost(known, now));
         observed.until_lost = observed.until_lost.into_iter().chain(soon).min();
         match known.map(|known| availability(&known, now)) {
@@ -98,6 +104,7 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
             Some(_) => {}
         }
     }
+    observed.energy = group_energy(powers);
     observed
 }
 

@@ -69,6 +69,7 @@ pub fn status(
     // The plan never changes, so the measurement of an earlier epoch counts until there is a new one.
     let measured = states.first().and_then(|state| state.status).and_then(|status| status.measured.clone());
     status.measured = measured.or(status.measured);
+    status.energy = observed.energy;
     let stalled = pause.is_some();
     for (kind, value) in [
         (Type::Reserved, stage.reserved),

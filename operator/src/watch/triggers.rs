@@ -97,18 +97,21 @@ impl Triggers {
         if change.is_relevant(|before| node::links_changed(before, node)) {
             enqueue(&self.stores.nodes, &self.nodes, node::has_ports);
         }
+        let placements = change.is_relevant(|before| node::fingerprint(before) != node::fingerprint(node));
+        if placements || change.differs(|before| node::energy_changed(before, node)) {
+            let name = node.name_any();
+            enqueue(&self.stores.groups, &self.groups, |group| {
+                group.spec.plan.members.iter().any(|member| member.node_name == name)
+            });
+        }
         // Agents report more often than is relevant.
-        if !change.is_relevant(|before| node::fingerprint(before) != node::fingerprint(node)) {
+        if !placements {
             return;
         }
-        let name = node.name_any();
         self.enqueue_deployments();
         self.enqueue_pools();
         self.enqueue_tiers();
         self.enqueue_models();
-        enqueue(&self.stores.groups, &self.groups, |group| {
-            group.spec.plan.members.iter().any(|member| member.node_name == name)
-        });
     }
 
     pub fn lease(&self, lease: &Lease, _: ObjectChange<Lease>) {

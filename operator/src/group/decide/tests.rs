@@ -42,6 +42,7 @@ pub fn observed(epoch: i64) -> ObservedGroup {
         epoch_starts: Vec::new(),
         peer_table: None,
         links: BTreeMap::new(),
+        energy: None,
     }
 }
 
