@@ -18,6 +18,7 @@ mod lease;
 pub mod leave;
 pub mod linux;
 pub mod machine_load;
+pub mod machine_power;
 pub mod macos;
 mod metrics;
 mod metrics_proxy;
@@ -215,6 +216,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let measured = measure::restored(&reported.ports, &links);
     let (fabric, ports) = watch::channel(reported);
     let (linked, links) = watch::channel(links);
+    let (measured_power, power) = watch::channel(before.energy);
+    let activity = machine_power::EngineActivity::default();
     let (found, measured) = watch::channel(measured);
     let idle = peers::IdleGate::new(report.granted());
     let files = TlsFiles::in_dir(&folder);
@@ -265,6 +268,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
             metrics_address,
             ports,
             link_measurements: measured,
+            power,
             links: linked,
             peer_port,
             store: store.clone(),
@@ -282,7 +286,13 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         let caches = caches.clone();
         async move { caches.report().await }
     });
-    tasks.spawn("machine load", machine_load::run(config.fabric_tools.clone(), metrics.clone()));
+    tasks.spawn(
+        "machine load",
+        machine_load::run(
+            config.fabric_tools.clone(),
+            machine_load::LoadObserver::new(metrics.clone(), activity.clone(), before.energy, measured_power),
+        ),
+    );
     tasks.spawn("address", address::run(config.address, identity.server.clone(), addresses));
     tasks.spawn("certificate renewal", renew::run(identity.clone(), metrics.clone()));
     let exposition = metrics_proxy::MetricsProxy::default();
@@ -346,6 +356,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         links,
         headroom: left,
         panics,
+        activity,
         mqtt: presence.handle(),
     });
     let mut lost = None;

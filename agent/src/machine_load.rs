@@ -1,15 +1,18 @@
-//! Load and temperature of this machine, for its metrics: on a Mac from the system through the crate
+//! Load, power and temperature of this machine, for its metrics: on a Mac from the system through the crate
 //! `macmon`, without root; on Linux from `/sys/class/thermal`, and from `nvidia-smi` if present. Unknown
-//! values have no series.
+//! values have no series. Not here: averages of its power (`machine_power`).
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use russet_crds::MeasuredPower;
 use tokio::process::Command;
+use tokio::sync::watch;
 
 use crate::hardware;
 use crate::linux::{nvidia, thermal};
+use crate::machine_power::{ActivityTotals, EngineActivity, JouleIntegral, PowerAverages, SampledWork};
 use crate::macos;
 use crate::metrics::AgentMetrics;
 
@@ -37,14 +40,64 @@ pub struct MachineLoad {
     pub swap_used: Option<u64>,
 }
 
+/// A sample, and what engines did while it was taken.
+struct LoadSample {
+    load: MachineLoad,
+    window: Duration,
+    before: ActivityTotals,
+    after: ActivityTotals,
+}
+
+/// Takes samples: for metrics, and for the power that the node reports.
+pub(crate) struct LoadObserver {
+    metrics: AgentMetrics,
+    activity: EngineActivity,
+    averages: PowerAverages,
+    machine_joules: JouleIntegral,
+    gpu_joules: JouleIntegral,
+    reports: watch::Sender<Option<MeasuredPower>>,
+}
+
+impl LoadObserver {
+    /// Goes on from the power that was reported before.
+    pub fn new(
+        metrics: AgentMetrics,
+        activity: EngineActivity,
+        reported: Option<MeasuredPower>,
+        reports: watch::Sender<Option<MeasuredPower>>,
+    ) -> Self {
+        let averages = PowerAverages::restored(reported);
+        let (machine_joules, gpu_joules) = Default::default();
+        Self { metrics, activity, averages, machine_joules, gpu_joules, reports }
+    }
+
+    fn observe(&mut self, sample: LoadSample, now: Instant) {
+        let LoadSample { load, window, before, after } = sample;
+        self.metrics.load(&load);
+        self.metrics.energy("machine", self.machine_joules.add(load.watts, now));
+        self.metrics.energy("gpu", self.gpu_joules.add(load.gpu_watts, now));
+        if let Some(watts) = load.watts {
+            self.averages.add(watts, SampledWork::of(before, after, window, load.gpu));
+        }
+        if let Some(power) = self.averages.report(now) {
+            self.reports.send_replace(Some(power));
+        }
+    }
+}
+
 /// Samples until the agent exits.
-pub(crate) async fn run(tools: Option<PathBuf>, metrics: AgentMetrics) {
+pub(crate) async fn run(tools: Option<PathBuf>, mut observer: LoadObserver) {
     #[cfg(target_os = "macos")]
     if tools.is_none() {
-        return mac(metrics).await;
+        return mac(observer).await;
     }
+    let (mut sampled, mut before) = (Instant::now(), observer.activity.totals());
     loop {
-        metrics.load(&sample(tools.as_deref()).await);
+        // These tools say what is at this moment; engines are judged by the time since the moment before.
+        let load = sample(tools.as_deref()).await;
+        let (now, after) = (Instant::now(), observer.activity.totals());
+        observer.observe(LoadSample { load, window: now.duration_since(sampled), before, after }, now);
+        (sampled, before) = (now, after);
         tokio::time::sleep(SAMPLE_INTERVAL).await;
     }
 }
@@ -75,15 +128,18 @@ async fn run_tool(program: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
 
 /// The sampler is bound to one thread and blocks it while it measures.
 #[cfg(target_os = "macos")]
-async fn mac(metrics: AgentMetrics) {
-    let (sender, mut loads) = tokio::sync::mpsc::channel(1);
+async fn mac(mut observer: LoadObserver) {
+    let (sender, mut samples) = tokio::sync::mpsc::channel(1);
+    let activity = observer.activity.clone();
     let sampling = tokio::task::spawn_blocking(move || {
         let mut sampler = macmon::Sampler::new().map_err(|error| error.to_string())?;
         loop {
+            let (begun, before) = (Instant::now(), activity.totals());
             let sample = sampler.get_metrics(1000).map_err(|error| error.to_string())?;
+            let (window, after) = (begun.elapsed(), activity.totals());
             let load = MachineLoad {
                 gpu: Some(f64::from(sample.gpu_active_ratio)),
-                watts: Some(f64::from(sample.sys_power)),
+                watts: macos::load::machine_watts(sample.sys_power.into(), Some(sample.all_power.into())),
                 gpu_watts: Some(f64::from(sample.gpu_power)),
                 cpu_celsius: sample.temp.cpu_temp_avg.map(f64::from),
                 gpu_celsius: sample.temp.gpu_temp_avg.map(f64::from),
@@ -91,14 +147,14 @@ async fn mac(metrics: AgentMetrics) {
                 swap_used: Some(sample.memory.swap_usage),
             };
             // The agent exits.
-            if sender.blocking_send(load).is_err() {
+            if sender.blocking_send(LoadSample { load, window, before, after }).is_err() {
                 return Ok::<(), String>(());
             }
             std::thread::sleep(SAMPLE_INTERVAL);
         }
     });
-    while let Some(load) = loads.recv().await {
-        metrics.load(&load);
+    while let Some(sample) = samples.recv().await {
+        observer.observe(sample, Instant::now());
     }
     if let Ok(Err(error)) = sampling.await {
         tracing::warn!(error, "this Mac's load and power cannot be measured");
@@ -109,7 +165,27 @@ async fn mac(metrics: AgentMetrics) {
 
 #[cfg(test)]
 mod tests {
+    use russet_rpc::cache_status::CacheStatus;
+
     use super::*;
+
+    #[test]
+    fn a_machine_that_computes_reports_what_it_draws_then() {
+        let (registry, metrics) = AgentMetrics::new(&CacheStatus::default());
+        let (reports, reported) = watch::channel(None);
+        let mut observer = LoadObserver::new(metrics, EngineActivity::default(), None, reports);
+        let (start, window) = (Instant::now(), Duration::from_secs(10));
+        for number in 0..6 {
+            let load = MachineLoad { watts: Some(10.0), gpu_watts: Some(2.0), ..MachineLoad::default() };
+            let (before, after) = (ActivityTotals::default(), ActivityTotals::default());
+            observer.observe(LoadSample { load, window, before, after }, start + window * number);
+        }
+        let expected = MeasuredPower { idle_watts: Some(10), busy_watts: None };
+        assert_eq!(*reported.borrow(), Some(expected));
+        let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        assert!(text.contains("russet_node_energy_joules_total{part=\"machine\"} 500"), "{text}");
+        assert!(text.contains("russet_node_energy_joules_total{part=\"gpu\"} 100"), "{text}");
+    }
 
     #[tokio::test]
     async fn stub_mac_reports_load_only_with_its_tool() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{CounterVec, GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use russet_crds::conditions::Reason;
 use russet_rpc::cache_status::CacheStatus;
 
@@ -27,6 +27,7 @@ pub(crate) struct AgentMetrics {
     certificate: IntGauge,
     gpu: GaugeVec,
     watts: GaugeVec,
+    energy: CounterVec,
     celsius: GaugeVec,
     swap: GaugeVec,
     link_trip: GaugeVec,
@@ -110,6 +111,13 @@ impl AgentMetrics {
                 "Power of the whole machine, or of its GPU: part machine or gpu.",
                 &["part"],
             ),
+            energy: registered(CounterVec::new(
+                Opts::new(
+                    "russet_node_energy_joules_total",
+                    "Joules of the whole machine, or of its GPU, from samples of their power: part machine or gpu.",
+                ),
+                &["part"],
+            )),
             celsius: floats(
                 "russet_node_temperature_celsius",
                 "Warmth of the processor, or of the GPU: part cpu or gpu.",
@@ -153,6 +161,7 @@ impl AgentMetrics {
             certificate,
             gpu,
             watts,
+            energy,
             celsius,
             swap,
             link_trip,
@@ -176,6 +185,7 @@ impl AgentMetrics {
             Box::new(certificate),
             Box::new(gpu),
             Box::new(watts),
+            Box::new(energy),
             Box::new(celsius),
             Box::new(swap),
             Box::new(link_trip),
@@ -265,6 +275,13 @@ impl AgentMetrics {
                 // The series may not exist.
                 None => drop(family.remove_label_values(labels)),
             }
+        }
+    }
+
+    /// Counts joules of a part of the machine. One without a figure has no series.
+    pub fn energy(&self, part: &str, joules: f64) {
+        if joules > 0.0 {
+            self.energy.with_label_values(&[part]).inc_by(joules);
         }
     }
 

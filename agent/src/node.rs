@@ -13,8 +13,8 @@ use kube::{Api, Client};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::names::AGENT_MANAGER;
 use russet_crds::{
-    ENGINE_OPTIONS, GROUP, InferenceNode, InferenceNodeStatus, Link, NodeDisk, NodeMemory, NodeMemoryLimits,
-    VERSION,
+    ENGINE_OPTIONS, GROUP, InferenceNode, InferenceNodeStatus, Link, MeasuredPower, NodeDisk, NodeMemory,
+    NodeMemoryLimits, VERSION,
 };
 use russet_plan::quantity;
 use serde_json::json;
@@ -100,6 +100,8 @@ pub(crate) struct NodeReporter {
     pub ports: watch::Receiver<PortScan>,
     /// Measurements of its links.
     pub link_measurements: watch::Receiver<LinkMeasurements>,
+    /// Power of the machine, as it is to be reported.
+    pub power: watch::Receiver<Option<MeasuredPower>>,
     /// Publishes the node's links.
     pub links: watch::Sender<Vec<Link>>,
     /// Port on which other agents reach this one.
@@ -154,7 +156,11 @@ pub(crate) async fn run(mut node: NodeReporter) {
         let helped = node.helper_conditions.borrow_and_update().clone();
         set_helper_conditions(&mut conditions, helped);
         let limits = *node.channel.limits.borrow();
-        let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
+        let energy = *node.power.borrow_and_update();
+        let status = InferenceNodeStatus {
+            energy,
+            ..status(&node, &limits, granted, &disk, seen, conditions.clone())
+        };
         // The operator derives links from ports within a moment.
         let joined = last.as_ref().is_none_or(|last| last.ports != status.ports);
         node.metrics.memory(limits.total, limits.serving_limit(), granted);
@@ -216,6 +222,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
             changed = node.address.changed() => if changed.is_err() { return },
             changed = node.ports.changed() => if changed.is_err() { return },
             changed = node.link_measurements.changed() => if changed.is_err() { return },
+            changed = node.power.changed() => if changed.is_err() { return },
             changed = node.helper_conditions.changed() => if changed.is_err() { return },
         }
     }
@@ -316,6 +323,8 @@ fn status(
         agent_version: Some(env!("CARGO_PKG_VERSION").into()),
         engine_build: Some(russet_rpc::ENGINE_BUILD.into()),
         metrics_address: node.metrics_address.clone(),
+        // The caller's: it waits for changes.
+        energy: None,
         conditions,
     }
 }

@@ -6,7 +6,7 @@ mod engine_events;
 mod shard_state;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use crate::copies::Copies;
 use crate::events::EventRecorder;
 use crate::grants::Grants;
 use crate::hardware;
+use crate::machine_power::EngineActivity;
 use crate::metrics::AgentMetrics;
 use crate::metrics_proxy::MetricsProxy;
 use crate::mqtt::MqttHandle;
@@ -66,6 +67,8 @@ pub(crate) struct Setup {
     pub headroom: watch::Receiver<Headroom>,
     /// Kernel panics of the machine.
     pub panics: watch::Receiver<Panics>,
+    /// Counts what engines do.
+    pub activity: EngineActivity,
     /// Receives the deployments served here.
     pub mqtt: MqttHandle,
 }
@@ -212,7 +215,7 @@ impl Supervisor {
         child: Option<tokio::process::Child>,
     ) -> RunningEngine {
         let watching =
-            process::watch::watch(target(&self.setup.engines, record, &process), child, self.events.clone());
+            process::watch::watch(target(&self.setup, record, &process), child, self.events.clone());
         let (state, part) = (ProcessState::default(), EngineRole::Member);
         RunningEngine { process, state, stopping: false, shutdown: None, role: part, watch: watching }
     }
@@ -513,13 +516,15 @@ impl Supervisor {
 }
 
 /// The watch target of a process.
-fn target(engines: &Path, record: &EngineRecord, process: &ProcessIdentity) -> WatchTarget {
+fn target(setup: &Setup, record: &EngineRecord, process: &ProcessIdentity) -> WatchTarget {
+    let engines = &setup.engines;
     WatchTarget {
         shard: record.shard.clone(),
         epoch: record.epoch,
         process: process.clone(),
         socket: record::socket(engines, &record.shard),
         folder: record::folder(engines, &record.shard),
+        activity: setup.activity.clone(),
     }
 }
 

@@ -330,6 +330,15 @@ fn machine_load_is_read_under_old_and_new_field_names() {
         let Some(output) = read(file) else { return };
         assert_eq!(load::load(&output).unwrap().gpu, Some(gpu), "{file}");
     }
+    for (file, watts) in [
+        ("macmon-pipe-v0.6-timestamp-16gb.jsonl", 10.4955415725708),
+        ("macmon-pipe-v0.6-two-lines-no-timestamp.jsonl", 10.272432),
+        ("macmon-pipe-v0.7-cpu_usage_pct-16gb-heavy-swap.jsonl", 35.68),
+        ("macmon-pipe-v0.8-transition-m1-max-old-and-new-fields.json", 18.952476501464844),
+    ] {
+        let Some(output) = read(file) else { return };
+        assert_eq!(load::load(&output).unwrap().watts, Some(watts), "{file}");
+    }
     for (file, milliwatts, pressure) in [
         ("powermetrics-m2-pro-gpu_power-macos-26.3.txt", Some(4.0), None),
         ("powermetrics-m3-ultra-trimmed.plist", Some(476.674), Some("Nominal")),

@@ -16,6 +16,7 @@ use super::ProcessEvent;
 use super::record::ProcessIdentity;
 use super::spawn;
 use super::watchdog::{CHECK_INTERVAL, Watchdog};
+use crate::machine_power::{EngineActivity, HeartbeatReader};
 
 /// Poll interval for an adopted process, which is not a child of this agent and sends no SIGCHLD. A lost rank
 /// must be noticed in a fraction of the ten seconds that a group has to reform.
@@ -34,6 +35,8 @@ pub struct WatchTarget {
     pub socket: PathBuf,
     /// Its directory.
     pub folder: PathBuf,
+    /// Counts what it does.
+    pub activity: EngineActivity,
 }
 
 /// An event with its Shard's UID and its process.
@@ -106,7 +109,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
     let mut looks = tokio::time::interval(CHECK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watchdog = Watchdog::new(Instant::now().into_std());
-    let mut last = None;
+    let (mut last, mut reader) = (None, HeartbeatReader::default());
     loop {
         let event = tokio::select! {
             // Received messages are handled before the silence is checked.
@@ -119,6 +122,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
                     continue;
                 };
                 watchdog.heartbeat(&state, now);
+                reader.read(&state, &target.activity);
                 let state = without_heartbeat(*state);
                 if last.as_ref() == Some(&state) {
                     continue;

@@ -32,9 +32,7 @@ impl Supervisor {
                 );
                 self.setup.metrics.reformed(&slot.record.name);
                 engine.role = EngineRole::Member;
-                engine
-                    .watch
-                    .retarget(target(&self.setup.engines, &slot.record, &process), self.events.clone());
+                engine.watch.retarget(target(&self.setup, &slot.record, &process), self.events.clone());
                 slot.record.kept = false;
                 return self.save(&uid);
             }
