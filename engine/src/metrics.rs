@@ -90,6 +90,8 @@ pub struct EngineMetrics {
     pub batch_rows: Histogram,
     /// Prefill tokens per batch.
     pub batch_prompt_tokens: Histogram,
+    /// Seconds of batches, by whether a request is charged with them.
+    engine_time: CounterVec,
     /// Steps this rank ran.
     pub steps: IntCounter,
     /// Measured throughput, for the agent.
@@ -217,6 +219,13 @@ impl EngineMetrics {
                 "Tokens a batch reads.",
                 PREFILL_TOKEN_BUCKETS,
             )?,
+            engine_time: CounterVec::new(
+                own(
+                    "compute_seconds_total",
+                    "Seconds in which the group computed, without overlap, by whether a request is charged with them.",
+                ),
+                &["charged"],
+            )?,
             steps: IntCounter::with_opts(own("steps_total", "Steps this rank ran."))?,
             collective_bytes: IntCounterVec::new(
                 own("collective_bytes_total", "Bytes between this rank and others, by operation."),
@@ -278,6 +287,7 @@ impl EngineMetrics {
             batch,
             batch_rows,
             batch_prompt_tokens,
+            engine_time,
             steps,
             throughput: _,
             collective_bytes,
@@ -301,6 +311,7 @@ impl EngineMetrics {
         if rank > 0 {
             return Ok(());
         }
+        registry.register(Box::new(engine_time.clone()))?;
         for gauge in [running, waiting, unread_tokens] {
             registry.register(Box::new(gauge.clone()))?;
         }
@@ -378,6 +389,12 @@ impl EngineMetrics {
         tracing::debug!(reason = reason.as_str(), ?usage, ?elapsed, "answer complete");
         self.success.with_label_values(&[reason.as_str()]).inc();
         self.request.observe(elapsed.as_secs_f64());
+    }
+
+    /// Records time in which the group computed, and whether a request is charged with it.
+    pub fn record_engine_time(&self, microseconds: u64, is_charged: bool) {
+        let charged = if is_charged { "true" } else { "false" };
+        self.engine_time.with_label_values(&[charged]).inc_by(microseconds as f64 / 1e6);
     }
 
     /// Records the smoke prompt. It counts only as steps, because no client asked for it.

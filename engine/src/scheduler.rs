@@ -13,6 +13,7 @@
 
 pub mod batching;
 pub mod deadline;
+mod engine_time;
 mod in_flight;
 mod intake;
 pub mod kv_budget;
@@ -49,6 +50,7 @@ use crate::token_masks::MaskThread;
 use crate::tokenizer::ChatTokenizer;
 
 use batching::{Readiness, ScheduledTokens, compose_batch};
+use engine_time::{BatchPart, EngineClock, shares};
 use in_flight::{Completion, DecodeRound, InFlight, WorkKind};
 pub use intake::Intake;
 use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
@@ -108,6 +110,7 @@ pub struct Scheduler {
     scheduling_since: Instant,
     /// When the last batch ended.
     last_ended: Instant,
+    engine_clock: EngineClock,
     round: Option<DecodeRound>,
     speculation: SpeculationState,
     masks: MaskThread,
@@ -196,6 +199,7 @@ impl Scheduler {
             admissions: 0,
             scheduling_since: started,
             last_ended: started,
+            engine_clock: EngineClock::new(started),
             round: None,
             speculation: SpeculationState::default(),
             masks: MaskThread::start()?,
@@ -225,7 +229,7 @@ impl Scheduler {
             {
                 in_flight.push_back(batch);
             }
-            let Some(InFlight { admissions, started, work }) = in_flight.pop_front() else {
+            let Some(InFlight { admissions, parts, started, work }) = in_flight.pop_front() else {
                 tokio::select! {
                     biased;
                     reason = life.wait_failed() => return self.fail_all(&reason),
@@ -250,6 +254,7 @@ impl Scheduler {
                 reason = life.wait_failed() => return self.fail_all(&reason),
                 done = work.wait() => match done {
                     Ok(Completion::Draft(drafts)) => {
+                        self.charge(&admissions, &parts, started, Instant::now());
                         self.speculation.receive_drafts(&mut self.running, admissions, started, drafts);
                     }
                     Ok(Completion::Batch { prefills, extra_tokens, sampled }) => {
@@ -261,6 +266,7 @@ impl Scheduler {
                             self.speculation.cost_model.record_batch(admissions.len() as u32, extra_tokens, elapsed);
                         }
                         (self.scheduling_since, self.last_ended) = (now, now);
+                        self.charge(&admissions, &parts, started, now);
                         self.end_batch(admissions, prefills || extra_tokens > 0, sampled);
                     }
                     Err(failure) => {
@@ -424,8 +430,9 @@ impl Scheduler {
         if scheduled.is_empty() {
             return None;
         }
-        let (mut admissions, mut steps) =
-            (Vec::with_capacity(scheduled.len()), Vec::with_capacity(scheduled.len()));
+        let count = scheduled.len();
+        let (mut admissions, mut parts, mut steps) =
+            (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
         let streams = self.running.len();
         let (mut prefill_tokens, mut extra_tokens) = (0, 0);
         for ScheduledTokens { index, tokens } in &scheduled {
@@ -447,10 +454,16 @@ impl Scheduler {
             if request.is_prefilling() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
-            match step.sample {
-                None => prefill_tokens += step.tokens.len(),
-                Some(_) => extra_tokens += step.length() - 1,
-            }
+            parts.push(match step.sample {
+                None => {
+                    prefill_tokens += step.tokens.len();
+                    BatchPart::Tokens(step.length())
+                }
+                Some(_) => {
+                    extra_tokens += step.length() - 1;
+                    BatchPart::Decode
+                }
+            });
             admissions.push(request.admission_id);
             steps.push(step);
         }
@@ -463,9 +476,25 @@ impl Scheduler {
         self.scheduling_since = now;
         Some(InFlight {
             admissions,
+            parts,
             started: now,
             work: WorkKind::Batch { prefills: prefill_tokens > 0, extra_tokens, reply },
         })
+    }
+
+    /// Charges a batch to its requests, by admission id. The part of one that has ended is charged to none.
+    fn charge(&mut self, admissions: &[u64], parts: &[BatchPart], began: Instant, ended: Instant) {
+        let microseconds = self.engine_clock.count(began, ended);
+        let decoding = parts.iter().filter(|part| **part == BatchPart::Decode).count();
+        let decode = self.speculation.cost_model.decode_time(decoding as u32);
+        for (admission_id, share) in admissions.iter().zip(shares(microseconds, parts, decode)) {
+            let mut requests = self.running.iter_mut().chain(self.waiting.iter_mut());
+            let request = requests.find(|request| request.admission_id == *admission_id);
+            self.metrics.record_engine_time(share, request.is_some());
+            if let Some(request) = request {
+                request.sink.charge(share);
+            }
+        }
     }
 
     /// Takes the sampled tokens of a running request; returns how it ended, if it did.

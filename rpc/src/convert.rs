@@ -7,7 +7,9 @@ mod sampling;
 mod structured_output;
 
 use russet_wire::conversation::ToolChoice;
-use russet_wire::event::{Delta, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::event::{
+    Delta, EngineEvent, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage,
+};
 use russet_wire::request::{ContextOverflow, GenerationRequest, Sampling};
 
 use crate::engine as pb;
@@ -156,7 +158,19 @@ impl From<GenerationEvent> for pb::GenerateEvent {
             }),
             GenerationEvent::Failed(failure) => E::Failed(failure.into()),
         };
-        Self { event: Some(event) }
+        Self { event: Some(event), engine_microseconds: None }
+    }
+}
+
+impl From<EngineEvent> for pb::GenerateEvent {
+    fn from(EngineEvent { event, engine_microseconds }: EngineEvent) -> Self {
+        Self { engine_microseconds, ..event.into() }
+    }
+}
+
+impl From<pb::GenerateEvent> for EngineEvent {
+    fn from(event: pb::GenerateEvent) -> Self {
+        Self { engine_microseconds: event.engine_microseconds, event: event.into() }
     }
 }
 
@@ -293,6 +307,10 @@ mod tests {
             failure(FailureKind::Internal),
         ] {
             assert_eq!(GenerationEvent::from(pb::GenerateEvent::from(event.clone())), event);
+            for engine_microseconds in [None, Some(0), Some(u64::MAX)] {
+                let event = EngineEvent { event: event.clone(), engine_microseconds };
+                assert_eq!(EngineEvent::from(pb::GenerateEvent::from(event.clone())), event);
+            }
         }
     }
 

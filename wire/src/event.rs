@@ -158,3 +158,12 @@ pub enum GenerationEvent {
     /// The response cannot be completed.
     Failed(GenerationFailure),
 }
+
+/// An event as an engine sends it, with what the request has taken of the engine up to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineEvent {
+    /// The event.
+    pub event: GenerationEvent,
+    /// Microseconds that its group has computed for the request; none from engines that do not count them.
+    pub engine_microseconds: Option<u64>,
+}

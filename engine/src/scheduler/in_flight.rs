@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::engine_time::BatchPart;
 use crate::executor::{ExecutorError, ReplyReceiver, Sampled};
 use crate::lifecycle::FailureReport;
 
@@ -15,6 +16,8 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) struct InFlight {
     /// Admission ids of its sequences.
     pub(super) admissions: Vec<u64>,
+    /// What each of them has in it.
+    pub(super) parts: Vec<BatchPart>,
     pub(super) started: Instant,
     pub(super) work: WorkKind,
 }

@@ -10,7 +10,7 @@ use prometheus::IntGauge;
 use russet_chat::template::{Prompt, TemplateArguments};
 use russet_rpc::engine::EngineLoad;
 use russet_wire::conversation::{Message, Tool};
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, RawPrompt, StructuredOutput};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
@@ -60,7 +60,7 @@ pub struct Intake {
 impl Intake {
     /// Submits a request and waits until its prompt is prepared, or refused: a gateway that loses this engine before
     /// the response begins knows what the engine was doing.
-    pub async fn prepare(&self, request: GenerationRequest) -> UnboundedReceiver<GenerationEvent> {
+    pub async fn prepare(&self, request: GenerationRequest) -> UnboundedReceiver<EngineEvent> {
         let (preparing, prepared) = oneshot::channel();
         let receiver = self.submit(request, preparing);
         // It is dropped, not sent: there is no other news.
@@ -74,7 +74,7 @@ impl Intake {
         &self,
         request: GenerationRequest,
         preparing: oneshot::Sender<()>,
-    ) -> UnboundedReceiver<GenerationEvent> {
+    ) -> UnboundedReceiver<EngineEvent> {
         let (events, receiver) = mpsc::unbounded_channel();
         let sink = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
         if let Err(failure) = sequence::validate(&request) {

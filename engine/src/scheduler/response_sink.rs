@@ -1,6 +1,6 @@
 //! Response sink: the event stream to the client of a request, and the failures it may receive.
 
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
@@ -11,15 +11,17 @@ pub(super) struct ResponseSink {
     id: String,
     // Unbounded: a slow reader must not block the other sequences, and the context bounds the number of
     // events.
-    events: UnboundedSender<GenerationEvent>,
+    events: UnboundedSender<EngineEvent>,
     pub(super) arrived: Instant,
     metrics: EngineMetrics,
+    /// Time that the group has computed for it, in microseconds.
+    engine_microseconds: u64,
     ended: bool,
 }
 
 impl ResponseSink {
-    pub(super) fn new(id: String, events: UnboundedSender<GenerationEvent>, metrics: EngineMetrics) -> Self {
-        Self { id, events, arrived: Instant::now(), metrics, ended: false }
+    pub(super) fn new(id: String, events: UnboundedSender<EngineEvent>, metrics: EngineMetrics) -> Self {
+        Self { id, events, arrived: Instant::now(), metrics, engine_microseconds: 0, ended: false }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -30,9 +32,17 @@ impl ResponseSink {
         self.events.is_closed()
     }
 
+    /// Charges it so many microseconds of a batch.
+    pub(super) fn charge(&mut self, microseconds: u64) {
+        self.engine_microseconds = self.engine_microseconds.saturating_add(microseconds);
+    }
+
     pub(super) fn send(&self, event: GenerationEvent) {
+        // Nothing was computed when a request starts; a gateway that loses it then knows of nothing.
+        let is_counted = !matches!(event, GenerationEvent::Started { .. });
+        let engine_microseconds = is_counted.then_some(self.engine_microseconds);
         // A closed stream is noticed before the next step.
-        let _ = self.events.send(event);
+        let _ = self.events.send(EngineEvent { event, engine_microseconds });
     }
 
     pub(super) fn fail(mut self, failure: GenerationFailure) {

@@ -2,6 +2,7 @@
 
 use tokio::time::Instant;
 
+use super::engine_time::BatchPart;
 use super::in_flight::{InFlight, WorkKind};
 use super::request::ScheduledRequest;
 use crate::executor::{DraftRequest, Executor};
@@ -80,6 +81,8 @@ pub(super) fn request_drafts(
     if drafts.is_empty() {
         return None;
     }
+    let tokens = |draft: &DraftRequest| draft.draft_tokens.saturating_add(draft.tokens.len() as u32);
+    let parts = drafts.iter().map(|draft| BatchPart::Tokens(tokens(draft))).collect();
     let reply = compute.draft(drafts);
-    Some(InFlight { admissions, started: Instant::now(), work: WorkKind::Draft { reply } })
+    Some(InFlight { admissions, parts, started: Instant::now(), work: WorkKind::Draft { reply } })
 }

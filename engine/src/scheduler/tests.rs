@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use russet_wire::conversation::Message;
-use russet_wire::event::{GenerationEvent, Usage};
+use russet_wire::event::{EngineEvent, GenerationEvent, Usage};
 use russet_wire::request::GenerationRequest;
 use tempfile::TempDir;
 use tokio::sync::Notify;
@@ -107,20 +107,27 @@ impl Drop for SchedulerHarness {
 
 /// Events of one request.
 struct ResponseReader {
-    events: UnboundedReceiver<GenerationEvent>,
+    events: UnboundedReceiver<EngineEvent>,
     started: bool,
     text: String,
+    /// Of its last event.
+    engine_microseconds: Option<u64>,
     end: Option<GenerationEvent>,
 }
 
 impl ResponseReader {
-    fn new(events: UnboundedReceiver<GenerationEvent>) -> Self {
-        Self { events, started: false, text: String::new(), end: None }
+    fn new(events: UnboundedReceiver<EngineEvent>) -> Self {
+        Self { events, started: false, text: String::new(), engine_microseconds: None, end: None }
     }
 
     /// Receives one more event; `false` at the end.
     async fn next(&mut self) -> bool {
-        let Some(event) = within("an event", self.events.recv()).await else { return false };
+        let Some(EngineEvent { event, engine_microseconds }) = within("an event", self.events.recv()).await
+        else {
+            return false;
+        };
+        assert!(engine_microseconds >= self.engine_microseconds, "time is taken back");
+        self.engine_microseconds = engine_microseconds;
         assert!(self.end.is_none(), "{event:?} after {:?}", self.end);
         match event {
             GenerationEvent::Started { .. } => {
@@ -591,4 +598,48 @@ async fn steps_that_are_taken_back_whole_change_no_answer() {
     assert!(accepted > 10_000, "only {accepted} tokens were accepted");
     assert!(repeated > 1000, "only {repeated} tokens ran again");
     assert!(stopped > 100, "only {stopped} answers were stopped");
+}
+
+/// Microseconds of batches: those that requests are charged with, and all.
+fn engine_time(metrics: &EngineMetrics) -> (f64, f64) {
+    let families = metrics.registry.gather();
+    let family =
+        families.iter().find(|family| family.name() == "russet_engine_compute_seconds_total").unwrap();
+    let series = family.get_metric().iter().map(|metric| {
+        let is_charged =
+            metric.get_label().iter().any(|label| label.name() == "charged" && label.value() == "true");
+        (is_charged, (metric.get_counter().get_value() * 1e6).round())
+    });
+    series.fold((0.0, 0.0), |(charged, all), (is_charged, microseconds)| {
+        (charged + if is_charged { microseconds } else { 0.0 }, all + microseconds)
+    })
+}
+
+#[tokio::test]
+async fn engine_time_of_requests_adds_up_to_the_batches() {
+    // One is preempted, prompts are read beside answers, and all end at their limit, which is known beforehand.
+    let lab = SchedulerHarness::start(2, 20_000, 20_000, slow());
+    let mut answers = vec![
+        lab.ask_until_token(say("first", 500, 0)).await,
+        lab.ask_until_token(say(&"long ".repeat(400), 500, 0)).await,
+        lab.ask(say("third", 20, 0)),
+        lab.ask(say("HIGH", 60, 1)),
+    ];
+    for answer in &mut answers {
+        while answer.next().await {}
+    }
+    assert_eq!(lab.preemptions(), 1);
+    let taken: Vec<u64> = answers.iter().map(|answer| answer.engine_microseconds.unwrap()).collect();
+    assert!(taken.iter().all(|microseconds| *microseconds > 0), "{taken:?}");
+    let sum: u64 = taken.iter().sum();
+    let (charged, all) = engine_time(&lab.metrics);
+    assert_eq!((sum as f64, charged), (charged, all), "{taken:?}");
+    // Of one whose client leaves, the tokens tell; what is computed of it later is charged to none.
+    let mut leaving = lab.ask_until_token(say("leaving", 10_000, 0)).await;
+    assert!(leaving.next().await);
+    let until = leaving.engine_microseconds.unwrap();
+    drop(leaving);
+    eventually("an empty engine", || lab.metrics.running.get() == 0).await;
+    let (charged, all) = engine_time(&lab.metrics);
+    assert!(charged >= (sum + until) as f64 && all >= charged, "{charged} of {all}, {until}");
 }

@@ -61,6 +61,11 @@ impl<T> WaitQueue<T> {
         self.waiting.iter().map(|(_, one)| one)
     }
 
+    /// All requests, in queue order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.waiting.iter_mut().map(|(_, one)| one)
+    }
+
     /// Removes the next request.
     pub fn take_first(&mut self) -> Option<T> {
         (!self.waiting.is_empty()).then(|| self.waiting.remove(0).1)

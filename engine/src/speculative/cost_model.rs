@@ -61,6 +61,15 @@ impl CostModel {
         }
     }
 
+    /// How long a decode batch of `sequences` sequences takes without draft tokens: measured with as many, or with the next
+    /// lower or else higher number that was seen.
+    pub fn decode_time(&self, sequences: u32) -> Option<Duration> {
+        let base = |(_, cost): (&u32, &BatchCost)| cost.base;
+        let lower = self.by_sequences.range(..=sequences).rev().find_map(base);
+        let seconds = lower.or_else(|| self.by_sequences.range(sequences..).find_map(base))?;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+
     /// Acceptance probability at which a draft token pays in a batch of `sequences` sequences; above 1, none
     /// pays.
     pub fn acceptance_threshold(&self, sequences: u32) -> AcceptanceThreshold {
