@@ -208,4 +208,11 @@ pub struct StepUsage {
     /// What providers cost. Absent where none answered, or nobody knows its price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Money>,
+    /// Thousandths of a joule that machines of this cluster drew, of the requests of which that is known; absent where of
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub millijoules: Option<u64>,
+    /// What that electricity cost, where it has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub electricity: Option<Money>,
 }

@@ -166,9 +166,15 @@ impl Engine for EngineService {
             Err(failure) => Err(failure),
         };
         Ok(Response::new(match result {
-            Ok((dimensions, PooledTexts { vectors, tokens })) => {
+            Ok((dimensions, PooledTexts { vectors, tokens, engine_microseconds })) => {
                 let values = vectors.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
-                pb::EmbedReply { failed: None, dimensions, values, prompt_tokens: tokens }
+                pb::EmbedReply {
+                    failed: None,
+                    dimensions,
+                    values,
+                    prompt_tokens: tokens,
+                    engine_microseconds: Some(engine_microseconds),
+                }
             }
             Err(failure) => pb::EmbedReply { failed: Some(failure.into()), ..pb::EmbedReply::default() },
         }))
@@ -181,9 +187,12 @@ impl Engine for EngineService {
             Err(failure) => Err(failure),
         };
         Ok(Response::new(match result {
-            Ok(PooledTexts { vectors, tokens }) => {
-                pb::RerankReply { failed: None, scores: vectors.concat(), prompt_tokens: tokens }
-            }
+            Ok(PooledTexts { vectors, tokens, engine_microseconds }) => pb::RerankReply {
+                failed: None,
+                scores: vectors.concat(),
+                prompt_tokens: tokens,
+                engine_microseconds: Some(engine_microseconds),
+            },
             Err(failure) => pb::RerankReply { failed: Some(failure.into()), ..pb::RerankReply::default() },
         }))
     }

@@ -44,6 +44,8 @@ pub struct PooledTexts {
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of each.
     pub tokens: Vec<u32>,
+    /// Microseconds of their batches, in which there is no other request.
+    pub engine_microseconds: u64,
 }
 
 /// Takes requests.
@@ -279,6 +281,7 @@ impl PoolingIntake {
     ) -> Result<PooledTexts, GenerationFailure> {
         let tokens: Vec<u32> = texts.iter().map(|text| text.tokens.len() as u32).collect();
         let mut vectors: Vec<Vec<f32>> = vec![Vec::new(); texts.len()];
+        let mut engine_microseconds: u64 = 0;
         let mut texts: Vec<Option<PooledText>> = texts.into_iter().map(Some).collect();
         for batch in batches(&tokens, PREFILL_TOKENS.max(self.0.context_tokens)) {
             let own: Vec<PooledText> =
@@ -298,8 +301,12 @@ impl PoolingIntake {
             });
             match pooled {
                 Ok(pooled) => {
+                    let elapsed = begun.elapsed();
+                    let microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+                    engine_microseconds = engine_microseconds.saturating_add(microseconds);
                     if let Some(request) = &mut request {
-                        request.count(batch.len(), length, begun.elapsed());
+                        request.count(batch.len(), length, elapsed);
+                        self.0.metrics.record_engine_time(microseconds, true);
                     }
                     for (index, vector) in batch.into_iter().zip(pooled) {
                         vectors[index] = vector;
@@ -317,7 +324,7 @@ impl PoolingIntake {
                 "some numbers of a vector are not finite; the weights overflow in this dtype, try dtype F32";
             return Err(GenerationFailure { kind: FailureKind::Internal, message: message.to_owned() });
         }
-        Ok(PooledTexts { vectors, tokens })
+        Ok(PooledTexts { vectors, tokens, engine_microseconds })
     }
 }
 

@@ -17,6 +17,7 @@ mod attempt_loop;
 mod attempts;
 mod deadline;
 mod dispatcher;
+mod engine_meter;
 mod engine_stream;
 mod pending_request;
 mod pooling_call;

@@ -26,6 +26,7 @@ mod dialects;
 mod discard;
 pub mod dispatch;
 mod duration;
+mod energy;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

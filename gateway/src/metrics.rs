@@ -10,6 +10,7 @@ use prometheus::{
 };
 use russet_crds::Money;
 
+use crate::energy::EnginePart;
 use crate::error::{ErrorKind, GatewayError};
 
 /// Maximum distinct model names, and distinct key names, in labels; clients that invent names must not fill
@@ -45,6 +46,8 @@ pub struct Metrics {
     response_cache: IntCounterVec,
     provider_requests: IntCounterVec,
     provider_cost: CounterVec,
+    energy: CounterVec,
+    electricity: CounterVec,
     budgets: Mutex<HashSet<String>>,
     budget_requests: IntCounterVec,
     inbox_requests: IntCounterVec,
@@ -132,6 +135,26 @@ impl Metrics {
                         "What complete answers of providers cost, by their prices, in the currency of these.",
                     ),
                     &["provider"],
+                )?,
+            )?,
+            energy: add(
+                registry,
+                CounterVec::new(
+                    Opts::new(
+                        full_name("energy_joules_total"),
+                        "Joules of the machines that computed for requests, by whether their watts were measured or declared.",
+                    ),
+                    &["model_name", "source"],
+                )?,
+            )?,
+            electricity: add(
+                registry,
+                CounterVec::new(
+                    Opts::new(
+                        full_name("electricity_cost_total"),
+                        "What the electricity of these joules cost, by the prices of the nodes, in the currency of these.",
+                    ),
+                    model,
                 )?,
             )?,
             budgets: Mutex::default(),
@@ -250,6 +273,16 @@ impl Metrics {
     /// An answer of a provider cost so much.
     pub fn provider_cost(&self, provider: &str, cost: Money) {
         self.provider_cost.with_label_values(&[provider]).inc_by(cost.nanos as f64 / 1e9);
+    }
+
+    /// An engine computed for a request; what is not known of it is not counted.
+    pub(crate) fn energy(&self, model: &str, part: EnginePart) {
+        let Some((joules, source)) = part.joules() else { return };
+        let label = bounded_label(&self.models, model);
+        self.energy.with_label_values(&[label.as_str(), source.as_str()]).inc_by(joules);
+        if let Some(cost) = part.cost() {
+            self.electricity.with_label_values(&[label.as_str()]).inc_by(cost);
+        }
     }
 
     /// A request of the inbox has ended.

@@ -21,6 +21,7 @@ use russet_crds::Money;
 use tokio::time::Instant;
 
 use crate::audit::{AuditLog, AuditUsage, CompletedRequest};
+use crate::energy::EngineUse;
 use crate::keys::Caller;
 use crate::request_id::RequestId;
 use record::OutsideAnswer;
@@ -28,7 +29,7 @@ pub use record::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, ProviderRecord,
     RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
 };
-pub(crate) use recorder::{NewAttempt, Recorder};
+pub(crate) use recorder::{EngineRecorder, NewAttempt, Recorder};
 
 /// Requests in the log: minutes of a busy gateway, and days of a quiet one. A record has a kilobyte, and at most some 30.
 pub const MAX_REQUESTS: usize = 10_000;
@@ -200,6 +201,7 @@ impl LogEntry {
         let [prompt_tokens, cached_tokens, completion_tokens] =
             [prompt_tokens, record.cached_tokens, completion_tokens].map(u64::from);
         let prompt_tokens = if record.is_count { 0 } else { prompt_tokens };
+        let EngineUse { engine_microseconds, millijoules, source, electricity } = record.engines.known();
         let usage = AuditUsage {
             prompt_tokens,
             cached_tokens,
@@ -207,6 +209,10 @@ impl LogEntry {
             kept_answer: record.cached_response_ms.is_some(),
             provider: record.outside.values().next().map(|answer| answer.provider.clone()),
             cost: cost(&record.outside, completion_tokens),
+            engine_microseconds,
+            millijoules,
+            power: source,
+            electricity,
         };
         CompletedRequest {
             request: self.id.unique.clone(),

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_crds::{RouteTask, TargetPick, Zone};
+use russet_crds::{GroupEnergy, RouteTask, TargetPick, Zone};
 
 use crate::request_defaults::RequestDefaults;
 use crate::zones::ZoneLimit;
@@ -51,6 +51,9 @@ pub struct RoutingTable {
     pub namespace_zones: Option<BTreeMap<String, String>>,
     /// What is known of Models, by namespace and name; empty until they are listed, which routing does not wait for.
     pub models: BTreeMap<(String, String), ModelDetails>,
+    /// Power of ShardGroups, by `namespace/name`; none of one whose machines nobody knows. It is no part of an [`Endpoint`],
+    /// which stays the same while it changes.
+    pub group_energy: BTreeMap<String, GroupEnergy>,
 }
 
 /// A ModelDeployment as the gateway sees it.
@@ -590,6 +593,7 @@ mod tests {
             models: BTreeMap::new(),
             providers: Vec::new(),
             namespace_zones: None,
+            group_energy: BTreeMap::new(),
             aliases: Aliases::from(vec![
                 alias("gpt-4o", "usual", &["gone", "large", "small"]),
                 alias("meta-llama/*", "llama", &["large"]),
@@ -725,6 +729,7 @@ mod tests {
             models: BTreeMap::new(),
             providers: Vec::new(),
             namespace_zones: None,
+            group_energy: BTreeMap::new(),
             deployments: vec![
                 deployment("default", "smoke"),
                 deployment("evil", "trap"),

@@ -138,7 +138,7 @@ async fn streams_outlive_certificates_and_new_connections_reload() {
             ..Default::default()
         });
         let streams = engine.streams.lock().unwrap();
-        streams[0].send(Ok(pb::GenerateEvent { event: Some(event) })).unwrap();
+        streams[0].send(Ok(pb::GenerateEvent { event: Some(event), ..Default::default() })).unwrap();
     };
     tick(1);
     assert!(stream.message().await.unwrap().is_some());

@@ -20,7 +20,7 @@ fn with_unknown_field(message: &impl prost::Message) -> Vec<u8> {
 }
 
 fn event(event: pb::generate_event::Event) -> GenerationEvent {
-    let bytes = with_unknown_field(&pb::GenerateEvent { event: Some(event) });
+    let bytes = with_unknown_field(&pb::GenerateEvent { event: Some(event), ..Default::default() });
     pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into()
 }
 

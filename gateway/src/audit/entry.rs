@@ -4,7 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
-use russet_crds::Money;
+use russet_crds::{Money, PowerSource};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -89,6 +89,18 @@ pub struct AuditUsage {
     /// What that provider's price makes of the tokens; none without a price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<Money>,
+    /// Microseconds that engines of this cluster computed for it; none where one did not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_microseconds: Option<u64>,
+    /// Thousandths of a joule that their machines drew meanwhile; none where nobody knows the watts of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub millijoules: Option<u64>,
+    /// Whether all these watts were measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<PowerSource>,
+    /// What that electricity cost; none where one of the machines has no price.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub electricity: Option<Money>,
 }
 
 /// A line, before it is signed.

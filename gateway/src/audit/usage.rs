@@ -6,7 +6,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use russet_crds::{Money, TokenPrice};
+use russet_crds::{Money, PowerSource, TokenPrice};
 
 use super::AuditError;
 use super::entry::{AuditEvent, AuditUsage, CompletedRequest};
@@ -42,6 +42,16 @@ pub struct UsageTotal {
     pub unpriced: u64,
     /// What this cluster answered would have cost that elsewhere.
     pub elsewhere: Money,
+    /// Thousandths of a joule that machines of this cluster drew for them, of those whose figure is known.
+    pub millijoules: u64,
+    /// Of these, those from watts that were measured and not declared.
+    pub measured_millijoules: u64,
+    /// What that electricity cost, where it has a price.
+    pub electricity: Money,
+    /// Requests that this cluster computed for, and nobody knows at how many joules.
+    pub unmetered: u64,
+    /// Requests of which the joules are known and the price of the electricity is not.
+    pub unpriced_electricity: u64,
 }
 
 /// What the requests of a period used.
@@ -68,13 +78,39 @@ impl UsageReport {
             cost: all.cost.plus(one.cost),
             unpriced: all.unpriced + one.unpriced,
             elsewhere: all.elsewhere.plus(one.elsewhere),
+            millijoules: all.millijoules.saturating_add(one.millijoules),
+            measured_millijoules: all.measured_millijoules.saturating_add(one.measured_millijoules),
+            electricity: all.electricity.plus(one.electricity),
+            unmetered: all.unmetered + one.unmetered,
+            unpriced_electricity: all.unpriced_electricity + one.unpriced_electricity,
         })
     }
 
     fn count(&mut self, key: Vec<String>, used: &AuditUsage, elsewhere: Option<&TokenPrice>) {
-        let AuditUsage { prompt_tokens, cached_tokens, completion_tokens, kept_answer: _, provider, cost } =
-            used;
+        let AuditUsage {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            kept_answer: _,
+            provider,
+            cost,
+            engine_microseconds: _,
+            millijoules,
+            power,
+            electricity,
+        } = used;
         let total = self.totals.entry(key).or_default();
+        let is_computed_here = provider.is_none() && prompt_tokens.saturating_add(*completion_tokens) > 0;
+        match millijoules {
+            None => total.unmetered += u64::from(is_computed_here),
+            Some(millijoules) => {
+                let measured = if *power == Some(PowerSource::Measured) { *millijoules } else { 0 };
+                total.millijoules = total.millijoules.saturating_add(*millijoules);
+                total.measured_millijoules = total.measured_millijoules.saturating_add(measured);
+                total.electricity = total.electricity.plus(electricity.unwrap_or_default());
+                total.unpriced_electricity += u64::from(electricity.is_none());
+            }
+        }
         total.requests += 1;
         total.prompt_tokens = total.prompt_tokens.saturating_add(*prompt_tokens);
         total.cached_tokens = total.cached_tokens.saturating_add(*cached_tokens);
@@ -155,6 +191,16 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn computed(usage: AuditUsage, power: PowerSource, electricity: Option<&str>) -> AuditUsage {
+        AuditUsage {
+            engine_microseconds: Some(10_000),
+            millijoules: Some(2000),
+            power: Some(power),
+            electricity: electricity.map(money),
+            ..usage
+        }
+    }
+
     #[tokio::test]
     async fn usage_is_counted_by_what_is_asked_for() {
         let folder = tempfile::tempdir().unwrap();
@@ -165,12 +211,18 @@ mod tests {
             ..tokens(10, 0, 5)
         };
         for completed in [
-            ended("default/a", "m", Some(tokens(1000, 400, 100))),
-            ended("default/a", "m", Some(tokens(1000, 0, 100))),
+            ended(
+                "default/a",
+                "m",
+                Some(computed(tokens(1000, 400, 100), PowerSource::Measured, Some("0.02"))),
+            ),
+            ended("default/a", "m", Some(computed(tokens(1000, 0, 100), PowerSource::Declared, None))),
             ended("default/a", "n", Some(away(Some("0.25")))),
             ended("", "m", Some(away(None))),
             ended("", "m", Some(AuditUsage { kept_answer: true, ..tokens(7, 0, 7) })),
             ended("", "m", None),
+            ended("", "m", Some(tokens(5, 0, 1))),
+            ended("", "m", Some(tokens(0, 0, 0))),
         ] {
             log.completed(completed);
         }
@@ -190,13 +242,18 @@ mod tests {
             cached_tokens: 400,
             completion_tokens: 200,
             elsewhere: money("0.00792"),
+            millijoules: 4000,
+            measured_millijoules: 2000,
+            electricity: money("0.02"),
+            unpriced_electricity: 1,
             ..UsageTotal::default()
         };
         assert_eq!(report.totals[&key("default/a", "m")], expected);
         assert_eq!(report.totals[&key("default/a", "n")].cost, money("0.25"));
         let unpriced = report.totals[&key("-", "m")];
-        assert_eq!((unpriced.unpriced, unpriced.cost, unpriced.elsewhere), (1, Money::ZERO, Money::ZERO));
-        assert_eq!(report.total().requests, 4);
+        // What a provider or nobody computed needs no figure.
+        assert_eq!((unpriced.unpriced, unpriced.cost, unpriced.unmetered), (1, Money::ZERO, 1));
+        assert_eq!((report.total().requests, report.total().unmetered), (6, 1));
         let by_provider = read(&[UsageField::Provider], None);
         let names: Vec<&str> = by_provider.totals.keys().map(|key| key[0].as_str()).collect();
         assert_eq!((names, by_provider.total().elsewhere), (vec!["default/p", "here"], Money::ZERO));

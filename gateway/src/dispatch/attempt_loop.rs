@@ -27,6 +27,7 @@ use super::answer_stream::AnswerStream;
 use super::attempts::{Attempts, ends_engines, interrupted, overloaded, resume_mismatch};
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
+use super::engine_meter::EngineMeter;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
 use super::pending_request::{PendingRequest, RequestKind};
 use super::pooling_call::PoolingReply;
@@ -418,17 +419,20 @@ impl<'a> AttemptLoop<'a> {
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
     ) -> Result<Opened, AttemptError> {
+        let mut meter = self.meter(endpoint);
         let PendingRequest { request, asked, deadline, kind, prompt_field, .. } = &mut *self.request;
         let opened = match kind {
             RequestKind::Text => {
-                let opened = self.open_stream(deployment, (endpoint, adapter), isolation).await?;
+                let opened = self.open_stream(deployment, (endpoint, adapter), isolation, meter).await?;
                 return Ok(Opened::Stream(Box::new(opened)));
             }
             RequestKind::Load => return Ok(Opened::Loaded),
             RequestKind::Pooled(pooling) => {
                 let milliseconds = request.deadline_milliseconds;
                 let call = pooling.send(self.dispatcher, deployment, endpoint, *deadline, milliseconds);
-                Opened::Pooled(within(isolation, Box::pin(call)).await?)
+                let reply = within(isolation, Box::pin(call)).await?;
+                meter.answered(reply.engine_microseconds());
+                Opened::Pooled(reply)
             }
             RequestKind::TokenCount => {
                 deployment.defaults.complete(request, asked);
@@ -450,12 +454,20 @@ impl<'a> AttemptLoop<'a> {
         Ok(opened)
     }
 
+    /// Reads what the engine at this endpoint computes for the request.
+    fn meter(&self, endpoint: &Endpoint) -> EngineMeter {
+        let power = self.table.borrow().group_energy.get(&endpoint.group).copied();
+        let PendingRequest { model, recorder, .. } = &*self.request;
+        EngineMeter::new(self.dispatcher.metrics.clone(), model.clone(), recorder.of_engine(), power)
+    }
+
     /// Opens a stream to the endpoint and reads it up to the first event that the client sees.
     async fn open_stream(
         &mut self,
         deployment: &Deployment,
         (endpoint, adapter): (&Endpoint, &str),
         isolation: &mut Option<Isolation>,
+        meter: EngineMeter,
     ) -> Result<OpenedStream, AttemptError> {
         let PendingRequest {
             request,
@@ -485,7 +497,7 @@ impl<'a> AttemptLoop<'a> {
         prompt_state.send_modify(|state| state.preparing = true);
         let opened = within(isolation, Box::pin(opening)).await;
         prompt_state.send_modify(|state| state.preparing = false);
-        let mut stream = opened?;
+        let mut stream = opened?.metered(meter);
         recorder.prepared();
         if let Some(isolation) = isolation {
             isolation.queued();

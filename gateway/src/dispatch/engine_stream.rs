@@ -8,7 +8,7 @@ use futures::FutureExt as _;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::{GenerateEvent, GenerateRequest};
 use russet_rpc::tls::CONNECT_TIMEOUT;
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -18,6 +18,7 @@ use tonic::transport::Channel;
 
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
+use super::engine_meter::EngineMeter;
 use crate::backends::InFlightGuard;
 use crate::demand::ActiveRequest;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
@@ -62,6 +63,8 @@ pub(super) struct EngineStream {
     closing: CancellationToken,
     active: ActiveRequest,
     in_flight: InFlightGuard,
+    /// What it computes for the request.
+    meter: Option<EngineMeter>,
 }
 
 impl EngineStream {
@@ -94,7 +97,13 @@ impl EngineStream {
             closing: dispatcher.closing.clone(),
             active,
             in_flight,
+            meter: None,
         })
+    }
+
+    /// The same, with what reads how long it computes for the request.
+    pub(super) fn metered(self, meter: EngineMeter) -> Self {
+        Self { meter: Some(meter), ..self }
     }
 
     /// The next `Started`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
@@ -113,7 +122,13 @@ impl EngineStream {
         };
         self.last_event_at = Instant::now();
         let event = match event {
-            Ok(Ok(Some(event))) => GenerationEvent::from(event),
+            Ok(Ok(Some(event))) => {
+                let event = EngineEvent::from(event);
+                if let Some(meter) = &mut self.meter {
+                    meter.read(&event);
+                }
+                event.event
+            }
             Ok(Ok(None)) => return Err(self.lost(truncated_message(&self.endpoint))),
             Ok(Err(status)) => return Err(attempt_error(&self.endpoint, &status, self.work())),
             Err(_) => {

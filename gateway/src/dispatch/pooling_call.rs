@@ -39,6 +39,14 @@ impl PoolingReply {
         };
         tokens.iter().fold(0, |sum: u32, tokens| sum.saturating_add(*tokens))
     }
+
+    /// Microseconds that its engine computed; none from one that does not count them.
+    pub(super) fn engine_microseconds(&self) -> Option<u64> {
+        match self {
+            Self::Embed(reply) => reply.engine_microseconds,
+            Self::Rerank(reply) => reply.engine_microseconds,
+        }
+    }
 }
 
 impl PoolingRequest {

@@ -101,26 +101,38 @@ pub(super) struct UsageRecord {
     pub(super) prompt_tokens: u64,
     pub(super) completion_tokens: u64,
     pub(super) cost: Option<Money>,
+    /// Thousandths of a joule of machines of this cluster.
+    #[serde(default)]
+    pub(super) millijoules: Option<u64>,
+    /// What that electricity cost.
+    #[serde(default)]
+    pub(super) electricity: Option<Money>,
+}
+
+/// What is known of two, where one may not be known.
+fn known<T>(one: Option<T>, other: Option<T>, plus: impl FnOnce(T, T) -> T) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(plus(one, other)),
+        (one, other) => one.or(other),
+    }
 }
 
 impl UsageRecord {
     pub(super) fn plus(self, other: Self) -> Self {
-        let cost = match (self.cost, other.cost) {
-            (Some(one), Some(other)) => Some(one.plus(other)),
-            (one, other) => one.or(other),
-        };
         Self {
             prompt_tokens: self.prompt_tokens + other.prompt_tokens,
             completion_tokens: self.completion_tokens + other.completion_tokens,
-            cost,
+            cost: known(self.cost, other.cost, Money::plus),
+            millijoules: known(self.millijoules, other.millijoules, u64::saturating_add),
+            electricity: known(self.electricity, other.electricity, Money::plus),
         }
     }
 }
 
 impl From<AuditUsage> for UsageRecord {
     fn from(usage: AuditUsage) -> Self {
-        let AuditUsage { prompt_tokens, completion_tokens, cost, .. } = usage;
-        Self { prompt_tokens, completion_tokens, cost }
+        let AuditUsage { prompt_tokens, completion_tokens, cost, millijoules, electricity, .. } = usage;
+        Self { prompt_tokens, completion_tokens, cost, millijoules, electricity }
     }
 }
 

@@ -112,8 +112,14 @@ fn step_status(spec: &PipelineStep, step: &StepRecord) -> StepStatus {
 }
 
 fn used(usage: UsageRecord) -> Option<StepUsage> {
-    let UsageRecord { prompt_tokens, completion_tokens, cost } = usage;
-    (usage != UsageRecord::default()).then_some(StepUsage { prompt_tokens, completion_tokens, cost })
+    let UsageRecord { prompt_tokens, completion_tokens, cost, millijoules, electricity } = usage;
+    (usage != UsageRecord::default()).then_some(StepUsage {
+        prompt_tokens,
+        completion_tokens,
+        cost,
+        millijoules,
+        electricity,
+    })
 }
 
 fn with_conditions(

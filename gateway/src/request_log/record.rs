@@ -9,6 +9,8 @@ use russet_crds::{TokenPrice, Zone};
 use russet_wire::event::Usage;
 use serde::{Deserialize, Serialize};
 
+use crate::energy::EngineTotal;
+
 /// A word that is not ours alone, such as an error code: another release may have more.
 pub type Word = Cow<'static, str>;
 
@@ -73,6 +75,9 @@ pub struct RequestRecord {
     /// Answers of providers, by the number of the response.
     #[serde(skip)]
     pub(super) outside: BTreeMap<u32, OutsideAnswer>,
+    /// What engines computed for it.
+    #[serde(skip)]
+    pub(super) engines: EngineTotal,
     /// Whether an engine's words may quote the request, so that an error that repeats them is left out.
     #[serde(skip)]
     pub(super) quoted: bool,

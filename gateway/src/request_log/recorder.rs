@@ -14,6 +14,7 @@ use super::{
     RequestEnd, RequestOutcome, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
 };
 use crate::audit::AuditLog;
+use crate::energy::EnginePart;
 use crate::error::GatewayError;
 use crate::keys::Quota;
 use crate::routes::{
@@ -48,6 +49,19 @@ impl Drop for RunningRequest {
         end(&mut entry.record.lock(), entry.elapsed_ms(), RequestEnd::ClientLeft);
         if let Some(audit) = audit {
             audit.completed(entry.completed());
+        }
+    }
+}
+
+/// Writes what one engine computed for a request.
+pub(crate) struct EngineRecorder(Option<Arc<RunningRequest>>);
+
+impl EngineRecorder {
+    /// The engine has done so much, and does no more.
+    pub(crate) fn computed(&self, part: EnginePart) {
+        if let Some(request) = &self.0 {
+            let RunningRequest(entry, _) = &**request;
+            entry.record.lock().engines.add(part);
         }
     }
 }
@@ -88,6 +102,11 @@ impl Recorder {
     /// Whether another response to the same request counts the prompt.
     pub(crate) fn repeats_prompt(&self) -> bool {
         self.repeats_prompt
+    }
+
+    /// Writes what an engine computes for it, until after the response.
+    pub(crate) fn of_engine(&self) -> EngineRecorder {
+        EngineRecorder(self.request.clone())
     }
 
     fn write(&self, change: impl FnOnce(&mut RequestRecord, f64)) {

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelProvider, ModelRoute, ShardGroup,
-    WeightQuantization, names,
+    Adapter, Autoscaling, KvCapacity, Model, ModelDeployment, ModelProvider, ModelRoute, PowerSource,
+    ShardGroup, WeightQuantization, names,
 };
 
 use crate::request_defaults::RequestDefaults;
@@ -34,11 +34,15 @@ impl RoutingTable {
         // deployment's request.
         let mut planned: BTreeMap<(String, String), u32> = BTreeMap::new();
         let mut memory: BTreeMap<(String, String), u64> = BTreeMap::new();
+        let mut group_energy = BTreeMap::new();
         for group in groups {
             let key = (group.namespace().unwrap_or_default(), group.spec.deployment_ref.name.clone());
             let tokens = planned.entry(key.clone()).or_insert(u32::MAX);
             *tokens = (*tokens).min(group.spec.plan.context_tokens);
             if let Some(endpoint) = endpoint(group) {
+                let energy = group.status.as_ref().and_then(|status| status.energy);
+                let known = energy.filter(|energy| energy.source != PowerSource::Unknown);
+                group_energy.extend(known.map(|energy| (endpoint.group.clone(), energy)));
                 let reserved = group.spec.plan.members.iter().map(|member| member.reserved_bytes());
                 let bytes = memory.entry(key.clone()).or_default();
                 *bytes = reserved.fold(*bytes, u64::saturating_add);
@@ -97,7 +101,7 @@ impl RoutingTable {
         aliases.sort_by_cached_key(|alias| {
             (alias.namespace != DEFAULT_NAMESPACE, alias.route.clone(), alias.pattern.clone())
         });
-        Self { synced: true, deployments, aliases: Aliases::from(aliases), ..Self::default() }
+        Self { synced: true, deployments, group_energy, aliases: Aliases::from(aliases), ..Self::default() }
     }
 
     /// The same with what is known of these Models.

@@ -21,7 +21,7 @@ use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
 use russet_rpc::tls::{self, Protocol, TlsFiles};
-use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
+use russet_wire::event::{Delta, EngineEvent, FinishReason, GenerationEvent, Usage};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -46,6 +46,8 @@ pub fn limits() -> DispatchLimits {
 #[derive(Clone)]
 pub enum ScriptStep {
     Say(GenerationEvent),
+    /// From now on it says that it has computed for so many microseconds.
+    Compute(u64),
     /// Prepares the prompt until the request is cancelled: the response does not begin. Only as the first step.
     Prepare,
     /// Prepares the prompt until the token is cancelled. Only as the first step.
@@ -241,24 +243,28 @@ impl Drop for RunningSlot {
 type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl ScriptedService {
-    /// Follows the steps of a chat with this text; returns the failure among them.
-    async fn script(&self, content: String) -> Result<Option<pb::Failed>, Status> {
+    /// Follows the steps of a chat with this text; returns the failure among them, and how long it computed.
+    async fn script(&self, content: String) -> Result<(Option<pb::Failed>, Option<u64>), Status> {
         let message = pb::Message { role: "user".into(), content, ..pb::Message::default() };
         let request = pb::GenerateRequest { messages: vec![message], ..pb::GenerateRequest::default() };
         let steps = (self.steps)(&request);
         self.received.lock().unwrap().push(request);
         self.running.send_modify(|running| *running += 1);
         let _slot = RunningSlot(self.running.clone());
+        let mut computed = None;
         for step in steps {
             match step {
-                ScriptStep::Say(GenerationEvent::Failed(failure)) => return Ok(Some(failure.into())),
+                ScriptStep::Say(GenerationEvent::Failed(failure)) => {
+                    return Ok((Some(failure.into()), computed));
+                }
                 ScriptStep::Say(_) => {}
+                ScriptStep::Compute(microseconds) => computed = Some(microseconds),
                 ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
                 ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                 ScriptStep::Break(code, message) => return Err(Status::new(code, message)),
             }
         }
-        Ok(None)
+        Ok((None, computed))
     }
 }
 
@@ -320,9 +326,15 @@ impl Service for ScriptedService {
             Some(pb::embed_input::Input::Text(text)) => Some(text.clone()),
             _ => None,
         });
-        let failed = self.script(first.unwrap_or_default()).await?;
+        let (failed, engine_microseconds) = self.script(first.unwrap_or_default()).await?;
         let values = lengths.iter().flat_map(vector).flat_map(f32::to_le_bytes).collect();
-        Ok(Response::new(pb::EmbedReply { failed, dimensions, values, prompt_tokens: lengths }))
+        Ok(Response::new(pb::EmbedReply {
+            failed,
+            dimensions,
+            values,
+            prompt_tokens: lengths,
+            engine_microseconds,
+        }))
     }
 
     /// The length of each document as its score, behind the steps of a chat with the query.
@@ -330,8 +342,8 @@ impl Service for ScriptedService {
         let pb::RerankRequest { query, documents, .. } = request.into_inner();
         let lengths: Vec<u32> = documents.iter().map(|document| document.len() as u32).collect();
         let scores = lengths.iter().map(|length| *length as f32 / 100.0).collect();
-        let failed = self.script(query).await?;
-        Ok(Response::new(pb::RerankReply { failed, scores, prompt_tokens: lengths }))
+        let (failed, engine_microseconds) = self.script(query).await?;
+        Ok(Response::new(pb::RerankReply { failed, scores, prompt_tokens: lengths, engine_microseconds }))
     }
 
     /// The bytes of all messages as their tokens, behind the steps of a chat.
@@ -343,7 +355,7 @@ impl Service for ScriptedService {
         let prompt_tokens = request.messages.iter().map(|message| message.content.len() as u32).sum();
         let first = request.messages.first().map(|message| message.content.clone()).unwrap_or_default();
         self.received.lock().unwrap().push(request);
-        let failed = self.script(first).await?;
+        let (failed, _) = self.script(first).await?;
         Ok(Response::new(pb::CountTokensReply { failed, prompt_tokens }))
     }
 
@@ -366,9 +378,11 @@ impl Service for ScriptedService {
         }
         Ok(Response::new(Box::pin(async_stream::stream! {
             let _slot = slot;
+            let mut engine_microseconds = None;
             for step in steps {
                 match step {
-                    ScriptStep::Say(event) => yield Ok(event.into()),
+                    ScriptStep::Say(event) => yield Ok(EngineEvent { event, engine_microseconds }.into()),
+                    ScriptStep::Compute(microseconds) => engine_microseconds = Some(microseconds),
                     ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
                     ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                     ScriptStep::Break(code, message) => {

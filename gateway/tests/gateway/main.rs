@@ -11,6 +11,7 @@ mod batches;
 mod body_paths;
 mod budgets;
 mod cluster;
+mod energy;
 mod errors;
 mod failures;
 mod harness;

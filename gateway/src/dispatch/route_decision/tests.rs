@@ -44,6 +44,7 @@ fn table() -> RoutingTable {
         models: BTreeMap::new(),
         providers: Vec::new(),
         namespace_zones: None,
+        group_energy: BTreeMap::new(),
         deployments: vec![
             deployment("up", DeploymentState::Ready, &["1", "2"]),
             deployment("late", DeploymentState::Working("copying".into()), &["3"]),
