@@ -1,22 +1,31 @@
-//! `russet cost`: what requests used, and what it cost, from the audit log of a gateway. It reads files of this machine; a
-//! cluster is asked for the price that --against names, and for nothing else.
+//! `russet cost`: what requests used, and what it cost, from the audit log of a gateway. It reads files of this machine, and
+//! asks a cluster for the price that --against names and for what its machines cost. Not here: what is shown (`text`), and
+//! what machines cost (`machines`).
+
+mod machines;
+mod text;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use kube::Api;
-use russet_crds::{ModelProvider, Money, TokenPrice};
-use russet_gateway::audit::{AuditPeriod, UsageField, UsageReport, UsageTotal, usage};
+use kube::api::ListParams;
+use russet_crds::{InferenceNode, ModelProvider, Money, TokenPrice};
+use russet_gateway::audit::{AuditPeriod, UsageField, usage};
 use russet_gateway::routes::Provider;
-use serde_json::{Value, json};
 
 use crate::client::Connection;
 use crate::data_dir::DataDir;
-use crate::get::format_table;
 use crate::stdout::{out, outln};
 use crate::time_span;
+use machines::{MachineCosts, machine_costs};
+use text::CostReport;
+
+/// How long the cluster may take to say what its machines cost: the table needs it no more than that.
+const MACHINES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Arguments of `russet cost`.
 #[derive(clap::Args)]
@@ -105,13 +114,26 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     let fields: Vec<UsageField> = by.iter().map(|field| field.usage_field()).collect();
     let period = AuditPeriod { since: Some(since), until };
-    let report = usage(&folder, &period, &fields, &TimeZone::system(), elsewhere.as_ref())?;
+    let usage = usage(&folder, &period, &fields, &TimeZone::system(), elsewhere.as_ref())?;
+    let now = Timestamp::now();
+    let machines = ask_machines(&connection, since, until.map_or(now, |until| until.min(now))).await;
+    let report = CostReport { usage, by, is_compared: elsewhere.is_some(), machines };
     if json {
-        outln!("{}", as_json(&report, &by, elsewhere.is_some()))?;
+        outln!("{}", report.as_json())?;
     } else {
-        out!("{}", shown(&report, &by, elsewhere.is_some()))?;
+        out!("{}", report.shown())?;
     }
     Ok(())
+}
+
+/// What the machines of the cluster cost in a period; `None` where nobody can be asked.
+async fn ask_machines(connection: &Connection, since: Timestamp, until: Timestamp) -> Option<MachineCosts> {
+    let asked = async {
+        let api: Api<InferenceNode> = Api::all(connection.client_without_retry().await?);
+        anyhow::Ok(api.list(&ListParams::default()).await?.items)
+    };
+    let nodes = tokio::time::timeout(MACHINES_TIMEOUT, asked).await.ok()?.ok()?;
+    Some(machine_costs(&nodes, since, until))
 }
 
 /// The price of a provider's model.
@@ -134,138 +156,12 @@ async fn price_of(connection: &Connection, named: &str) -> Result<TokenPrice> {
     }
 }
 
-/// What a row has behind its fields.
-fn cells(total: &UsageTotal, compared: bool) -> Vec<String> {
-    let UsageTotal { requests, prompt_tokens, cached_tokens, completion_tokens, cost, unpriced, elsewhere } =
-        total;
-    let numbers = [requests, prompt_tokens, cached_tokens, completion_tokens].map(u64::to_string);
-    let unknown = if *unpriced > 0 { "+?" } else { "" };
-    let elsewhere = compared.then(|| elsewhere.to_string());
-    numbers.into_iter().chain([format!("{cost}{unknown}")]).chain(elsewhere).collect()
-}
-
-/// A report as people read it.
-fn shown(report: &UsageReport, by: &[CostField], compared: bool) -> String {
-    let heads = by.iter().map(|field| field.name().to_uppercase());
-    let columns = ["REQUESTS", "PROMPT", "CACHED", "ANSWER", "COST"].map(str::to_owned);
-    let head: Vec<String> = heads.chain(columns).chain(compared.then(|| "ELSEWHERE".to_owned())).collect();
-    let mut rows = vec![head];
-    for (key, total) in &report.totals {
-        rows.push(key.iter().cloned().chain(cells(total, compared)).collect());
-    }
-    let all = report.total();
-    if report.totals.len() > 1 {
-        let names = by.iter().enumerate().map(|(index, _)| if index == 0 { "all" } else { "" }.to_owned());
-        rows.push(names.chain(cells(&all, compared)).collect());
-    }
-    let mut text = format_table(&rows);
-    let UsageReport { totals, kept_answers, uncounted, lost } = report;
-    let mut notes = Vec::new();
-    if totals.is_empty() {
-        notes.push("No request of the period used a token.".to_owned());
-    } else if compared {
-        notes.push(format!(
-            "Providers cost {}. What was answered here would have cost {} there; electricity and hardware are not counted.",
-            all.cost, all.elsewhere
-        ));
-    } else {
-        notes.push("COST is what providers cost; electricity and hardware are not counted.".to_owned());
-    }
-    for (what, count) in [
-        ("Answers of providers without a price, not in COST", all.unpriced),
-        ("Requests that got an answer which was kept, not in the table", *kept_answers),
-        ("Requests of an earlier release, which did not write what they used", *uncounted),
-        ("Entries of the log that could not be written", *lost),
-    ] {
-        if count > 0 {
-            notes.push(format!("{what}: {count}."));
-        }
-    }
-    text += &format!("\n{}\n", notes.join("\n"));
-    text
-}
-
-/// A report for programs.
-fn as_json(report: &UsageReport, by: &[CostField], compared: bool) -> Value {
-    let row = |key: &[String], total: &UsageTotal| {
-        let UsageTotal {
-            requests,
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            cost,
-            unpriced,
-            elsewhere,
-        } = total;
-        let mut row = json!({
-            "requests": requests, "promptTokens": prompt_tokens, "cachedTokens": cached_tokens,
-            "completionTokens": completion_tokens, "cost": cost, "unpricedRequests": unpriced,
-        });
-        if compared {
-            row["elsewhere"] = json!(elsewhere);
-        }
-        for (field, value) in by.iter().zip(key) {
-            row[field.name()] = value.as_str().into();
-        }
-        row
-    };
-    let UsageReport { totals, kept_answers, uncounted, lost } = report;
-    let rows: Vec<Value> = totals.iter().map(|(key, total)| row(key, total)).collect();
-    json!({
-        "rows": rows, "total": row(&[], &report.total()), "keptAnswers": kept_answers, "uncountedRequests": uncounted,
-        "lostEntries": lost,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn money(text: &str) -> Money {
         text.parse().unwrap()
-    }
-
-    fn report() -> UsageReport {
-        let here = UsageTotal {
-            requests: 2,
-            prompt_tokens: 2000,
-            cached_tokens: 400,
-            completion_tokens: 200,
-            elsewhere: money("2.50"),
-            ..UsageTotal::default()
-        };
-        let away = UsageTotal { requests: 1, cost: money("0.25"), unpriced: 1, ..UsageTotal::default() };
-        let key = |key: &str, model: &str| vec![key.to_owned(), model.to_owned()];
-        let totals = [(key("default/a", "m"), here), (key("default/a", "n"), away)].into();
-        UsageReport { totals, kept_answers: 3, uncounted: 0, lost: 1 }
-    }
-
-    #[test]
-    fn a_table_says_what_was_counted_and_what_was_not() {
-        let by = [CostField::Key, CostField::Model];
-        let text = shown(&report(), &by, true);
-        let expected = "\
-KEY         MODEL   REQUESTS   PROMPT   CACHED   ANSWER   COST     ELSEWHERE
-default/a   m       2          2000     400      200      0.00     2.50
-default/a   n       1          0        0        0        0.25+?   0.00
-all                 3          2000     400      200      0.25+?   2.50
-
-Providers cost 0.25. What was answered here would have cost 2.50 there; electricity and hardware are not counted.
-Answers of providers without a price, not in COST: 1.
-Requests that got an answer which was kept, not in the table: 3.
-Entries of the log that could not be written: 1.
-";
-        assert_eq!(text, expected);
-        let plain = shown(&report(), &by, false);
-        assert!(
-            !plain.contains("ELSEWHERE") && plain.contains("electricity and hardware are not counted"),
-            "{plain}"
-        );
-        let empty = shown(&UsageReport::default(), &by, false);
-        assert!(empty.contains("No request of the period used a token."), "{empty}");
-        let json = as_json(&report(), &by, true);
-        assert_eq!(json["rows"][0]["key"], "default/a");
-        assert_eq!((&json["total"]["cost"], &json["total"]["elsewhere"]), (&json!("0.25"), &json!("2.50")));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod delete;
 mod describe;
 mod doctor;
 mod drain;
+mod energy_text;
 mod etcd;
 mod explain;
 mod fabric;

@@ -7,6 +7,7 @@ use russet_crds::conditions::{Type, get};
 use russet_crds::{PipelineRun, StepStatus, StepUsage};
 use serde_json::Value;
 
+use crate::energy_text::watt_hours;
 use crate::get::format_table;
 
 /// Columns of one level of a JSON value.
@@ -16,11 +17,11 @@ const MIN_LINE_CHARS: usize = 20;
 
 /// The runs, one a row.
 pub fn run_table(runs: &[PipelineRun], now: Timestamp) -> String {
-    let header = ["NAME", "PIPELINE", "STEPS", "AT", "READY", "REASON", "TOKENS", "COST", "AGE"];
+    let header = ["NAME", "PIPELINE", "STEPS", "AT", "READY", "REASON", "TOKENS", "COST", "ENERGY", "AGE"];
     let rows = runs.iter().map(|run| {
         let status = run.status.clone().unwrap_or_default();
         let ready = get(&status.conditions, Type::Ready);
-        let (tokens, cost) = usage(status.usage.as_ref());
+        let [tokens, cost, energy] = usage(status.usage.as_ref());
         let created = run.metadata.creation_timestamp.as_ref();
         vec![
             run.metadata.name.clone().unwrap_or_default(),
@@ -31,6 +32,7 @@ pub fn run_table(runs: &[PipelineRun], now: Timestamp) -> String {
             ready.map(|ready| ready.reason.clone()).unwrap_or_default(),
             tokens,
             cost,
+            energy,
             created.map(|created| span(created.0, now)).unwrap_or_default(),
         ]
     });
@@ -39,9 +41,9 @@ pub fn run_table(runs: &[PipelineRun], now: Timestamp) -> String {
 
 /// The steps of a run, one a row.
 pub fn step_table(steps: &[StepStatus], now: Timestamp) -> String {
-    let header = ["STEP", "STATE", "ITEMS", "TIME", "TOKENS", "COST", "BY", "MESSAGE"];
+    let header = ["STEP", "STATE", "ITEMS", "TIME", "TOKENS", "COST", "ENERGY", "BY", "MESSAGE"];
     let rows = steps.iter().map(|step| {
-        let (tokens, cost) = usage(step.usage.as_ref());
+        let [tokens, cost, energy] = usage(step.usage.as_ref());
         vec![
             step.name.clone(),
             format!("{:?}", step.state),
@@ -49,6 +51,7 @@ pub fn step_table(steps: &[StepStatus], now: Timestamp) -> String {
             step_time(step, now).unwrap_or_default(),
             tokens,
             cost,
+            energy,
             step.decided_by.clone().unwrap_or_default(),
             step.message.clone().unwrap_or_default(),
         ]
@@ -62,12 +65,14 @@ fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     format_table(&std::iter::once(header).chain(rows).collect::<Vec<_>>())
 }
 
-/// Tokens of answers, as `russet get` has them, and the cost.
-fn usage(usage: Option<&StepUsage>) -> (String, String) {
-    let Some(StepUsage { prompt_tokens: _, completion_tokens, cost }) = usage else {
+/// Tokens of answers, as `russet get` has them, the cost, and the energy.
+fn usage(usage: Option<&StepUsage>) -> [String; 3] {
+    let Some(StepUsage { prompt_tokens: _, completion_tokens, cost, millijoules, electricity: _ }) = usage
+    else {
         return Default::default();
     };
-    (completion_tokens.to_string(), cost.map(|cost| cost.to_string()).unwrap_or_default())
+    let cost = cost.map(|cost| cost.to_string()).unwrap_or_default();
+    [completion_tokens.to_string(), cost, millijoules.map(watt_hours).unwrap_or_default()]
 }
 
 /// How long a step took, or has taken by `now`.
@@ -216,7 +221,8 @@ mod tests {
 
     fn used(cost: Option<&str>) -> Option<StepUsage> {
         let cost = cost.map(|cost| cost.parse().unwrap());
-        Some(StepUsage { prompt_tokens: 900, completion_tokens: 120, cost })
+        let millijoules = cost.map(|_| 9_000_000);
+        Some(StepUsage { prompt_tokens: 900, completion_tokens: 120, cost, millijoules, electricity: None })
     }
 
     #[test]
@@ -234,8 +240,8 @@ mod tests {
         set(&mut status.conditions, Type::Ready, false, Reason::Running, "", None, time(0));
         run.status = Some(status);
         let expected = "\
-NAME       PIPELINE   STEPS   AT     READY   REASON    TOKENS   COST   AGE
-digest-1   digest     1/3     send   False   Running   120      0.25   90s
+NAME       PIPELINE   STEPS   AT     READY   REASON    TOKENS   COST   ENERGY     AGE
+digest-1   digest     1/3     send   False   Running   120      0.25   2.500 Wh   90s
 new        digest
 ";
         assert_eq!(run_table(&[run, PipelineRun::new("new", spec)], time(90)), expected);
@@ -262,9 +268,9 @@ new        digest
             step("note", StepState::Pending),
         ];
         let expected = "\
-STEP    STATE     ITEMS   TIME   TOKENS   COST   BY    MESSAGE
-draft   Done      3/3     30s    120      0.10
-send    Running           60s    120             ann   the address answers\\u{7} 500
+STEP    STATE     ITEMS   TIME   TOKENS   COST   ENERGY     BY    MESSAGE
+draft   Done      3/3     30s    120      0.10   2.500 Wh
+send    Running           60s    120                        ann   the address answers\\u{7} 500
 note    Pending
 ";
         assert_eq!(step_table(&steps, time(90)), expected);
