@@ -36,13 +36,14 @@ const UNSEEN_QUERIES: [&str; 5] =
     ];
 
 /// Documented metrics that this cluster does not show.
-const UNSEEN_METRICS: [&str; 24] = [
+const UNSEEN_METRICS: [&str; 27] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
     // Simulated Macs report neither load nor temperature.
     "russet_node_gpu_active_ratio",
     "russet_node_power_watts",
+    "russet_node_energy_joules_total",
     "russet_node_temperature_celsius",
     "russet_node_swap_used_bytes",
     // Nothing is plugged into the machines' ports.
@@ -65,6 +66,9 @@ const UNSEEN_METRICS: [&str; 24] = [
     "russet_gateway_budget_request_total",
     "russet_gateway_provider_request_total",
     "russet_gateway_provider_cost_total",
+    // No node says what it draws.
+    "russet_gateway_energy_joules_total",
+    "russet_gateway_electricity_cost_total",
     // A request is held only if it arrives before its model is ready.
     "russet_gateway_request_queue_time_seconds",
 ];

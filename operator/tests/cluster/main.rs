@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where its world is not as it says")]
 
 mod copies;
+mod energy;
 mod harness;
 mod joining;
 mod pipeline_approvals;

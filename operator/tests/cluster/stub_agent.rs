@@ -13,8 +13,8 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    CopyMode, ENGINE_OPTIONS, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard,
-    ShardStatus, names,
+    CopyMode, ENGINE_OPTIONS, InferenceNode, MeasuredPower, ModelCopy, ModelCopyStatus, NodeMemory,
+    Rendezvous, Shard, ShardStatus, names,
 };
 use russet_model::adapter::AdapterShape;
 use russet_model::shape::ModelShape;
@@ -44,6 +44,8 @@ struct AgentControls {
     refusals: AtomicUsize,
     /// Bytes that models may take on its disk; unlimited if `None`.
     disk: Mutex<Option<u64>>,
+    /// Power that it measured, if it did.
+    power: Mutex<Option<MeasuredPower>>,
     /// The source stalls after the first byte of a model.
     stuck: AtomicBool,
 }
@@ -55,7 +57,7 @@ struct AgentLoop {
     shared: Arc<AgentControls>,
     /// Granted bytes, by the Shard's UID.
     granted: BTreeMap<String, u64>,
-    reported: Option<(u64, Option<u64>)>,
+    reported: Option<(u64, Option<u64>, Option<MeasuredPower>)>,
     ports: u32,
 }
 
@@ -96,6 +98,11 @@ impl StubAgent {
     /// Limits the bytes that models may take on its disk.
     pub fn limit_disk(&self, bytes: u64) {
         *self.shared.disk.lock() = Some(bytes);
+    }
+
+    /// It measures this power of its machine.
+    pub fn measure_power(&self, power: MeasuredPower) {
+        *self.shared.power.lock() = Some(power);
     }
 
     /// Sets whether the source stalls after the first byte of a model.
@@ -148,8 +155,8 @@ impl AgentLoop {
 
     async fn node(&mut self) {
         let granted = self.granted.values().sum();
-        let disk = *self.shared.disk.lock();
-        if self.reported == Some((granted, disk)) {
+        let (disk, power) = (*self.shared.disk.lock(), *self.shared.power.lock());
+        if self.reported == Some((granted, disk, power)) {
             return;
         }
         let api: Api<InferenceNode> = Api::all(self.client.clone());
@@ -166,12 +173,15 @@ impl AgentLoop {
                        "engineOptions": ENGINE_OPTIONS,
                        "addresses": ["127.0.0.1"], "peerPort": PEER_PORT},
         });
+        if let Some(power) = power {
+            node["status"]["energy"] = json!(power);
+        }
         if let Some(limit) = disk {
             node["status"]["disk"] =
                 json!({"totalBytes": limit, "freeBytes": limit, "modelsLimitBytes": limit});
         }
         if self.report(api.patch_status(&self.name, &apply(), &Patch::Apply(&node)).await).is_some() {
-            self.reported = Some((granted, disk));
+            self.reported = Some((granted, disk, power));
         }
     }
 
