@@ -1,6 +1,6 @@
-//! Power of this machine while engines compute and while none does, from samples of all that it draws, and what that makes in
-//! joules. Pure: samples come in with what engines did meanwhile. Not here: the samples (`machine_load`), and watts of a GPU
-//! alone, which say too little of a machine: they are a metric and nothing else.
+//! Power of this machine while engines compute and while none does, from samples of all that it draws, and what that
+//! makes in joules. Pure: samples come in with what engines did meanwhile. Not here: the samples (`machine_load`), and
+//! watts of a GPU alone, which say too little of a machine: they are a metric and nothing else.
 //!
 //! ```text
 //! engines ─heartbeats─▶ EngineActivity ─┐

@@ -1,6 +1,6 @@
-//! `russet cost`: what requests used, and what it cost, from the audit log of a gateway. It reads files of this machine, and
-//! asks a cluster for the price that --against names and for what its machines cost. Not here: what is shown (`text`), and
-//! what machines cost (`machines`).
+//! `russet cost`: what requests used, and what it cost, from the audit log of a gateway. It reads files of this
+//! machine, and asks a cluster for the price that --against names and for what its machines cost. Not here: what is
+//! shown (`text`), and what machines cost (`machines`).
 
 mod machines;
 mod text;
@@ -39,7 +39,8 @@ pub struct Arguments {
     /// What a row is for.
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["key", "model"], value_name = "FIELDS")]
     by: Vec<CostField>,
-    /// Compare what this cluster answered with the price of a provider's model: NAME/MODEL of a ModelProvider of the namespace.
+    /// Compare what this cluster answered with the price of a provider's model: NAME/MODEL of a ModelProvider of the
+    /// namespace.
     #[arg(long, value_name = "NAME/MODEL")]
     against: Option<String>,
     /// Compare with this price for a million tokens: INPUT,OUTPUT or INPUT,CACHED,OUTPUT.

@@ -1,5 +1,6 @@
-//! What requests take of engines in energy and money: the time that an engine computed for one, at the watts of its group and
-//! the price of their electricity. Pure. What is not known is not claimed: a sum with an unknown part has no figure.
+//! What requests take of engines in energy and money: the time that an engine computed for one, at the watts of its
+//! group and the price of their electricity. Pure. What is not known is not claimed: a sum with an unknown part has no
+//! figure.
 
 use russet_crds::{GroupEnergy, Money, PowerSource};
 
@@ -71,8 +72,8 @@ impl EnginePart {
 }
 
 impl EngineTotal {
-    /// Adds what another engine did, or the same one for another response. One that was lost before it answered and said
-    /// nothing adds nothing: what it computed until then is not known.
+    /// Adds what another engine did, or the same one for another response. One that was lost before it answered and
+    /// said nothing adds nothing: what it computed until then is not known.
     pub(crate) fn add(&mut self, part: EnginePart) {
         let EnginePart { engine_microseconds, has_answered, power } = part;
         let Some(microseconds) = engine_microseconds else {

@@ -1,5 +1,5 @@
-//! What machines cost in a period, whether they are asked or not: their hardware, written off in equal parts, and what they
-//! would draw if they only waited. Pure.
+//! What machines cost in a period, whether they are asked or not: their hardware, written off in equal parts, and what
+//! they would draw if they only waited. Pure.
 
 use jiff::Timestamp;
 use russet_crds::{InferenceNode, Money};

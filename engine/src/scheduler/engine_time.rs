@@ -1,13 +1,13 @@
 //! What requests take of the engine: every batch's time, shared by the requests in it. Pure; the scheduler feeds it.
 //!
-//! Batches overlap: while one computes, the next is queued behind it. Of each counts the time since the one before it had
-//! ended, so that all of them together never count more than has passed. With several stages this is the time of the whole
-//! group, in which all of its machines draw power.
+//! Batches overlap: while one computes, the next is queued behind it. Of each counts the time since the one before it
+//! had ended, so that all of them together never count more than has passed. With several stages this is the time of
+//! the whole group, in which all of its machines draw power.
 //!
-//! Sequences that decode share a batch alike: reading the weights is nearly all of it, and draft tokens ride along. Prompts
-//! share theirs by tokens. Where both are in one batch, a token that is prefilled costs far less than one that is decoded.
-//! The sequences that decode then pay what a batch takes without prompts, as measured: at least their part by tokens, and at
-//! most as if every prompt were one more of them. The prompts pay the rest.
+//! Sequences that decode share a batch alike: reading the weights is nearly all of it, and draft tokens ride along.
+//! Prompts share theirs by tokens. Where both are in one batch, a token that is prefilled costs far less than one that
+//! is decoded. The sequences that decode then pay what a batch takes without prompts, as measured: at least their part
+//! by tokens, and at most as if every prompt were one more of them. The prompts pay the rest.
 
 use std::time::Duration;
 
@@ -46,8 +46,8 @@ impl EngineClock {
     }
 }
 
-/// The share of each part in a batch of `microseconds`; together they are all of it. `decode` is what a batch of as many
-/// decoding sequences takes without prompts, where that is known.
+/// The share of each part in a batch of `microseconds`; together they are all of it. `decode` is what a batch of as
+/// many decoding sequences takes without prompts, where that is known.
 pub(super) fn shares(microseconds: u64, parts: &[BatchPart], decode: Option<Duration>) -> Vec<u64> {
     let of = |part: &BatchPart| match part {
         BatchPart::Decode => (1, 0),

@@ -1,5 +1,5 @@
-//! What requests take of engines in joules and money: in the audit log and in metrics, also where the client leaves, another
-//! engine goes on, or an engine does not say it.
+//! What requests take of engines in joules and money: in the audit log and in metrics, also where the client leaves,
+//! another engine goes on, or an engine does not say it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
