@@ -51,7 +51,7 @@ fn answer(request: &russet_rpc::engine::GenerateRequest) -> Vec<ScriptStep> {
         Some(_) => r#"{"ok": true, "score": 8}"#.to_owned(),
         None => format!("<{prompt}>"),
     };
-    vec![started(), token(&text), finished(FinishReason::Stop)]
+    vec![started(), ScriptStep::Compute(500_000), token(&text), finished(FinishReason::Stop)]
 }
 
 impl PipelineLab {
@@ -250,6 +250,9 @@ fn chain() -> Value {
 #[tokio::test]
 async fn steps_follow_each_other_to_what_a_person_approved() {
     let lab = PipelineLab::start(answer, accept).await;
+    let mut group = group(&lab.engine, 1, 3);
+    group["status"]["energy"] = json!({"busyWatts": 100, "source": "Declared", "pricePerHour": "0.036"});
+    lab.objects.apply("shardgroups", group);
     lab.object("Pipeline", "brief", chain());
     lab.run(
         "r1",
@@ -269,8 +272,15 @@ async fn steps_follow_each_other_to_what_a_person_approved() {
     assert_eq!((status["progress"].as_str(), &status["step"]), (Some("4/4"), &Value::Null));
     assert_eq!(lab.output(&status, "draft").await, draft);
     assert_eq!(lab.output(&status, "deliver").await, r#"{"id":7}"#);
-    assert_eq!(status["usage"], json!({"promptTokens": 21, "completionTokens": 9}));
-    assert_eq!(step_of(&status, "research")["usage"], json!({"promptTokens": 7, "completionTokens": 3}));
+    // Each answer is half a second at 100 W.
+    let used = |answers: u64, electricity: &str| {
+        json!({
+            "promptTokens": 7 * answers, "completionTokens": 3 * answers, "millijoules": 50_000 * answers,
+            "electricity": electricity,
+        })
+    };
+    assert_eq!(status["usage"], used(3, "0.000015"));
+    assert_eq!(step_of(&status, "research")["usage"], used(1, "0.000005"));
     assert_eq!(step_of(&status, "deliver")["decidedBy"], "ada");
     let asked = lab.endpoint.asked();
     assert_eq!((asked.len(), &asked[0].body, asked[0].path.as_str()), (1, &sent, "/hooks/messages"));
