@@ -63,6 +63,7 @@ enum CostField {
     Model,
     Day,
     Provider,
+    Step,
 }
 
 impl CostField {
@@ -72,6 +73,7 @@ impl CostField {
             Self::Model => UsageField::Model,
             Self::Day => UsageField::Day,
             Self::Provider => UsageField::Provider,
+            Self::Step => UsageField::Step,
         }
     }
 
@@ -81,6 +83,7 @@ impl CostField {
             Self::Model => "model",
             Self::Day => "day",
             Self::Provider => "provider",
+            Self::Step => "step",
         }
     }
 }

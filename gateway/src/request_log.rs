@@ -61,19 +61,28 @@ pub(crate) struct LogEntry {
 
 /// How a request ended, for whoever sent it on the inside.
 #[derive(Clone, Default)]
-pub(crate) struct RequestOutcome(Arc<OnceLock<Arc<LogEntry>>>);
+pub(crate) struct RequestOutcome {
+    entry: Arc<OnceLock<Arc<LogEntry>>>,
+    /// `namespace/pipeline/step` of the step of a Pipeline that sends it.
+    step: Option<Arc<str>>,
+}
 
 impl RequestOutcome {
+    /// Of a request that this step of a Pipeline sends, `namespace/pipeline/step`.
+    pub(crate) fn of_step(step: &str) -> Self {
+        Self { step: Some(step.into()), ..Self::default() }
+    }
+
     /// Whether it ended with an error, if only in the middle of a stream.
     pub(crate) fn has_failed(&self) -> bool {
         let has_failed =
             |entry: &Arc<LogEntry>| matches!(entry.record.lock().end, Some(RequestEnd::Failed { .. }));
-        self.0.get().is_some_and(has_failed)
+        self.entry.get().is_some_and(has_failed)
     }
 
     /// The class of the error it ended with, and its message where that cannot quote the request.
     pub(crate) fn failure(&self) -> Option<String> {
-        match &self.0.get()?.record.lock().end {
+        match &self.entry.get()?.record.lock().end {
             Some(RequestEnd::Failed { code, message, .. }) => {
                 Some(message.clone().unwrap_or_else(|| code.to_string()))
             }
@@ -83,7 +92,7 @@ impl RequestOutcome {
 
     /// What it used so far; none before it is in the log.
     pub(crate) fn usage(&self) -> Option<AuditUsage> {
-        self.0.get()?.completed().usage
+        self.entry.get()?.completed().usage
     }
 }
 
@@ -218,6 +227,7 @@ impl LogEntry {
             request: self.id.unique.clone(),
             key: self.caller.key_name(),
             model: record.model.clone(),
+            step: record.step.as_deref().map(str::to_owned),
             zone: record.farthest.to_string(),
             outcome: outcome.to_owned(),
             usage: Some(usage),

@@ -61,6 +61,9 @@ pub struct CompletedRequest {
     pub key: Option<String>,
     /// The model as its client named it.
     pub model: String,
+    /// `namespace/pipeline/step` of the step of a Pipeline that sent it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
     /// The farthest zone that it went to.
     pub zone: String,
     /// How it ended: `finished`, `client_left`, or the code of an error.

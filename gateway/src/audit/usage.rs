@@ -1,4 +1,4 @@
-//! What the requests of an audit log used, by key, model, day and provider. The log is verified on the way, so nothing counts
+//! What the requests of an audit log used, by key, model, day, provider and step. The log is verified on the way, so nothing counts
 //! that no gateway wrote.
 
 use std::collections::BTreeMap;
@@ -23,6 +23,8 @@ pub enum UsageField {
     Day,
     /// Who answered: a ModelProvider, or this cluster.
     Provider,
+    /// The step of a Pipeline that sent it.
+    Step,
 }
 
 /// What requests used together.
@@ -161,6 +163,7 @@ fn value(
 ) -> String {
     match field {
         UsageField::Key => completed.key.clone().unwrap_or_else(|| "-".to_owned()),
+        UsageField::Step => completed.step.clone().unwrap_or_else(|| "-".to_owned()),
         UsageField::Model => completed.model.clone(),
         UsageField::Day => at.to_zoned(time_zone.clone()).date().to_string(),
         UsageField::Provider => used.provider.clone().unwrap_or_else(|| "here".to_owned()),
@@ -177,6 +180,7 @@ mod tests {
             request: "r".into(),
             key: (!key.is_empty()).then(|| key.to_owned()),
             model: model.into(),
+            step: None,
             zone: "Local".into(),
             outcome: "finished".into(),
             usage,

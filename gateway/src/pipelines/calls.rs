@@ -64,6 +64,8 @@ pub(super) enum ReplyText {
 pub(super) struct Call<'a> {
     pub(super) context: &'a PipelineContext,
     pub(super) run: &'a RunRecord,
+    /// The name of the step.
+    pub(super) step: &'a str,
     /// What is sent as `Idempotency-Key`.
     pub(super) key: &'a str,
     /// Whether the run is still this gateway's.
@@ -102,7 +104,8 @@ impl Call<'_> {
     async fn ask(self, path: &str, body: &Value) -> Result<(Value, UsageRecord), CallError> {
         let offline = &self.context.offline;
         let caller = self.caller()?;
-        let outcome = RequestOutcome::default();
+        let RunRecord { namespace, pipeline_name, .. } = self.run;
+        let outcome = RequestOutcome::of_step(&format!("{namespace}/{pipeline_name}/{}", self.step));
         let mut extensions = Extensions::new();
         extensions.insert(InboxRequest);
         extensions.insert(outcome.clone());

@@ -362,7 +362,7 @@ impl PipelineRunner {
                 if has_failed.load(Ordering::Acquire) {
                     return (at, None);
                 }
-                let call = Call { context, run, key: &key, lease };
+                let call = Call { context, run, step: &spec.name, key: &key, lease };
                 (at, Some(perform(call, &action, policy).await))
             })
             .buffer_unordered(spec.parallel.max(1) as usize);
@@ -472,8 +472,13 @@ impl PipelineRunner {
                         let timeout = Duration::from_secs(spec.timeout_seconds.into());
                         let policy = RetryPolicy { retries: spec.retries, timeout, schema: &schema };
                         let key = self.record.idempotency_key(index, at, "/undo");
-                        let call =
-                            Call { context: &self.context, run: &self.record, key: &key, lease: &self.lease };
+                        let call = Call {
+                            context: &self.context,
+                            run: &self.record,
+                            step: &spec.name,
+                            key: &key,
+                            lease: &self.lease,
+                        };
                         perform(call, &Action::Http(action), policy).await.map(drop)
                     }
                     Err(error) => Err(StepError::Failed(error.to_string())),

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use russet_crds::{TokenPrice, Zone};
 use russet_wire::event::Usage;
@@ -75,6 +76,9 @@ pub struct RequestRecord {
     /// Answers of providers, by the number of the response.
     #[serde(skip)]
     pub(super) outside: BTreeMap<u32, OutsideAnswer>,
+    /// `namespace/pipeline/step` of the step of a Pipeline that sent it.
+    #[serde(skip)]
+    pub(super) step: Option<Arc<str>>,
     /// What engines computed for it.
     #[serde(skip)]
     pub(super) engines: EngineTotal,

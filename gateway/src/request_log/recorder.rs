@@ -88,7 +88,8 @@ impl Recorder {
     pub(crate) fn report_to(&self, outcome: &RequestOutcome) {
         if let Some(request) = &self.request {
             // A request has one.
-            let _ = outcome.0.set(request.0.clone());
+            let _ = outcome.entry.set(request.0.clone());
+            request.0.record.lock().step = outcome.step.clone();
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use russet_gateway::GatewayConfig;
+use russet_gateway::audit::{AuditPeriod, UsageField, usage};
 use russet_gateway::response_store::ResponseStoreConfig;
 use russet_wire::event::FinishReason;
 use serde_json::{Value, json};
@@ -281,6 +282,20 @@ async fn steps_follow_each_other_to_what_a_person_approved() {
     };
     assert_eq!(status["usage"], used(3, "0.000015"));
     assert_eq!(step_of(&status, "research")["usage"], used(1, "0.000005"));
+    let audit = lab.folder.path().join("audit");
+    let logged = async {
+        loop {
+            let (period, zone) = (AuditPeriod::default(), jiff::tz::TimeZone::UTC);
+            let logged = usage(&audit, &period, &[UsageField::Step], &zone, None).unwrap();
+            if logged.total().requests == 3 {
+                return logged.totals;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let logged = tokio::time::timeout(TEST_TIMEOUT, logged).await.expect("three requests in the audit log");
+    let draft = &logged[&vec!["default/brief/draft".to_owned()]];
+    assert_eq!((draft.requests, draft.millijoules, draft.unmetered), (1, 50_000, 0));
     assert_eq!(step_of(&status, "deliver")["decidedBy"], "ada");
     let asked = lab.endpoint.asked();
     assert_eq!((asked.len(), &asked[0].body, asked[0].path.as_str()), (1, &sent, "/hooks/messages"));
