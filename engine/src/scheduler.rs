@@ -487,14 +487,16 @@ impl Scheduler {
         let microseconds = self.engine_clock.count(began, ended);
         let decoding = parts.iter().filter(|part| **part == BatchPart::Decode).count();
         let decode = self.speculation.cost_model.decode_time(decoding as u32);
+        let mut charged: u64 = 0;
         for (admission_id, share) in admissions.iter().zip(shares(microseconds, parts, decode)) {
             let mut requests = self.running.iter_mut().chain(self.waiting.iter_mut());
-            let request = requests.find(|request| request.admission_id == *admission_id);
-            self.metrics.record_engine_time(share, request.is_some());
-            if let Some(request) = request {
+            if let Some(request) = requests.find(|request| request.admission_id == *admission_id) {
                 request.sink.charge(share);
+                charged = charged.saturating_add(share);
             }
         }
+        self.metrics.record_engine_time(charged, true);
+        self.metrics.record_engine_time(microseconds.saturating_sub(charged), false);
     }
 
     /// Takes the sampled tokens of a running request; returns how it ended, if it did.

@@ -28,6 +28,8 @@ const UNSEEN_QUERIES: [&str; 5] =
     [
         "russet_modeldeployment_predicted_tokens_per_second",
         "russet_modeldeployment_predicted_total_tokens_per_second",
+        // Simulated Macs measure no power.
+        "russet_node_power_watts",
         // Nothing leaves.
         "russet_gateway_provider_request_total",
         "russet_gateway_provider_cost_total",
@@ -36,7 +38,7 @@ const UNSEEN_QUERIES: [&str; 5] =
     ];
 
 /// Documented metrics that this cluster does not show.
-const UNSEEN_METRICS: [&str; 27] = [
+const UNSEEN_METRICS: [&str; 25] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
@@ -66,9 +68,6 @@ const UNSEEN_METRICS: [&str; 27] = [
     "russet_gateway_budget_request_total",
     "russet_gateway_provider_request_total",
     "russet_gateway_provider_cost_total",
-    // No node says what it draws.
-    "russet_gateway_energy_joules_total",
-    "russet_gateway_electricity_cost_total",
     // A request is held only if it arrives before its model is ready.
     "russet_gateway_request_queue_time_seconds",
 ];
@@ -149,15 +148,20 @@ const EXPECTED_VALUES: [(&str, f64); 9] = [
 ];
 
 /// Values above zero.
-const POSITIVE_QUERIES: [&str; 4] = [
+const POSITIVE_QUERIES: [&str; 5] = [
     "sum(rate(vllm:generation_tokens_total[5m]))",
+    // The two machines of the group together draw 80 W while they compute, and no more.
+    "sum(rate(russet_gateway_energy_joules_total{source=\"declared\"}[5m])) <= 80",
     "russet_inferencenode_memory_committed_bytes",
     "russet_engine_memory_bytes",
     "russet:node_certificate_left:seconds > 432000",
 ];
 
-/// A pool and a tier, for their series.
-const POOL_AND_TIER: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: node-b, labels: {rack: far}}\n---\n\
+/// A pool and a tier, and what machines draw, for their series.
+const POOL_AND_TIER: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: node-b, labels: {rack: far}}\n\
+    spec: {energy: {busyWatts: 30, pricePerKilowattHour: \"0.30\"}}\n---\n\
+    apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: node-a}\n\
+    spec: {energy: {busyWatts: 50, pricePerKilowattHour: \"0.30\"}}\n---\n\
     apiVersion: russet.dev/v1alpha1\nkind: NodePool\nmetadata: {name: far}\nspec: {selector: {matchLabels: {rack: far}}}\n---\n\
     apiVersion: russet.dev/v1alpha1\nkind: Tier\nmetadata: {name: daily}\n\
     spec: {mode: Dedicated, workloadGroups: [chat], priority: 100}\n";
