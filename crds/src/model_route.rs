@@ -65,6 +65,11 @@ pub struct ModelRouteSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3600))]
     pub max_wait_seconds: Option<u32>,
+    /// Milliseconds without a first token after which another ready replica of the same deployment gets the request too: of the
+    /// two the one whose first token comes first answers, and the other one is cancelled. Absent: no other gets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 600_000))]
+    pub hedge_after_milliseconds: Option<u32>,
     /// Keeps answers to requests that have one answer, and gives them to the same caller again. Absent: none is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<RouteCache>,
@@ -105,6 +110,7 @@ impl Default for ModelRouteSpec {
             zone: Zone::default(),
             fallback_on: fallback_on(),
             max_wait_seconds: None,
+            hedge_after_milliseconds: None,
             cache: None,
             on_unavailable: OnUnavailable::default(),
             deadline_seconds: deadline_seconds(),

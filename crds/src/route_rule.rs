@@ -42,6 +42,10 @@ pub struct RouteRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3600))]
     pub max_wait_seconds: Option<u32>,
+    /// Milliseconds without a first token after which another replica gets the request too. Absent: as the route says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 600_000))]
+    pub hedge_after_milliseconds: Option<u32>,
     /// The highest priority of its requests; those of a key with a lower one keep that. Absent: the key's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -100, max = 100))]

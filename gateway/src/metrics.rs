@@ -42,6 +42,7 @@ pub struct Metrics {
     errors: IntCounterVec,
     cancelled: IntCounterVec,
     retries: IntCounterVec,
+    hedged: IntCounterVec,
     continued: IntCounterVec,
     response_cache: IntCounterVec,
     provider_requests: IntCounterVec,
@@ -100,6 +101,14 @@ impl Metrics {
                     "request_retry_total",
                     "Times a request was sent again because an engine did not take it or was lost.",
                     model,
+                )?,
+            )?,
+            hedged: add(
+                registry,
+                counter(
+                    "hedged_request_total",
+                    "Requests that a second replica got because the first had no first token in time, and which one answered.",
+                    &["model_name", "outcome"],
                 )?,
             )?,
             continued: add(
@@ -436,6 +445,11 @@ impl RequestTracker {
     /// The request is retried.
     pub fn retried(&mut self) {
         self.metrics.retries.with_label_values(&[&self.label]).inc();
+    }
+
+    /// A second replica got the request too; the outcome says which one answered.
+    pub fn hedged(&self, outcome: &str) {
+        self.metrics.hedged.with_label_values(&[self.label.as_str(), outcome]).inc();
     }
 
     /// The engine of the response was lost, and another engine resumed the response or not.

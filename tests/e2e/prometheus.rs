@@ -38,7 +38,7 @@ const UNSEEN_QUERIES: [&str; 5] =
     ];
 
 /// Documented metrics that this cluster does not show.
-const UNSEEN_METRICS: [&str; 25] = [
+const UNSEEN_METRICS: [&str; 26] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
@@ -59,6 +59,7 @@ const UNSEEN_METRICS: [&str; 25] = [
     "russet_engine_reforms_total",
     "russet_gateway_request_retry_total",
     "russet_gateway_request_continued_total",
+    "russet_gateway_hedged_request_total",
     // No claim is refused, no engine fails a request, no client disconnects, and there are no keys.
     "russet_shard_refusals_total",
     "russet_engine_request_failures_total",

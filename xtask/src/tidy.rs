@@ -2,6 +2,7 @@
 //! unsafe code may be, how files begin, what names and documents must keep, and that every invariant is
 //! executed.
 
+mod board;
 mod documents;
 mod invariants;
 mod names;
@@ -37,6 +38,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("one_tls_provider", one_tls_provider),
     ("every_crate_obeys_the_workspace_lints", every_crate_obeys_the_workspace_lints),
     ("charts_are_what_the_manifests_say", charts_are_what_the_manifests_say),
+    ("panels_of_the_board_are_apart", board::panels_of_the_board_are_apart),
     ("no_work_is_left_in_comments", no_work_is_left_in_comments),
     ("every_invariant_is_executed", every_invariant_is_executed),
     ("invariants_page_is_generated", invariants_page_is_generated),

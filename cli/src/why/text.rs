@@ -243,6 +243,7 @@ fn timeline(record: &RequestRecord) -> Vec<(f64, String)> {
             Some(AttemptOutcome::Lost { message, .. }) => format!("attempt {number}: lost: {message}"),
             Some(AttemptOutcome::Rejected { code }) => format!("attempt {number}: refused: {code}"),
             Some(AttemptOutcome::Cancelled) => format!("attempt {number}: cancelled"),
+            Some(AttemptOutcome::Overtaken) => format!("attempt {number}: cancelled, another one was first"),
             Some(AttemptOutcome::Other) => format!("attempt {number}: ended"),
         };
         add(attempt.ended_ms, ended);
@@ -352,6 +353,11 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
             Some(AttemptOutcome::Lost { after_tokens, .. }) => all.push(format!(
                 "Node {} was lost after {after_tokens} tokens of the response, so the gateway looked for a replica \
                  to go on.",
+                attempt.node
+            )),
+            Some(AttemptOutcome::Overtaken) => all.push(format!(
+                "The ModelRoute hedges: node {} had no first token in time, or later than another replica that got \
+                 the request too.",
                 attempt.node
             )),
             Some(AttemptOutcome::Rejected { code }) => {

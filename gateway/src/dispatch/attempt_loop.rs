@@ -10,6 +10,8 @@
 //! └───────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
+mod first_text;
+mod hedge;
 mod provider;
 mod record;
 
@@ -24,22 +26,26 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::answer_stream::AnswerStream;
-use super::attempts::{Attempts, ends_engines, interrupted, overloaded, resume_mismatch};
+use super::attempts::{Attempts, ends_engines, interrupted, overloaded};
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_meter::EngineMeter;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error, table_changed};
-use super::pending_request::{PendingRequest, RequestKind};
+use super::pending_request::{PendingRequest, PromptState, RequestKind};
 use super::pooling_call::PoolingReply;
 use super::route_decision::{ResumePoint, RouteDecision, RouteQuery, choose_model, choose_resume};
 use super::suspects::{Isolation, Suspicion};
 use super::token_count::token_count;
 use crate::backends::{RankedPrompt, ReplicaScore};
+use crate::budgets::Reservation;
 use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 use crate::providers::Closed;
+use crate::request_log::Recorder;
 use crate::routes::{Deployment, Endpoint, RouteTerms, RoutingTable};
+use first_text::{EngineProgress, FirstText, StreamAttempt};
+use hedge::Hedge;
 
 /// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
 pub(super) type OpenedStream = (GenerationEvent, AnswerStream);
@@ -154,6 +160,8 @@ struct ScoredReplica {
     group: String,
     /// Tokens of the prompt that it has cached.
     cached_tokens: u32,
+    /// Those that it has not.
+    unread_tokens: u64,
     score: ReplicaScore,
 }
 
@@ -186,6 +194,8 @@ struct AttemptLoop<'a> {
     waiting_for: String,
     /// Models of providers that did not answer it, and why: set by `try_provider`.
     refusals: HashMap<(String, String), Closed>,
+    /// The replica that gets the request too if the chosen one says nothing in time: set by `run`, taken by `open_stream`.
+    hedge: Option<Hedge>,
     /// The error of an engine that failed with it: set by `try_endpoint`. It may go on to providers then, and to no engine.
     engine_error: Option<GatewayError>,
 }
@@ -209,6 +219,7 @@ impl<'a> AttemptLoop<'a> {
             asked_priority: request.request.priority,
             waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
             refusals: HashMap::new(),
+            hedge: None,
             engine_error: None,
             request,
             tracker,
@@ -240,6 +251,7 @@ impl<'a> AttemptLoop<'a> {
                 RouteDecision::Try(deployment, endpoint, adapter) => {
                     self.lower_priority(&table);
                     self.record_attempt(&table, deployment, endpoint, adapter);
+                    self.hedge = self.hedge(&table, deployment, endpoint, adapter);
                     if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
                         return Ok(opened);
                     }
@@ -333,6 +345,7 @@ impl<'a> AttemptLoop<'a> {
             node: one.endpoint.node.clone(),
             group: one.endpoint.group.clone(),
             cached_tokens: one.cached_tokens,
+            unread_tokens: one.unread_tokens,
             score: one.score,
         });
         self.scores = scores.collect();
@@ -461,7 +474,7 @@ impl<'a> AttemptLoop<'a> {
         EngineMeter::new(self.dispatcher.metrics.clone(), model.clone(), recorder.of_engine(), power)
     }
 
-    /// Opens a stream to the endpoint and reads it up to the first event that the client sees.
+    /// Opens a stream to the endpoint and reads it up to the first event that the client sees; hedged, where its route says so.
     async fn open_stream(
         &mut self,
         deployment: &Deployment,
@@ -469,9 +482,44 @@ impl<'a> AttemptLoop<'a> {
         isolation: &mut Option<Isolation>,
         meter: EngineMeter,
     ) -> Result<OpenedStream, AttemptError> {
+        if self.request.resume_point.is_none() {
+            // A response that has begun goes on as it began.
+            let PendingRequest { request, asked, .. } = &mut *self.request;
+            deployment.defaults.complete(request, asked);
+            adapter.clone_into(&mut request.adapter);
+        }
+        let FirstText { event, stream, prompt_tokens } = match self.hedge.take() {
+            Some(hedge) => self.open_hedged(deployment, (endpoint, adapter), meter, hedge).await?,
+            None => self.open_first(deployment, endpoint, isolation, meter).await?,
+        };
+        self.tracker.token();
+        self.request.recorder.first_token();
+        let answering = &stream.endpoint;
+        self.request.resume_point.get_or_insert_with(|| ResumePoint {
+            deployment: deployment.full_name(),
+            model: answering.model.clone(),
+            adapter: (adapter.to_owned(), answering.adapters.get(adapter).cloned().unwrap_or_default()),
+            prompt_tokens,
+        });
+        Ok((event, AnswerStream::Engine(stream)))
+    }
+
+    /// The first text of one engine.
+    async fn open_first(
+        &mut self,
+        deployment: &Deployment,
+        endpoint: &Endpoint,
+        isolation: &mut Option<Isolation>,
+        meter: EngineMeter,
+    ) -> Result<FirstText, AttemptError> {
+        let (attempt, mut noted) = self.split(deployment);
+        attempt.first_text((endpoint, noted.unread_tokens), meter, isolation, |at| noted.note(at)).await
+    }
+
+    /// What an attempt reads of the request, and what takes down how far the engine is.
+    fn split<'s>(&'s mut self, deployment: &'s Deployment) -> (StreamAttempt<'s>, ProgressNotes<'s>) {
         let PendingRequest {
             request,
-            asked,
             deadline,
             resume_point,
             prompt_state,
@@ -480,71 +528,22 @@ impl<'a> AttemptLoop<'a> {
             reservation,
             ..
         } = &mut *self.request;
-        // A response that has begun goes on as it began.
-        if resume_point.is_none() {
-            deployment.defaults.complete(request, asked);
-            adapter.clone_into(&mut request.adapter);
-        }
-        let opening = EngineStream::open(
-            self.dispatcher,
+        let attempt = StreamAttempt {
+            dispatcher: self.dispatcher,
             deployment,
-            endpoint,
             request,
             prompt_field,
-            *deadline,
-            self.unread_tokens,
-        );
-        prompt_state.send_modify(|state| state.preparing = true);
-        let opened = within(isolation, Box::pin(opening)).await;
-        prompt_state.send_modify(|state| state.preparing = false);
-        let mut stream = opened?.metered(meter);
-        recorder.prepared();
-        if let Some(isolation) = isolation {
-            isolation.queued();
-        }
-        let mut prompt = 0;
-        loop {
-            let event = within(isolation, std::pin::pin!(stream.event())).await;
-            if stream.accepted {
-                self.tracker.dispatched();
-            }
-            match event? {
-                GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
-                    if let Some(isolation) = isolation {
-                        isolation.running();
-                    }
-                    prompt = prompt_tokens;
-                    recorder.started(prompt_tokens);
-                    if let Some(reservation) = reservation {
-                        reservation.note_prompt(prompt_tokens);
-                    }
-                    prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
-                    let here = (prompt_tokens, emitted_tokens as usize);
-                    if let Some(resume_point) = resume_point
-                        && here != (resume_point.prompt_tokens, request.emitted.len())
-                    {
-                        let emitted = request.emitted.len();
-                        let error = resume_mismatch(endpoint, here, resume_point, emitted);
-                        return Err(AttemptError::Rejected(error));
-                    }
-                }
-                GenerationEvent::Token { delta, .. } if delta.is_empty() => {}
-                first => {
-                    self.tracker.token();
-                    recorder.first_token();
-                    resume_point.get_or_insert_with(|| ResumePoint {
-                        deployment: deployment.full_name(),
-                        model: endpoint.model.clone(),
-                        adapter: (
-                            adapter.to_owned(),
-                            endpoint.adapters.get(adapter).cloned().unwrap_or_default(),
-                        ),
-                        prompt_tokens: prompt,
-                    });
-                    return Ok((first, AnswerStream::Engine(stream)));
-                }
-            }
-        }
+            deadline: *deadline,
+            resume_point: resume_point.as_ref(),
+        };
+        let notes = ProgressNotes {
+            prompt_state,
+            recorder,
+            reservation: reservation.as_mut(),
+            tracker: self.tracker,
+            unread_tokens: self.unread_tokens,
+        };
+        (attempt, notes)
     }
 
     /// Until when the request may be held; an error when it may not be held, or no longer.
@@ -590,6 +589,44 @@ impl<'a> AttemptLoop<'a> {
             () = table_changed(&mut self.table) => Ok(()),
             () = sleep_until(wake) => Ok(()),
             () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
+        }
+    }
+}
+
+/// Takes down how far an engine is with a request.
+struct ProgressNotes<'a> {
+    prompt_state: &'a watch::Sender<PromptState>,
+    recorder: &'a Recorder,
+    reservation: Option<&'a mut Reservation>,
+    tracker: &'a mut RequestTracker,
+    /// Tokens of the prompt that the chosen endpoint has not cached.
+    unread_tokens: u64,
+}
+
+impl ProgressNotes<'_> {
+    /// Another engine than that whose progress was taken down has read a prompt of so many tokens.
+    fn accepted_elsewhere(&mut self, prompt_tokens: u32) {
+        self.note(EngineProgress::PreparingEnded);
+        self.note(EngineProgress::Accepted);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.note_prompt(prompt_tokens);
+        }
+        self.prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
+    }
+
+    fn note(&mut self, progress: EngineProgress) {
+        match progress {
+            EngineProgress::Preparing => self.prompt_state.send_modify(|state| state.preparing = true),
+            EngineProgress::PreparingEnded => self.prompt_state.send_modify(|state| state.preparing = false),
+            EngineProgress::Prepared => self.recorder.prepared(),
+            EngineProgress::Accepted => self.tracker.dispatched(),
+            EngineProgress::Started(prompt_tokens) => {
+                self.recorder.started(prompt_tokens);
+                if let Some(reservation) = &mut self.reservation {
+                    reservation.note_prompt(prompt_tokens);
+                }
+                self.prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
+            }
         }
     }
 }

@@ -316,6 +316,8 @@ pub enum AttemptOutcome {
     },
     /// The client left.
     Cancelled,
+    /// Another engine, which got the request too, sent its first text before.
+    Overtaken,
     /// An outcome that this release does not know.
     #[serde(other)]
     Other,

@@ -254,6 +254,18 @@ impl Recorder {
         self.attempt = number;
     }
 
+    /// The request is sent to a second engine while the first one has said nothing: its recorder.
+    pub(crate) fn hedge(
+        &self,
+        new: NewAttempt<'_>,
+        candidates: impl ExactSizeIterator<Item = EndpointScore>,
+    ) -> Self {
+        let (request, response) = (self.request.clone(), self.response);
+        let mut second = Self { request, response, repeats_prompt: self.repeats_prompt, ..Self::default() };
+        second.attempt(new, candidates);
+        second
+    }
+
     /// The request leaves for a model of a provider, as this limit allows.
     pub(crate) fn left(&mut self, provider: &Provider, model: &str, limit: &ZoneLimit, prompt_tokens: u64) {
         let (name, price) = (provider.full_name(), provider.price(model));
@@ -310,6 +322,11 @@ impl Recorder {
     /// The engine was full.
     pub(crate) fn busy(&self, message: &str) {
         self.end_attempt(AttemptOutcome::Busy { message: shortened(message) });
+    }
+
+    /// Another engine sent its first text before this one.
+    pub(crate) fn overtaken(&self) {
+        self.end_attempt(AttemptOutcome::Overtaken);
     }
 
     /// The engine was lost.

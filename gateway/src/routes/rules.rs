@@ -77,6 +77,8 @@ pub struct RouteTerms {
     pub fallback_on: Vec<FallbackCause>,
     /// The longest wait for a first token that is no cause.
     pub max_wait: Option<Duration>,
+    /// How long after it was sent another replica gets a request that has no first token; `None`: no other.
+    pub hedge_after: Option<Duration>,
     /// The highest priority.
     pub max_priority: Option<i32>,
 }
@@ -88,6 +90,7 @@ impl RouteTerms {
         let deadline = rule.and_then(|rule| rule.deadline_seconds).unwrap_or(spec.deadline_seconds);
         let max_wait = rule.and_then(|rule| rule.max_wait_seconds).or(spec.max_wait_seconds);
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let hedge = rule.and_then(|rule| rule.hedge_after_milliseconds).or(spec.hedge_after_milliseconds);
         Self {
             zone: rule.and_then(|rule| rule.zone),
             hold_timeout: match on_unavailable {
@@ -96,6 +99,7 @@ impl RouteTerms {
             },
             fallback_on: rule.and_then(|rule| rule.fallback_on.as_ref()).unwrap_or(&spec.fallback_on).clone(),
             max_wait: max_wait.map(seconds),
+            hedge_after: hedge.map(|milliseconds| Duration::from_millis(milliseconds.into())),
             max_priority: rule.and_then(|rule| rule.max_priority),
         }
     }
@@ -429,6 +433,7 @@ mod tests {
                 rules: vec![rule],
                 deadline_seconds: 60,
                 max_wait_seconds: Some(7),
+                hedge_after_milliseconds: Some(900),
                 fallback_on: vec![FallbackCause::Error],
                 ..ModelRouteSpec::default()
             });
@@ -439,7 +444,9 @@ mod tests {
         assert_eq!(as_route, route);
         let found = (route.hold_timeout, route.max_wait, &route.fallback_on[..], route.max_priority);
         assert_eq!(found, (seconds(60), seconds(7), &[FallbackCause::Error][..], None));
+        assert_eq!(route.hedge_after, Some(Duration::from_millis(900)));
         let (own, route) = terms(RouteRule {
+            hedge_after_milliseconds: Some(50),
             deadline_seconds: Some(5),
             max_wait_seconds: Some(1),
             fallback_on: Some(Vec::new()),
@@ -449,6 +456,7 @@ mod tests {
         let found = (own.hold_timeout, own.max_wait, &own.fallback_on[..], own.max_priority);
         assert_eq!(found, (seconds(5), seconds(1), &[][..], Some(-10)));
         assert_eq!((route.hold_timeout, route.max_priority), (seconds(60), None));
+        assert_eq!(own.hedge_after, Some(Duration::from_millis(50)));
         let fails = RouteRule { on_unavailable: Some(OnUnavailable::Fail), ..RouteRule::default() };
         assert_eq!(terms(fails).0.hold_timeout, None);
     }

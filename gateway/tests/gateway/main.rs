@@ -15,6 +15,7 @@ mod energy;
 mod errors;
 mod failures;
 mod harness;
+mod hedges;
 mod holding;
 mod inbox;
 mod kept_responses;
