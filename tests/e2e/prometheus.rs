@@ -23,7 +23,7 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
 }
 
 /// Dashboard queries that need hardware that no test machine has.
-const UNSEEN_QUERIES: [&str; 5] =
+const UNSEEN_QUERIES: [&str; 6] =
     // Predictions need a chip of the catalogue on every machine.
     [
         "russet_modeldeployment_predicted_tokens_per_second",
