@@ -1,4 +1,4 @@
-//! Demand history of a ModelDeployment: the replicas that each hour of the last four weeks needed. Predictive
+//! Demand history of a ModelDeployment: the replicas that each hour of the last weeks needed. Predictive
 //! scaling goes by it. Not here: how it is counted and what follows from it (`plan`).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -40,9 +40,10 @@ impl DemandHistory {
 pub struct DayDemand {
     /// The day.
     pub day: Day,
-    /// Its hours in each of the last four weeks, the last one first: a digit for each of the 24 hours from midnight on, the
-    /// most replicas that were needed at once; 9 stands for more too.
+    /// Its hours the last time that they were there, the time before and so on, five times: a digit for each of the 24 hours
+    /// from midnight on, the most replicas that were needed at once; 9 stands for more too. Four count; the fifth is for the
+    /// hours of today that are over, whose first one is today's.
     #[serde(default)]
-    #[schemars(length(max = 4), inner(length(max = 24)))]
+    #[schemars(length(max = 5), inner(length(max = 24)))]
     pub weeks: Vec<String>,
 }

@@ -70,6 +70,8 @@ pub const AGENT_MANAGER: &str = "russet-agent";
 pub const GATEWAY_MANAGER: &str = "russet-gateway";
 /// Field manager of the operator for scaling; separate, as a HorizontalPodAutoscaler's would be.
 pub const AUTOSCALER_MANAGER: &str = "russet-autoscaler";
+/// Field manager of the operator for what the hours of the week needed: a release that does not know that writes the rest.
+pub const DEMAND_HISTORY_MANAGER: &str = "russet-demand-history";
 
 /// Whether a gateway created the object with these metadata for a client.
 pub fn is_managed_by_gateway(metadata: &ObjectMeta) -> bool {

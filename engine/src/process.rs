@@ -12,7 +12,7 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
-use russet_wire::engine_config::{EngineConfig, PeerRank, Transport};
+use russet_wire::engine_config::{Dtype, EngineConfig, PeerRank, Transport};
 use russet_wire::engine_options::{DEFAULT_MAX_WAITING_REQUESTS, Speculation, WeightQuantization};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -302,13 +302,20 @@ async fn leave_group(left: ReplyReceiver<()>, life: &Lifecycle, patience: Durati
     left
 }
 
-/// What keys and values of equal prompts depend on: the model, and how its weights are packed while they are read.
+/// What keys and values of equal prompts depend on: the model, how its weights are packed while they are read, and in what they
+/// are computed.
 fn block_identity(config: &EngineConfig) -> String {
     let model = fingerprint::model_fingerprint(&config.model_dir);
+    let computed = match config.dtype {
+        Dtype::F32 => " in F32",
+        // Machines of other systems compute on CPUs.
+        Dtype::Auto if cfg!(not(target_os = "macos")) => " with products in F32",
+        Dtype::Auto => "",
+    };
     match config.options.quantization {
         // As before there were other formats, so that blocks that were kept stay valid.
-        WeightQuantization::AsStored => model,
-        packed => format!("{model} {packed:?}"),
+        WeightQuantization::AsStored => format!("{model}{computed}"),
+        packed => format!("{model} {packed:?}{computed}"),
     }
 }
 

@@ -111,8 +111,8 @@ pub enum LoadDtype {
     /// As in the files.
     #[default]
     AsStored,
-    /// As in the files, and products with quantised weights are computed in float32: a CPU does them nine times as fast, in the
-    /// same memory. They round differently from mlx-lm's.
+    /// As in the files, and products with quantised weights are computed in float32: a CPU does them nine times as fast. MLX
+    /// widens the scales of the matrix meanwhile. They round differently from mlx-lm's.
     AsStoredWide,
     /// Everything as float32, quantised weights unpacked: much faster on a CPU, and two to eight times
     /// the memory.

@@ -12,14 +12,14 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type, get};
-use russet_crds::names::AUTOSCALER_MANAGER;
+use russet_crds::names::{AUTOSCALER_MANAGER, DEMAND_HISTORY_MANAGER};
 use russet_crds::{Autoscaling, DemandHistory, ModelDeployment};
 use russet_plan::autoscaling::{ScalingDecision, ScalingHistory, ScalingInput, scale};
-use russet_plan::demand::{summarize, until_stale};
-use russet_plan::demand_history;
+use russet_plan::demand::{last_times, summarize, until_stale};
+use russet_plan::demand_history::{self, ExpectedDemand, HistoryMemory, NeededNow};
 use russet_plan::joint_placement::JointPlan;
 use russet_plan::placement::place_with;
-use russet_plan::validate::read;
+use russet_plan::validate::{read, read_at};
 use serde_json::json;
 use thiserror::Error;
 
@@ -31,8 +31,15 @@ use crate::ssa;
 /// Retry delay after a write conflict.
 const CONFLICT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Scaling histories of deployments, by UID; an operator that restarts only scales down later.
-pub type ScalingHistories = Mutex<HashMap<String, ScalingHistory>>;
+/// What is remembered of deployments, by UID; an operator that restarts only scales down later.
+pub type ScalingMemories = Mutex<HashMap<String, ScalingMemory>>;
+
+/// What is remembered of a deployment.
+#[derive(Clone, Debug, Default)]
+pub struct ScalingMemory {
+    scaling: ScalingHistory,
+    demand: HistoryMemory,
+}
 
 /// Why a deployment could not be scaled.
 #[derive(Debug, Error)]
@@ -62,7 +69,7 @@ pub enum Error {
 /// Reconciles the replicas of one deployment.
 pub async fn reconcile(
     deployment: Arc<ModelDeployment>,
-    memories: Arc<ScalingHistories>,
+    memories: Arc<ScalingMemories>,
     context: Arc<Context>,
 ) -> Result<Action, Error> {
     let uid = deployment.uid().unwrap_or_default();
@@ -74,12 +81,21 @@ pub async fn reconcile(
         return Ok(requeue_after([]));
     };
     let now = Timestamp::now();
-    let status = deployment.status.as_ref();
-    let demand = status.map(|status| status.demand.as_slice()).unwrap_or_default();
-    let decision = {
+    let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
+    let (decision, history) = {
         let mut memories = memories.lock();
         let memory = memories.entry(uid).or_default();
-        decide(&deployment, rules, memory, now, |replicas| fits(&context, &deployment, replicas, now))
+        let rolled = roll(&deployment, rules, &mut memory.demand, now);
+        let can_be = || read(&snapshot::snapshot(&context, now), &deployment).is_ok();
+        let expected = rules.predictive.as_ref().zip(rolled.as_ref()).and_then(|(predictive, history)| {
+            let expected = demand_history::expected(predictive, history, now);
+            // What cannot run as it is written is not started, and its status says why.
+            expected.filter(|_| deployment.spec.replicas > 0 || can_be())
+        });
+        let fits = |replicas| fits(&context, &deployment, replicas, now);
+        let decision = decide(&deployment, rules, expected, &mut memory.scaling, now, fits);
+        let history = count(&deployment, rules, rolled.as_ref(), decision.needed, &mut memory.demand, now);
+        (decision, history)
     };
     let replicas = decision.replicas;
     if replicas != deployment.spec.replicas {
@@ -95,12 +111,6 @@ pub async fn reconcile(
             Err(source) => return Err(Error::Scale { name, replicas, source }),
         }
     }
-    let history = rules.predictive.as_ref().and_then(|predictive| {
-        let last_request =
-            summarize(demand, now).idle_for.and_then(|idle_for| now.checked_sub(idle_for).ok());
-        let before = status.and_then(|status| status.demand_history.as_ref());
-        demand_history::record(before, predictive, decision.needed, last_request, now)
-    });
     report(&context, &deployment, Some(&decision), history.as_ref()).await?;
     let expectation =
         rules.predictive.as_ref().and_then(|predictive| demand_history::until_change(predictive, now));
@@ -111,6 +121,7 @@ pub async fn reconcile(
 fn decide(
     deployment: &ModelDeployment,
     rules: &Autoscaling,
+    expected: Option<ExpectedDemand>,
     memory: &mut ScalingHistory,
     now: Timestamp,
     fits: impl FnOnce(i32) -> i32,
@@ -121,14 +132,14 @@ fn decide(
         Some(Duration::try_from(now.duration_since(condition.last_transition_time.0)).unwrap_or_default())
     };
     let current = status.observed_generation == deployment.metadata.generation;
-    let history = rules.predictive.as_ref().zip(status.demand_history.as_ref());
+    let said = get(&status.conditions, Type::ScalingActive).map(|condition| condition.reason.as_str());
     let seen = ScalingInput {
         replicas: deployment.spec.replicas,
         ready_for: since(Type::Available),
         settled: current && since(Type::Ready).is_some() && since(Type::Progressing).is_none(),
         demand: summarize(&status.demand, now),
-        expected: history
-            .and_then(|(predictive, history)| demand_history::expected(predictive, history, now)),
+        expected,
+        by_history: said == Some("ScaledByHistory"),
     };
     let decision = scale(rules, &seen, memory, now, fits);
     match rules.predictive.as_ref().and_then(demand_history::invalid) {
@@ -141,12 +152,52 @@ fn decide(
     }
 }
 
+/// The history of its demand at `now`, with all hours that are over; `None` without one, and while the clock or the time zone is
+/// in doubt.
+fn roll(
+    deployment: &ModelDeployment,
+    rules: &Autoscaling,
+    memory: &mut HistoryMemory,
+    now: Timestamp,
+) -> Option<DemandHistory> {
+    let predictive = rules.predictive.as_ref()?;
+    let before = deployment.status.as_ref().and_then(|status| status.demand_history.as_ref());
+    let is_plausible = before.is_none_or(|history| demand_history::is_clock_plausible(history, memory, now));
+    demand_history::record(before.filter(|_| is_plausible), predictive, NeededNow::default(), now)
+        .filter(|_| is_plausible)
+}
+
+/// The history with what is needed now. One that is in doubt stays as it was.
+fn count(
+    deployment: &ModelDeployment,
+    rules: &Autoscaling,
+    rolled: Option<&DemandHistory>,
+    replicas: i32,
+    memory: &mut HistoryMemory,
+    now: Timestamp,
+) -> Option<DemandHistory> {
+    let predictive = rules.predictive.as_ref()?;
+    let status = deployment.status.as_ref();
+    let before = status.and_then(|status| status.demand_history.as_ref());
+    if rolled.is_none() {
+        return before.cloned();
+    }
+    let (last_request, reported) =
+        last_times(status.map(|status| status.demand.as_slice()).unwrap_or_default());
+    let needed = NeededNow { replicas, reported, last_request };
+    let mut history = demand_history::record(before, predictive, needed, now)?;
+    memory.keep_peak(&mut history);
+    Some(history)
+}
+
 /// How many of this many replicas the planner can place, beside all that runs.
 fn fits(context: &Context, deployment: &Arc<ModelDeployment>, replicas: i32, now: Timestamp) -> i32 {
     let view = snapshot::snapshot(context, now);
     let mut more = ModelDeployment::clone(deployment);
     more.spec.replicas = replicas;
-    match read(&view, &more) {
+    match read_at(&view, &more, now) {
+        // Its tier stops it while nobody asks.
+        Ok(valid) if valid.replicas < replicas => valid.replicas,
         Ok(valid) => {
             let (placement, _) = place_with(&view, &valid, &JointPlan::default());
             replicas - i32::try_from(placement.waiting.len()).unwrap_or(replicas)
@@ -175,47 +226,34 @@ async fn report(
     decision: Option<&ScalingDecision>,
     history: Option<&DemandHistory>,
 ) -> Result<(), Error> {
-    let status = deployment.status.as_ref();
+    let (name, status) = (deployment.name_any(), deployment.status.as_ref());
+    let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment);
+    let failed = |source| Error::Report { name: name.clone(), source };
+    if demand_history::differs(status.and_then(|status| status.demand_history.as_ref()), history) {
+        let field = history.map_or_else(|| json!({}), |history| json!({"demandHistory": history}));
+        ssa::apply_status_as(DEMAND_HISTORY_MANAGER, &api, &name, &field).await.map_err(failed)?;
+    }
     let before = status.and_then(|status| get(&status.conditions, Type::ScalingActive));
-    let history_before = status.and_then(|status| status.demand_history.as_ref());
-    let news = demand_history::differs(history_before, history);
-    let mut conditions: Vec<_> = before.filter(|_| decision.is_some()).cloned().into_iter().collect();
-    let changed = match decision {
-        None => before.is_some(),
-        Some(ScalingDecision { replicas, needed: _, reason, message, requeue_after: _ }) => {
+    let conditions = match (before, decision) {
+        (None, None) => return Ok(()),
+        (Some(_), None) => Vec::new(),
+        (_, Some(ScalingDecision { replicas, needed: _, reason, message, requeue_after: _ })) => {
             let same = before.is_some_and(|before| {
                 let said = *reason != Reason::ScaledByHistory || before.message == *message;
                 before.reason == format!("{reason:?}") && said
             });
-            let changed = *replicas != deployment.spec.replicas || !same;
-            if changed {
-                let active = !matches!(reason, Reason::ScalingDisabled | Reason::InvalidSpec);
-                let (kind, generation) = (Type::ScalingActive, deployment.metadata.generation);
-                conditions::set(
-                    &mut conditions,
-                    kind,
-                    active,
-                    *reason,
-                    message,
-                    generation,
-                    Timestamp::now(),
-                );
+            if *replicas == deployment.spec.replicas && same {
+                return Ok(());
             }
-            changed
+            let mut conditions: Vec<_> = before.cloned().into_iter().collect();
+            let active = !matches!(reason, Reason::ScalingDisabled | Reason::InvalidSpec);
+            let (kind, generation) = (Type::ScalingActive, deployment.metadata.generation);
+            conditions::set(&mut conditions, kind, active, *reason, message, generation, Timestamp::now());
+            conditions
         }
     };
-    if !changed && !news {
-        return Ok(());
-    }
-    let name = deployment.name_any();
-    let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment);
-    let mut status = json!({"conditions": conditions});
-    if let Some(history) = history {
-        status["demandHistory"] = json!(history);
-    }
-    ssa::apply_status_as(AUTOSCALER_MANAGER, &api, &name, &status)
-        .await
-        .map_err(|source| Error::Report { name, source })
+    let conditions = json!({"conditions": conditions});
+    ssa::apply_status_as(AUTOSCALER_MANAGER, &api, &name, &conditions).await.map_err(failed)
 }
 
 #[cfg(test)]
@@ -266,7 +304,7 @@ mod tests {
             let rules = deployment.spec.autoscaling.clone().unwrap();
             let now = Timestamp::from_second(1000).unwrap();
             let decision =
-                decide(&deployment, &rules, &mut ScalingHistory::default(), now, |replicas| replicas);
+                decide(&deployment, &rules, None, &mut ScalingHistory::default(), now, |replicas| replicas);
             assert_eq!(decision.replicas, expected, "{story}: {}", decision.message);
         }
     }

@@ -156,14 +156,22 @@ fn variant(error: &impl Debug) -> String {
     text.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
 }
 
-/// Requeues after the shortest of the delays, or the resync interval.
+/// Requeues after the shortest of the delays and the resync interval: timers stand still while a machine sleeps.
 pub fn requeue_after(pauses: impl IntoIterator<Item = Option<Duration>>) -> Action {
-    Action::requeue(pauses.into_iter().flatten().min().unwrap_or(RESYNC_INTERVAL))
+    Action::requeue(pauses.into_iter().flatten().fold(RESYNC_INTERVAL, Duration::min))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_object_is_looked_at_again_within_the_resync_interval() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(requeue_after([]), Action::requeue(RESYNC_INTERVAL));
+        assert_eq!(requeue_after([seconds(3600), None]), Action::requeue(RESYNC_INTERVAL));
+        assert_eq!(requeue_after([seconds(3600), seconds(7)]), Action::requeue(Duration::from_secs(7)));
+    }
 
     #[test]
     fn reconcile_backoff_grows_to_one_minute_at_most() {

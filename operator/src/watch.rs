@@ -96,7 +96,7 @@ pub async fn run(
         routes: route_sender,
         requests: request_sender,
     });
-    let memories = Arc::<autoscaling::ScalingHistories>::default();
+    let memories = Arc::<autoscaling::ScalingMemories>::default();
     let scale = move |deployment, context| autoscaling::reconcile(deployment, memories.clone(), context);
     let (status, _leading) = metrics.caches.lead();
     let context = Context::new(client.clone(), stores.clone(), metrics, credential);

@@ -39,6 +39,8 @@ pub struct ScalingInput {
     pub demand: DemandSummary,
     /// What the last weeks let expect; `None` without `predictive`, and in hours that needed nothing.
     pub expected: Option<ExpectedDemand>,
+    /// Whether what they let expect decided last, as the condition says.
+    pub by_history: bool,
 }
 
 /// State kept between evaluations. Losing it only delays scaling down.
@@ -48,6 +50,8 @@ pub struct ScalingHistory {
     scale_down_since: Option<(Timestamp, i32)>,
     /// When a change was last in progress.
     last_change: Option<Timestamp>,
+    /// Whether replicas were started before anybody asked, and nobody has since.
+    started_early: bool,
 }
 
 /// The scaling decision.
@@ -55,7 +59,8 @@ pub struct ScalingHistory {
 pub struct ScalingDecision {
     /// Desired replicas.
     pub replicas: i32,
-    /// Replicas that the requests need, whatever is expected and fits; at most `maxReplicas`.
+    /// Replicas that the requests need, whatever fits; at most `maxReplicas`. Where more are there than requests asked for, slow
+    /// first tokens say nothing of how many would be enough, and do not count.
     pub needed: i32,
     /// Whether demand decides, as a condition reason.
     pub reason: Reason,
@@ -69,8 +74,10 @@ pub struct ScalingDecision {
 struct RequestNeed {
     /// Requests, held and running.
     requests: u32,
-    /// Replicas for them; 0 without requests.
+    /// Replicas for them.
     replicas: i32,
+    /// Those for their number alone.
+    by_queue: i32,
     why: String,
     /// Until first tokens that are slow may add a replica.
     ttft_pause: Option<Duration>,
@@ -88,9 +95,16 @@ pub fn scale(
         memory.last_change = Some(now);
     }
     let need = request_need(rules, seen, memory, now);
+    memory.started_early &= need.requests == 0;
     let decision = decide(rules, seen, memory, now, &need, fits);
     debug_assert!((0..=rules.max_replicas).contains(&decision.replicas));
-    let needed = if need.requests == 0 { 0 } else { need.replicas.min(rules.max_replicas) };
+    let is_expected_more = seen.expected.is_some_and(|expected| expected.replicas > need.by_queue);
+    let needed = match need.requests {
+        0 => 0,
+        _ if is_expected_more => need.by_queue,
+        _ => need.replicas,
+    }
+    .min(rules.max_replicas);
     ScalingDecision { needed, ..decision }
 }
 
@@ -120,7 +134,7 @@ fn request_need(
     let ttft_pause = slow
         .and_then(|_| TTFT_SCALE_UP_INTERVAL.checked_sub(rested))
         .filter(|pause| settled && !pause.is_zero());
-    RequestNeed { requests, replicas: by_queue.max(by_ttft), why, ttft_pause }
+    RequestNeed { requests, replicas: by_queue.max(by_ttft), by_queue, why, ttft_pause }
 }
 
 fn decide(
@@ -148,6 +162,10 @@ fn decide(
             let idle = Duration::from_secs(idle_seconds.into());
             let max_idle = Duration::from_secs(max_idle_seconds.unwrap_or(idle_seconds).into());
             stays_for = demand.stays_for(idle, max_idle, answering).filter(|_| answering.is_some());
+            if answering.is_none() && (memory.started_early || seen.by_history) {
+                // Nobody waits for what is not ready yet, and its hours are over.
+                stays_for = Some(Duration::ZERO);
+            }
         }
         _ => {}
     }
@@ -196,6 +214,7 @@ fn start_early(
         return said(0, Reason::NothingFits, message, again);
     }
     memory.last_change = Some(now);
+    memory.started_early = true;
     let short = if to < wanted { format!("; {to} fit") } else { String::new() };
     said(to, Reason::ScaledByHistory, format!("from 0 to {}: {expected}{short}", count(to)), again)
 }

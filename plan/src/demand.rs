@@ -84,6 +84,14 @@ pub fn summarize(demand: &[GatewayDemand], now: Timestamp) -> DemandSummary {
     summary
 }
 
+/// When gateways last had a request, and when one last reported that it has some, as they say.
+pub fn last_times(demand: &[GatewayDemand]) -> (Option<Timestamp>, Option<Timestamp>) {
+    let requests =
+        demand.iter().filter_map(|entry| entry.last_request_time.as_ref()).map(|time| time.0).max();
+    let busy = demand.iter().filter(|entry| entry.waiting > 0 || entry.active > 0);
+    (requests, busy.map(|entry| entry.reported_at.0).max())
+}
+
 /// When entries with requests expire unless renewed; no watch event announces that.
 pub fn until_stale(demand: &[GatewayDemand], now: Timestamp) -> Option<Duration> {
     let says = demand.iter().filter(|one| one.waiting > 0 || one.active > 0);

@@ -63,7 +63,16 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     let ApprovalDecisions { approved, denied } =
         view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
     let approved_plan = deployment.spec.approved_plan.clone();
-    Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, ..valid })
+    let preempts = valid.preempts && !is_only_expected(deployment);
+    Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, preempts, ..valid })
+}
+
+/// Whether nobody asks for its replicas now, and the history of its demand may have started them: those stop no others.
+fn is_only_expected(deployment: &ModelDeployment) -> bool {
+    let autoscaling = deployment.spec.autoscaling.as_ref().filter(|rules| rules.predictive.is_some());
+    let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
+    let is_asked = demand.iter().any(|entry| entry.waiting > 0 || entry.active > 0);
+    autoscaling.is_some_and(|rules| deployment.spec.replicas > rules.min_replicas) && !is_asked
 }
 
 /// The same at `now`, taking demand into account: an OnDemand deployment may be idle then.

@@ -113,7 +113,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),
         ("a_run_asks_a_person_and_outlives_its_gateway", |c| Box::pin(pipelines::chain(c))),
-        ("a_run_of_a_real_model_outlives_a_gateway_at_every_step", |c| Box::pin(pipeline_kills::kills(c))),
+        ("a_run_of_a_real_model_outlives_its_killed_gateways", |c| Box::pin(pipeline_kills::kills(c))),
         ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),
         ("a_key_sets_priority_length_and_deadline_of_answers", |c| Box::pin(priorities::turns(c))),
         ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),

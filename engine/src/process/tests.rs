@@ -605,6 +605,23 @@ async fn every_wrong_request_gets_a_typed_failure() {
     }
 }
 
+#[test]
+fn blocks_on_disk_are_of_one_arithmetic() {
+    let config = EngineConfig { model_dir: "/nowhere".into(), ..EngineConfig::default() };
+    let packed = |quantization| EngineOptions { quantization, ..EngineOptions::default() };
+    let identities: std::collections::BTreeSet<String> = [
+        config.clone(),
+        EngineConfig { dtype: Dtype::F32, ..config.clone() },
+        EngineConfig { options: packed(WeightQuantization::Int4), ..config.clone() },
+        EngineConfig { options: packed(WeightQuantization::Int8), ..config.clone() },
+        EngineConfig { options: packed(WeightQuantization::Int8), dtype: Dtype::F32, ..config },
+    ]
+    .iter()
+    .map(block_identity)
+    .collect();
+    assert_eq!(identities.len(), 5, "{identities:?}");
+}
+
 #[tokio::test]
 async fn as_many_wait_as_the_options_say() {
     for (asked, waiting) in [(None, DEFAULT_MAX_WAITING_REQUESTS), (Some(2), 2), (Some(0), 0)] {

@@ -156,7 +156,7 @@ async fn history_starts_replicas_before_anybody_asks() {
             .filter_map(|fields| fields.manager.clone())
             .collect::<Vec<_>>()
     };
-    assert_eq!(owner("f:demandHistory"), ["russet-autoscaler"]);
+    assert_eq!(owner("f:demandHistory"), ["russet-demand-history"]);
 
     // Two weeks needed two replicas at this hour, whichever it is.
     let every_hour = |day: &str| json!({"day": day, "weeks": vec!["2".repeat(24), "2".repeat(24)]});
@@ -166,8 +166,8 @@ async fn history_starts_replicas_before_anybody_asks() {
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment", "metadata": {"name": "chat"},
         "status": {"demandHistory": taught},
     });
-    // As the autoscaler, which owns the field alone then.
-    let params = PatchParams::apply(russet_crds::names::AUTOSCALER_MANAGER).force();
+    // As the operator, which owns the field alone then.
+    let params = PatchParams::apply(russet_crds::names::DEMAND_HISTORY_MANAGER).force();
     deployments.patch_status("chat", &params, &Patch::Apply(patch)).await.unwrap();
     let rule = json!({"spec": {"autoscaling": {"predictive": {"maxHoursPerDay": 24}}}});
     deployments.patch("chat", &PatchParams::default(), &Patch::Merge(rule)).await.unwrap();
@@ -188,6 +188,9 @@ async fn history_starts_replicas_before_anybody_asks() {
         scaled(chat, 0, "InvalidSpec") && named
     })
     .await;
+    // What was counted is kept until the name is right again.
+    let chat = deployments.get("chat").await.unwrap();
+    assert!(history(&chat).is_some_and(|history| history.days.len() == 7));
 
     // Without the rule nothing is counted.
     let rule = json!({"spec": {"autoscaling": {"predictive": null}}});

@@ -37,6 +37,7 @@ fn runs(replicas: i32, waiting: u32, active: u32) -> ScalingInput {
         settled: true,
         demand,
         expected: None,
+        by_history: false,
     }
 }
 
@@ -252,6 +253,29 @@ fn replicas_are_there_when_the_last_weeks_needed_them() {
             vec![scaling_step(0, runs(2, 0, 0), 2, Demand), scaling_step(300, runs(2, 0, 0), 1, Demand)],
         ),
         ("a person stopped it", 1, vec![scaling_step(0, expects(2, asleep(0)), 0, ScalingDisabled)]),
+        (
+            "it never became ready, and its hours are over",
+            0,
+            vec![
+                scaling_step(0, expects(1, asleep(0)), 1, History),
+                scaling_step(60, expects(1, starts(idle(1, 9000))), 1, History),
+                scaling_step(3600, starts(idle(1, 9000)), 0, Idle),
+            ],
+        ),
+        (
+            "the same under an operator that has restarted",
+            0,
+            vec![scaling_step(0, ScalingInput { by_history: true, ..starts(idle(1, 9000)) }, 0, Idle)],
+        ),
+        (
+            "somebody asked meanwhile: it goes on to load",
+            0,
+            vec![
+                scaling_step(0, expects(1, asleep(0)), 1, History),
+                scaling_step(60, starts(runs(1, 1, 0)), 1, Demand),
+                scaling_step(3600, starts(idle(1, 3000)), 1, Demand),
+            ],
+        ),
     ] {
         let mut memory = ScalingHistory::default();
         for ScalingStep { at, seen, room, then } in looks {
@@ -271,6 +295,7 @@ fn what_requests_need_excludes_what_history_expects() {
         ("more ask than fit", runs(1, 6, 0), 1, 3),
         ("more ask than may be", runs(1, 90, 0), 64, 4),
         ("first tokens are slow", slow(2, 900), 64, 3),
+        ("they are, of more replicas than were asked for", expects(3, slow(3, 900)), 64, 1),
     ] {
         let mut memory = ScalingHistory::default();
         let now = Timestamp::UNIX_EPOCH;

@@ -1,5 +1,7 @@
 //! Namespaces: who may use a tier, and who may say that replicas of others stop.
 
+use russet_crds::{Autoscaling, ModelDeployment, PredictiveScaling};
+
 use super::*;
 use crate::snapshot::ApprovalDecisions;
 use crate::tier::TierInfo;
@@ -45,6 +47,33 @@ fn tier_for_all_stops_replicas_of_others_by_approval_only() {
         let view = full(victims, allowed);
         let high = validate(&view, "ns", "high", &of_tier("high")).unwrap();
         assert_eq!(outcome(&view, &high).0, expected, "{story}");
+    }
+}
+
+#[test]
+fn what_only_history_expects_stops_nobody() {
+    let view = full("ns", &[]);
+    let predictive = |min_replicas| {
+        let predictive = Some(PredictiveScaling::default());
+        Some(Autoscaling { min_replicas, max_replicas: 2, predictive, ..Autoscaling::default() })
+    };
+    let fixed = Some(Autoscaling { max_replicas: 2, ..Autoscaling::default() });
+    for (story, autoscaling, waiting, expected) in [
+        ("a person asked for it", None, 0, true),
+        ("demand asked for it", fixed, 0, true),
+        ("history may have, and nobody asks", predictive(0), 0, false),
+        ("a request waits", predictive(0), 1, true),
+        ("it is one of the fewest", predictive(1), 0, true),
+    ] {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let mut high = ModelDeployment::new("high", ModelDeploymentSpec { autoscaling, ..of_tier("high") });
+        high.metadata.namespace = Some("ns".to_owned());
+        let entry = serde_json::json!({"gateway": "g", "reportedAt": now, "waiting": waiting});
+        let status = serde_json::from_value(serde_json::json!({"demand": [entry]})).unwrap();
+        high.status = Some(status);
+        let high = crate::validate::read(&view, &high).unwrap();
+        let (placement, _) = checked(&view, &high);
+        assert_eq!(!placement.preempt.is_empty(), expected, "{story}");
     }
 }
 
