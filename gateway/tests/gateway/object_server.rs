@@ -115,6 +115,7 @@ pub fn api_server(address: SocketAddr, objects: StoredObjects) -> tokio::runtime
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let router = Router::new()
         .route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch))
+        .route("/api/v1/{plural}", get(list_or_watch_core))
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}", get(list_namespace).post(create))
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}", delete(remove).get(read))
@@ -172,6 +173,18 @@ async fn list_or_watch(
         }
     })
     .into_response()
+}
+
+/// The same of Kubernetes' own kinds, of which it serves those that the test has stored.
+async fn list_or_watch_core(
+    state: State<StoredObjects>,
+    plural: Path<String>,
+    query: Query<BTreeMap<String, String>>,
+) -> Response {
+    if state.of(&plural).is_empty() {
+        return failure(404, "the test has none of this kind");
+    }
+    list_or_watch(state, plural, query).await
 }
 
 /// An API server's error.

@@ -24,19 +24,22 @@ const REQUESTS: usize = 10_000;
 /// Requests at once.
 const AT_ONCE: usize = 16;
 /// Of the house, and of the internet: both on loopback's interface here.
-const LAN: &str = "192.168.77.1";
-const CLOUD: &str = "93.184.216.34";
+pub const LAN: &str = "192.168.77.1";
+pub const CLOUD: &str = "93.184.216.34";
 /// Set where this program runs in a network of its own.
 const APART: &str = "RUSSET_ZONE_CAPTURE";
-/// This test, as the program is told to run it.
-const TEST: &str = "zone_capture::not_one_packet_of_ten_thousand_requests_leaves_its_zone";
 
 #[test]
 fn not_one_packet_of_ten_thousand_requests_leaves_its_zone() {
+    apart("zone_capture::not_one_packet_of_ten_thousand_requests_leaves_its_zone", captured());
+}
+
+/// Runs this program with this test alone in a network of its own, and in it `inside`.
+pub fn apart(test: &str, inside: impl Future<Output = ()>) {
     if std::env::var_os(APART).is_some() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        return runtime.block_on(captured());
+        return runtime.block_on(inside);
     }
     let mut apart = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -52,7 +55,7 @@ fn not_one_packet_of_ten_thousand_requests_leaves_its_zone() {
         return;
     }
     apart.arg(std::env::current_exe().unwrap());
-    let run = apart.args(["--exact", TEST, "--nocapture"]).env(APART, "1").output().unwrap();
+    let run = apart.args(["--exact", test, "--nocapture"]).env(APART, "1").output().unwrap();
     let said = [run.stdout, run.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     assert!(run.status.success() && said.contains("1 passed"), "{said}");
@@ -60,20 +63,27 @@ fn not_one_packet_of_ten_thousand_requests_leaves_its_zone() {
 }
 
 /// Packets on the wire to or from addresses that are not of loopback.
-struct Capture {
+pub struct Capture {
     packets: Arc<Mutex<Vec<Packet>>>,
     stop: Arc<AtomicBool>,
     reader: Option<std::thread::JoinHandle<()>>,
 }
 
 #[derive(Clone)]
-struct Packet {
-    to: IpAddr,
-    bytes: Vec<u8>,
+pub struct Packet {
+    pub to: IpAddr,
+    pub bytes: Vec<u8>,
+}
+
+impl Packet {
+    /// Whether this text is in it.
+    pub fn has(&self, text: &str) -> bool {
+        self.bytes.windows(text.len()).any(|part| part == text.as_bytes())
+    }
 }
 
 impl Capture {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let wire = socket(AddressFamily::PACKET, SocketType::RAW, Some(eth::ALL)).unwrap();
         sockopt::set_socket_recv_buffer_size(&wire, 64 << 20).unwrap();
         sockopt::set_socket_timeout(&wire, sockopt::Timeout::Recv, Some(Duration::from_millis(50))).unwrap();
@@ -100,7 +110,7 @@ impl Capture {
         Self { packets, stop, reader: Some(reader) }
     }
 
-    fn packets(&self) -> Vec<Packet> {
+    pub fn packets(&self) -> Vec<Packet> {
         self.packets.lock().unwrap().clone()
     }
 }
@@ -311,11 +321,7 @@ async fn captured() {
     }
     // The wire shows what may leave, so it would show the rest.
     tokio::time::timeout(crate::harness::TEST_TIMEOUT, async {
-        while !capture
-            .packets()
-            .iter()
-            .any(|packet| packet.bytes.windows(11).any(|text| text == b"marker-Lan-"))
-        {
+        while !capture.packets().iter().any(|packet| packet.has("marker-Lan-")) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
@@ -333,8 +339,7 @@ async fn captured() {
     assert_eq!(to(CLOUD), 0, "not even a handshake");
     assert!(to(LAN) > 1000 && refused > 1000 && may_leave > 300, "the policies were not random");
     for packet in &packets {
-        let local = b"marker-Local-";
-        assert!(!packet.bytes.windows(local.len()).any(|text| text == local), "a request left");
+        assert!(!packet.has("marker-Local-"), "a request left");
     }
     assert!(prompts(&lan).iter().all(|prompt| prompt.starts_with("marker-Lan-")), "{:?}", prompts(&lan));
     assert_eq!(cloud.asked().len(), 0);
