@@ -179,10 +179,10 @@ impl OwnInbox {
         if let Some(follower) = follower {
             return self.follow(api, dialect, id, entry, follower).await;
         }
-        // Its answer, if it comes in time.
-        let _ = timeout(preference.wait, entry.gone()).await;
+        // Its answer, if it comes in time. Who does not wait is told that it is accepted, however soon it comes.
+        let has_come = !preference.wait.is_zero() && timeout(preference.wait, entry.gone()).await.is_ok();
         let row = self.row(entry.id()).await?;
-        let mut response = self.response(api, row, false)?;
+        let mut response = if has_come { self.response(api, row, false)? } else { accepted_response(row) };
         let applied = HeaderValue::from_static("respond-async");
         response.headers_mut().insert(PREFERENCE_APPLIED, applied);
         Ok(response)
