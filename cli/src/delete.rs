@@ -10,8 +10,10 @@ use crate::stdout::outln;
 /// Arguments of `russet delete`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// `resource/name`, such as `modeldeployment/smoke`.
+    /// `resource/name`, such as `modeldeployment/smoke`, or the resource alone and the name behind it.
     object: String,
+    /// Name of the object.
+    name: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
@@ -19,9 +21,13 @@ pub struct Arguments {
 /// Asks the server to delete the object. Finalizers and dependants are left to the server.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
-    let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace()).await?;
+    let object = match &arguments.name {
+        Some(name) => format!("{}/{name}", arguments.object),
+        None => arguments.object,
+    };
+    let path = resources::path_of(&client, &object, &arguments.connection.namespace()).await?;
     let request = http::Request::delete(path).body(Vec::new())?;
     client.request::<Value>(request).await?;
-    outln!("{} deleted", arguments.object)?;
+    outln!("{object} deleted")?;
     Ok(())
 }

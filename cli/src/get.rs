@@ -10,7 +10,7 @@ use crate::stdout::{out, outln};
 /// Arguments of `russet get`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Resource, such as `modeldeployments`, `mdeploy`, or `russet` for all of Russet's kinds.
+    /// Resource, such as `modeldeployments`, `mdeploy`, several with commas between them, or `russet` for all of Russet's kinds.
     resource: String,
     /// Name of one object.
     name: Option<String>,
@@ -35,7 +35,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         (Some((word, name)), None) => (word.to_owned(), Some(name.to_owned())),
         _ => (arguments.resource.clone(), arguments.name.clone()),
     };
-    let found = resources::named(&all, &word)?;
+    let found: Vec<Vec<_>> =
+        word.split(',').map(|word| resources::named(&all, word)).collect::<Result<_>>()?;
+    let found = found.concat();
     let several = found.len() > 1;
     let namespace = arguments.connection.namespace();
     for (index, resource) in found.into_iter().enumerate() {

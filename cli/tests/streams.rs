@@ -174,6 +174,14 @@ fn verbs_and_daemons_survive_output_that_goes_nowhere() {
     assert_eq!(answer(&["get", "accesskeys", "--data-dir", at], ""), "No resources found.\n");
     let secrets = answer(&["get", "secrets", "-n", "kube-system", "--data-dir", at], "");
     assert!(!secrets.contains("bootstrap-token"), "{secrets}");
+    // Several resources in one word, and an object in two, as with kubectl.
+    answer(&["key", "create", "laptop", "--data-dir", at], "");
+    let both = answer(&["get", "accesskeys,models", "--data-dir", at], "");
+    assert!(both.contains("accesskeys\n") && both.contains("laptop"), "{both}");
+    assert_eq!(
+        answer(&["delete", "accesskey", "laptop", "--data-dir", at], ""),
+        "accesskey/laptop deleted\n"
+    );
     // Its log went nowhere all the while.
     assert_eq!(server.0.try_wait().unwrap(), None, "the control plane ended");
 }
