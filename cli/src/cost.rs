@@ -21,7 +21,7 @@ use crate::client::Connection;
 use crate::data_dir::DataDir;
 use crate::stdout::{out, outln};
 use crate::time_span;
-use machines::{MachineCosts, machine_costs};
+use machines::{MachineCosts, costs_begin, machine_costs};
 use text::CostReport;
 
 /// How long the cluster may take to say what its machines cost: the table needs it no more than that.
@@ -120,7 +120,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let period = AuditPeriod { since: Some(since), until };
     let usage = usage(&folder, &period, &fields, &TimeZone::system(), elsewhere.as_ref())?;
     let now = Timestamp::now();
-    let machines = ask_machines(&connection, since, until.map_or(now, |until| until.min(now))).await;
+    let begin = costs_begin(since, usage.began);
+    let machines = ask_machines(&connection, begin, until.map_or(now, |until| until.min(now))).await;
     let report = CostReport { usage, by, is_compared: elsewhere.is_some(), machines };
     if json {
         outln!("{}", report.as_json())?;

@@ -39,16 +39,22 @@ impl std::error::Error for InvalidMoney {}
 impl Money {
     /// Nothing.
     pub const ZERO: Self = Self { nanos: 0 };
+    /// The largest amount that a text may have. Sums and products stay there: an amount that is written can be read.
+    pub const MAX: Self = Self { nanos: 999_999_999_999_999_999 };
+
+    /// So many billionths, at most [`Self::MAX`].
+    pub fn of_nanos(nanos: u128) -> Self {
+        Self { nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }.min(Self::MAX)
+    }
 
     /// What `tokens` cost at this price for a million of them, rounded up.
     pub fn for_tokens(self, tokens: u64) -> Self {
-        let nanos = (u128::from(self.nanos) * u128::from(tokens)).div_ceil(1_000_000);
-        Self { nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
+        Self::of_nanos((u128::from(self.nanos) * u128::from(tokens)).div_ceil(1_000_000))
     }
 
     /// Both together.
     pub fn plus(self, other: Self) -> Self {
-        Self { nanos: self.nanos.saturating_add(other.nanos) }
+        Self::of_nanos(u128::from(self.nanos) + u128::from(other.nanos))
     }
 }
 
@@ -72,10 +78,12 @@ impl FromStr for Money {
 
 impl fmt::Display for Money {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fraction = format!("{:09}", self.nanos % NANOS);
+        // A text of more digits could not be read again.
+        let Self { nanos } = (*self).min(Self::MAX);
+        let fraction = format!("{:09}", nanos % NANOS);
         // Cents are always shown.
         let (cents, rest) = fraction.split_at(2);
-        write!(formatter, "{}.{cents}{}", self.nanos / NANOS, rest.trim_end_matches('0'))
+        write!(formatter, "{}.{cents}{}", nanos / NANOS, rest.trim_end_matches('0'))
     }
 }
 
@@ -159,11 +167,31 @@ mod tests {
             ("0.15", 1, 150),
             ("0.000001", 1, 1),
             ("0", u64::MAX, 0),
-            ("999999999", u64::MAX, u64::MAX),
+            ("999999999", u64::MAX, Money::MAX.nanos),
             ("3", 0, 0),
         ] {
             assert_eq!(price(text).for_tokens(tokens).nanos, nanos, "{text} × {tokens}");
         }
-        assert_eq!(Money { nanos: u64::MAX }.plus(Money { nanos: 1 }).nanos, u64::MAX);
+        assert_eq!(Money { nanos: u64::MAX }.plus(Money { nanos: 1 }), Money::MAX);
+    }
+
+    #[test]
+    fn amounts_that_saturate_are_read_as_they_are_written() {
+        let dear: Money = "999999999.999999999".parse().unwrap();
+        assert_eq!(dear, Money::MAX);
+        for (money, read) in [
+            (Money::ZERO, Money::ZERO),
+            (dear, Money::MAX),
+            (dear.plus(dear), Money::MAX),
+            (dear.for_tokens(u64::MAX), Money::MAX),
+            (Money::of_nanos(u128::MAX), Money::MAX),
+            (Money::of_nanos(7), Money { nanos: 7 }),
+            // Whoever builds one from a number.
+            (Money { nanos: Money::MAX.nanos + 1 }, Money::MAX),
+            (Money { nanos: u64::MAX }, Money::MAX),
+        ] {
+            let json = serde_json::to_string(&money).unwrap();
+            assert_eq!(serde_json::from_str::<Money>(&json).unwrap(), read, "{json}");
+        }
     }
 }

@@ -46,11 +46,15 @@ pub struct NodeHardware {
 }
 
 impl NodeHardware {
-    /// The part of the price that `seconds` take.
-    pub fn written_off(&self, seconds: u64) -> Money {
-        let lifetime = u128::from(SECONDS_PER_YEAR) * u128::from(self.lifetime_years.max(1));
-        let nanos = u128::from(self.price.nanos) * u128::from(seconds) / lifetime;
-        Money { nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
+    /// The part of the price that the time from `from` to `until` takes, in seconds since the machine joined. Once its
+    /// lifetime is over, all of it is written off.
+    pub fn written_off(&self, from: u64, until: u64) -> Money {
+        let lifetime = SECONDS_PER_YEAR.saturating_mul(self.lifetime_years.max(1).into());
+        let nanos_until = |seconds: u64| {
+            u128::from(self.price.nanos) * u128::from(seconds.min(lifetime)) / u128::from(lifetime)
+        };
+        // Differences of what is written off at two times add up to the price.
+        Money::of_nanos(nanos_until(until).saturating_sub(nanos_until(from)))
     }
 }
 
@@ -137,15 +141,22 @@ mod tests {
 
     #[test]
     fn hardware_is_written_off_in_equal_parts() {
-        for (price, lifetime_years, seconds, nanos) in [
-            ("4000", 4, SECONDS_PER_YEAR, 1_000_000_000_000),
-            ("4000", 4, 0, 0),
-            ("3155.76", 1, 100_000, 10_000_000_000),
-            ("1", 0, SECONDS_PER_YEAR, 1_000_000_000),
-            ("999999999", 1, u64::MAX, u64::MAX),
+        const YEAR: u64 = SECONDS_PER_YEAR;
+        for (price, lifetime_years, from, until, expected) in [
+            ("4000", 4, 0, YEAR, "1000"),
+            ("4000", 4, 2 * YEAR, 3 * YEAR, "1000"),
+            ("4000", 4, 0, 0, "0"),
+            ("3155.76", 1, 0, 100_000, "10"),
+            ("1", 0, 0, YEAR, "1"),
+            ("4000", 4, 3 * YEAR, 9 * YEAR, "1000"),
+            ("4000", 4, 4 * YEAR, 5 * YEAR, "0"),
+            ("4000", 4, YEAR, 0, "0"),
+            ("10", 1, YEAR / 3, YEAR, "6.666666667"),
+            ("999999999", 1, 0, u64::MAX, "999999999"),
         ] {
             let hardware = NodeHardware { price: price.parse().unwrap(), lifetime_years };
-            assert_eq!(hardware.written_off(seconds), Money { nanos }, "{hardware:?} for {seconds} s");
+            let expected: Money = expected.parse().unwrap();
+            assert_eq!(hardware.written_off(from, until), expected, "{hardware:?} from {from} to {until}");
         }
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct EngineUse {
     pub(crate) source: Option<PowerSource>,
     /// What the electricity cost.
     pub(crate) electricity: Option<Money>,
+    /// Whether an engine computed a part of it, and nobody knows at how many joules.
+    pub(crate) is_unmetered: bool,
 }
 
 impl EnginePart {
@@ -57,7 +59,7 @@ impl EnginePart {
     fn electricity(self) -> Option<Money> {
         let price = self.power?.price_per_hour?;
         let exact = u128::from(price.nanos) * u128::from(self.engine_microseconds?);
-        Some(Money { nanos: u64::try_from(exact.div_ceil(HOUR_MICROSECONDS)).unwrap_or(u64::MAX) })
+        Some(Money::of_nanos(exact.div_ceil(HOUR_MICROSECONDS)))
     }
 
     /// Joules, where they are known, and where their watts are from.
@@ -73,13 +75,17 @@ impl EnginePart {
 
 impl EngineTotal {
     /// Adds what another engine did, or the same one for another response. One that was lost before it answered and
-    /// said nothing adds nothing: what it computed until then is not known.
+    /// said nothing adds nothing: what it computed until then is not known. Nor does one that refused the request: it
+    /// computed nothing, at whatever watts.
     pub(crate) fn add(&mut self, part: EnginePart) {
         let EnginePart { engine_microseconds, has_answered, power } = part;
         let Some(microseconds) = engine_microseconds else {
             self.is_untimed |= has_answered;
             return;
         };
+        if microseconds == 0 && !has_answered {
+            return;
+        }
         self.has_parts = true;
         self.engine_microseconds = self.engine_microseconds.saturating_add(microseconds);
         self.source = self.source.max(power.map(|power| power.source));
@@ -102,6 +108,7 @@ impl EngineTotal {
             millijoules: is_powered.then_some(self.microjoules / 1000),
             source: self.source.filter(|_| is_powered),
             electricity: (is_powered && !self.is_unpriced).then_some(self.electricity),
+            is_unmetered: self.is_untimed || self.is_unpowered,
         }
     }
 }
@@ -128,6 +135,7 @@ mod tests {
         let unpriced = power(50, Measured, None);
         let second = Some(1_000_000);
         let lost = EnginePart { engine_microseconds: None, has_answered: false, power: measured };
+        let refused = |power| EnginePart { engine_microseconds: Some(0), has_answered: false, power };
         for (story, parts, expected) in [
             ("nothing computed", vec![], (None, None, None, None)),
             (
@@ -162,18 +170,37 @@ mod tests {
                 (second, Some(120_000), Some(Measured), Some("0.00001")),
             ),
             ("a client that left before the answer", vec![lost], (None, None, None, None)),
+            ("a refusal", vec![refused(None)], (None, None, None, None)),
+            (
+                "one that refuses, of unknown watts and price",
+                vec![refused(None), part(second, measured), refused(unpriced)],
+                (second, Some(120_000), Some(Measured), Some("0.00001")),
+            ),
+            (
+                "one that fails after it has computed",
+                vec![EnginePart { engine_microseconds: second, ..lost }],
+                (second, Some(120_000), Some(Measured), Some("0.00001")),
+            ),
             (
                 "more than there is",
                 vec![part(Some(u64::MAX), measured); 2],
                 (Some(u64::MAX), Some(u64::MAX / 1000), Some(Measured), Some("368934881.474191034")),
             ),
+            (
+                "more money than there is",
+                vec![part(Some(u64::MAX), power(1, Declared, Some("999999999")))],
+                (Some(u64::MAX), Some(u64::MAX / 1000), Some(Declared), Some("999999999.999999999")),
+            ),
         ] {
             let mut total = EngineTotal::default();
             parts.into_iter().for_each(|part| total.add(part));
-            let EngineUse { engine_microseconds, millijoules, source, electricity } = total.known();
+            let EngineUse { engine_microseconds, millijoules, source, electricity, is_unmetered } =
+                total.known();
             let (time, energy, from, money) = expected;
             assert_eq!((engine_microseconds, millijoules, source), (time, energy, from), "{story}");
             assert_eq!(electricity, money.map(|money: &str| money.parse().unwrap()), "{story}");
+            let names = ["no watts", "an old engine", "an old one goes on"];
+            assert_eq!(is_unmetered, names.contains(&story), "{story}");
         }
     }
 }

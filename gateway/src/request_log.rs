@@ -210,7 +210,8 @@ impl LogEntry {
         let [prompt_tokens, cached_tokens, completion_tokens] =
             [prompt_tokens, record.cached_tokens, completion_tokens].map(u64::from);
         let prompt_tokens = if record.is_count { 0 } else { prompt_tokens };
-        let EngineUse { engine_microseconds, millijoules, source, electricity } = record.engines.known();
+        let EngineUse { engine_microseconds, millijoules, source, electricity, is_unmetered } =
+            record.engines.known();
         let usage = AuditUsage {
             prompt_tokens,
             cached_tokens,
@@ -222,6 +223,7 @@ impl LogEntry {
             millijoules,
             power: source,
             electricity,
+            unmetered: is_unmetered,
         };
         CompletedRequest {
             request: self.id.unique.clone(),

@@ -7,7 +7,7 @@ use russet_crds::{InferenceNode, Money};
 /// Seconds of an hour, and watts of a kilowatt.
 const KILOWATT_HOUR_JOULES: u128 = 3_600 * 1000;
 
-/// What the machines of a cluster cost in a period, each from when it joined.
+/// What the machines that a cluster has now cost in a period, each from when it joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineCosts {
     /// How many there are.
@@ -22,17 +22,29 @@ pub struct MachineCosts {
     pub idle_electricity: Money,
     /// Machines of which nobody knows what they draw while they wait.
     pub without_idle_watts: usize,
+    /// Machines of which that is known, and not the price of their electricity.
+    pub without_electricity_price: usize,
+}
+
+/// When the machines begin to cost what is compared with answers: where both the period and the log have begun. Of what was
+/// answered before, nothing counts.
+pub fn costs_begin(since: Timestamp, log_began: Option<Timestamp>) -> Timestamp {
+    log_began.map_or(since, |began| began.max(since))
 }
 
 /// What these machines cost between two times.
 pub fn machine_costs(nodes: &[InferenceNode], since: Timestamp, until: Timestamp) -> MachineCosts {
     let mut costs = MachineCosts { machines: nodes.len(), ..MachineCosts::default() };
     for node in nodes {
-        let joined = node.metadata.creation_timestamp.as_ref().map_or(since, |created| created.0.max(since));
-        let seconds = u64::try_from(until.as_second().saturating_sub(joined.as_second())).unwrap_or(0);
+        let joined = node.metadata.creation_timestamp.as_ref().map_or(since, |created| created.0);
+        let age =
+            |at: Timestamp| u64::try_from(at.as_second().saturating_sub(joined.as_second())).unwrap_or(0);
+        let seconds = age(until).saturating_sub(age(since));
         let energy = node.spec.energy.clone().unwrap_or_default();
         match &energy.hardware {
-            Some(hardware) => costs.hardware = costs.hardware.plus(hardware.written_off(seconds)),
+            Some(hardware) => {
+                costs.hardware = costs.hardware.plus(hardware.written_off(age(since), age(until)))
+            }
             None => costs.without_price += 1,
         }
         let measured = node.status.as_ref().and_then(|status| status.energy.as_ref());
@@ -42,9 +54,12 @@ pub fn machine_costs(nodes: &[InferenceNode], since: Timestamp, until: Timestamp
         };
         let joules = u64::from(watts).saturating_mul(seconds);
         costs.idle_millijoules = costs.idle_millijoules.saturating_add(joules.saturating_mul(1000));
-        let price = energy.price_per_kilowatt_hour.unwrap_or_default();
-        let nanos = u128::from(price.nanos) * u128::from(joules) / KILOWATT_HOUR_JOULES;
-        let electricity = Money { nanos: u64::try_from(nanos).unwrap_or(u64::MAX) };
+        let Some(price) = energy.price_per_kilowatt_hour else {
+            costs.without_electricity_price += 1;
+            continue;
+        };
+        let electricity =
+            Money::of_nanos(u128::from(price.nanos) * u128::from(joules) / KILOWATT_HOUR_JOULES);
         costs.idle_electricity = costs.idle_electricity.plus(electricity);
     }
     costs
@@ -90,18 +105,32 @@ mod tests {
         let mut measured = node("measured", None, 0);
         let power = MeasuredPower { idle_watts: Some(5), busy_watts: None };
         measured.status = Some(InferenceNodeStatus { energy: Some(power), ..InferenceNodeStatus::default() });
+        // Its lifetime ends in the middle of the period.
+        let past = node("past", old.spec.energy.clone(), 315_576 / 2 - 3 * 31_557_600);
         let silent = node("silent", None, 0);
         let later = node("later", silent.spec.energy.clone(), 400_000);
-        let costs = machine_costs(&[old, young, measured, silent, later], since, until);
+        let costs = machine_costs(&[old, young, past, measured, silent, later], since, until);
         let expected = MachineCosts {
-            machines: 5,
-            hardware: money("15"),
+            machines: 6,
+            hardware: money("20"),
             without_price: 3,
-            idle_millijoules: 3_155_760_000 + 2 * 1_577_880_000,
-            idle_electricity: money("0.65745"),
+            idle_millijoules: 2 * 3_155_760_000 + 2 * 1_577_880_000,
+            idle_electricity: money("1.09575"),
             without_idle_watts: 2,
+            // What it draws is known, at no price: it is not for nothing.
+            without_electricity_price: 1,
         };
         assert_eq!(costs, expected);
         assert_eq!(machine_costs(&[], since, until), MachineCosts::default());
+    }
+
+    #[test]
+    fn machines_cost_from_where_the_log_begins() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (since, log_began, expected) in
+            [(100, None, 100), (100, Some(50), 100), (100, Some(100), 100), (100, Some(400), 400)]
+        {
+            assert_eq!(costs_begin(at(since), log_began.map(at)), at(expected), "{since} {log_began:?}");
+        }
     }
 }

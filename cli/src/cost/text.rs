@@ -84,7 +84,7 @@ impl CostReport {
     }
 
     fn notes(&self) -> Vec<String> {
-        let UsageReport { totals, kept_answers, uncounted, lost } = &self.usage;
+        let UsageReport { totals, kept_answers, uncounted, lost, began: _ } = &self.usage;
         let all = self.usage.total();
         let mut notes = Vec::new();
         if totals.is_empty() {
@@ -123,21 +123,29 @@ impl CostReport {
         notes
     }
 
-    /// What was saved by answering here.
+    /// What was saved by answering here: with the hardware that has a price, and without what has none.
     fn saving(&self) -> String {
         let all = self.usage.total();
-        let hardware = self.machines.as_ref().map(|machines| machines.hardware).unwrap_or_default();
+        let MachineCosts { machines, hardware, without_price, .. } =
+            self.machines.clone().unwrap_or_default();
         let (left, is_missing) = difference(all.elsewhere, &[all.electricity, hardware]);
-        let verdict =
-            if is_missing { format!("{left} more than there") } else { format!("{left} less than there") };
-        let rest = if self.machines.is_some() { " and hardware" } else { "" };
-        let unknown = if all.unmetered + all.unpriced_electricity > 0 {
-            ", without the electricity that nobody knows"
-        } else {
-            ""
+        let verdict = if is_missing { "more" } else { "less" };
+        let with_hardware = if machines > without_price { " and hardware" } else { "" };
+        let without = [
+            (all.unmetered + all.unpriced_electricity > 0)
+                .then(|| "the electricity that nobody knows".to_owned()),
+            (without_price > 0).then(|| format!("the hardware of {without_price} of {machines} machines")),
+            (self.usage.uncounted > 0)
+                .then(|| format!("{} requests of an earlier release", self.usage.uncounted)),
+        ];
+        let without: Vec<String> = without.into_iter().flatten().collect();
+        let without = match without.is_empty() {
+            true => String::new(),
+            false => format!(", without {}", without.join(", and without ")),
         };
         format!(
-            "What was answered here would have cost {} there: electricity{rest} cost {verdict}{unknown}.",
+            "What this cluster answered through this gateway would have cost {} there: electricity{with_hardware} cost \
+             {left} {verdict} than there{without}.",
             all.elsewhere
         )
     }
@@ -145,7 +153,7 @@ impl CostReport {
     /// For programs.
     pub fn as_json(&self) -> Value {
         let Self { usage, by, is_compared, machines } = self;
-        let UsageReport { totals, kept_answers, uncounted, lost } = usage;
+        let UsageReport { totals, kept_answers, uncounted, lost, began } = usage;
         let row = |key: &[String], total: &UsageTotal| {
             let mut row = row_json(total, *is_compared);
             for (field, value) in by.iter().zip(key) {
@@ -156,7 +164,7 @@ impl CostReport {
         let rows: Vec<Value> = totals.iter().map(|(key, total)| row(key, total)).collect();
         json!({
             "rows": rows, "total": row(&[], &usage.total()), "keptAnswers": kept_answers, "uncountedRequests": uncounted,
-            "lostEntries": lost, "machines": machines.as_ref().map(machines_json),
+            "lostEntries": lost, "logBegan": began.map(|began| began.to_string()), "machines": machines.as_ref().map(machines_json),
         })
     }
 }
@@ -185,14 +193,19 @@ fn machine_note(costs: &MachineCosts) -> String {
         idle_millijoules,
         idle_electricity,
         without_idle_watts,
+        without_electricity_price,
     } = costs;
     let of = |unknown: &usize| match unknown {
         0 => String::new(),
         unknown => format!(" ({unknown} of {machines} machines without a figure)"),
     };
+    let unpriced = match without_electricity_price {
+        0 => String::new(),
+        unpriced => format!(" ({unpriced} of {machines} machines without a price of electricity)"),
+    };
     format!(
-        "In no row: hardware written off in the period, {hardware}{}; and what machines draw while they only wait, \
-         at most {}, {idle_electricity}{}.",
+        "In no row, of machines that are here now, since the log or the period began: hardware written off, \
+         {hardware}{}; and what they draw while they only wait, at most {}{}, {idle_electricity}{unpriced}.",
         of(without_price),
         watt_hours(*idle_millijoules),
         of(without_idle_watts)
@@ -234,10 +247,12 @@ fn machines_json(costs: &MachineCosts) -> Value {
         idle_millijoules,
         idle_electricity,
         without_idle_watts,
+        without_electricity_price,
     } = costs;
     json!({
         "machines": machines, "hardware": hardware, "withoutPrice": without_price,
         "idleMillijoules": idle_millijoules, "idleElectricity": idle_electricity, "withoutIdleWatts": without_idle_watts,
+        "withoutElectricityPrice": without_electricity_price,
     })
 }
 
@@ -268,7 +283,8 @@ mod tests {
         let totals =
             [(key("default/a", "m"), here), (key("default/a", "n"), away), (key("default/b", "m"), old)]
                 .into();
-        let usage = UsageReport { totals, kept_answers: 3, uncounted: 0, lost: 1 };
+        let began = Some("2026-11-01T00:00:00Z".parse().unwrap());
+        let usage = UsageReport { totals, kept_answers: 3, uncounted: 0, lost: 1, began };
         CostReport { usage, by: vec![CostField::Key, CostField::Model], is_compared, machines }
     }
 
@@ -280,6 +296,7 @@ mod tests {
             idle_millijoules: 36_000_000_000,
             idle_electricity: money("3"),
             without_idle_watts: 0,
+            without_electricity_price: 2,
         })
     }
 
@@ -293,8 +310,8 @@ default/b   m       1          0        0        0        0.00     ?           ?
 all                 4          2000     400      200      0.25+?   25.0 Wh+?   0.0075+?      2.50
 
 COST is what providers cost. ENERGY is what machines of this cluster drew while they computed: 20.0 Wh by watts that were measured, 5.000 Wh by watts that an owner declared.
-In no row: hardware written off in the period, 1.50 (1 of 3 machines without a figure); and what machines draw while they only wait, at most 10.00 kWh, 3.00.
-What was answered here would have cost 2.50 there: electricity and hardware cost 0.9925 less than there, without the electricity that nobody knows.
+In no row, of machines that are here now, since the log or the period began: hardware written off, 1.50 (1 of 3 machines without a figure); and what they draw while they only wait, at most 10.00 kWh, 3.00 (2 of 3 machines without a price of electricity).
+What this cluster answered through this gateway would have cost 2.50 there: electricity and hardware cost 0.9925 less than there, without the electricity that nobody knows, and without the hardware of 1 of 3 machines.
 Answers of providers without a price, not in COST: 1.
 Requests of which nobody knows what they drew, not in ENERGY: 2.
 Requests that got an answer which was kept, not in the table: 3.
@@ -303,6 +320,16 @@ Entries of the log that could not be written: 1.
         assert_eq!(report(true, machines("1.50")).shown(), expected);
         let dear = report(true, machines("12.4925")).shown();
         assert!(dear.contains("electricity and hardware cost 10.00 more than there"), "{dear}");
+        let all_unpriced = MachineCosts { machines: 3, without_price: 3, ..MachineCosts::default() };
+        let mut unpriced = report(true, Some(all_unpriced));
+        unpriced.usage.uncounted = 4;
+        let unpriced = unpriced.shown();
+        for part in [
+            "there: electricity cost 2.4925 less than there, without the electricity that nobody knows",
+            ", and without the hardware of 3 of 3 machines, and without 4 requests of an earlier release.",
+        ] {
+            assert!(unpriced.contains(part), "{unpriced}");
+        }
         let alone = report(true, None).shown();
         assert!(alone.contains("electricity cost 2.4925 less than there"), "{alone}");
         assert!(alone.contains("The cluster could not be asked for its machines"), "{alone}");
@@ -330,6 +357,8 @@ Entries of the log that could not be written: 1.
             (&json["machines"]["hardware"], &json["machines"]["withoutPrice"]),
             (&json!("1.50"), &json!(1))
         );
+        assert_eq!(json["machines"]["withoutElectricityPrice"], 2);
+        assert_eq!(json["logBegan"], "2026-11-01T00:00:00Z");
         let alone = report(false, None).as_json();
         assert_eq!((&alone["machines"], &alone["total"]["elsewhere"]), (&Value::Null, &Value::Null));
     }

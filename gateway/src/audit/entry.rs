@@ -104,6 +104,10 @@ pub struct AuditUsage {
     /// What that electricity cost; none where one of the machines has no price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub electricity: Option<Money>,
+    /// Whether engines of this cluster computed a part of it, and nobody knows at how many joules, whoever answered the
+    /// rest.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unmetered: bool,
 }
 
 /// A line, before it is signed.

@@ -67,6 +67,8 @@ pub struct UsageReport {
     pub uncounted: u64,
     /// Entries that could not be written.
     pub lost: u64,
+    /// When the log begins: of what was answered before, nothing counts.
+    pub began: Option<Timestamp>,
 }
 
 impl UsageReport {
@@ -100,11 +102,12 @@ impl UsageReport {
             millijoules,
             power,
             electricity,
+            unmetered,
         } = used;
         let total = self.totals.entry(key).or_default();
         let is_computed_here = provider.is_none() && prompt_tokens.saturating_add(*completion_tokens) > 0;
         match millijoules {
-            None => total.unmetered += u64::from(is_computed_here),
+            None => total.unmetered += u64::from(is_computed_here || *unmetered),
             Some(millijoules) => {
                 let measured = if *power == Some(PowerSource::Measured) { *millijoules } else { 0 };
                 total.millijoules = total.millijoules.saturating_add(*millijoules);
@@ -151,6 +154,7 @@ pub fn usage(
         }
     })?;
     report.lost = verified.lost;
+    report.began = verified.span.map(|(first, _)| first);
     Ok(report)
 }
 
@@ -222,6 +226,8 @@ mod tests {
             ),
             ended("default/a", "m", Some(computed(tokens(1000, 0, 100), PowerSource::Declared, None))),
             ended("default/a", "n", Some(away(Some("0.25")))),
+            // Two responses: a provider answered one, and an engine of unknown watts the other.
+            ended("default/c", "n", Some(AuditUsage { unmetered: true, ..away(Some("0.25")) })),
             ended("", "m", Some(away(None))),
             ended("", "m", Some(AuditUsage { kept_answer: true, ..tokens(7, 0, 7) })),
             ended("", "m", None),
@@ -253,11 +259,14 @@ mod tests {
             ..UsageTotal::default()
         };
         assert_eq!(report.totals[&key("default/a", "m")], expected);
-        assert_eq!(report.totals[&key("default/a", "n")].cost, money("0.25"));
+        for (name, unmetered) in [("default/a", 0), ("default/c", 1)] {
+            let total = report.totals[&key(name, "n")];
+            assert_eq!((total.cost, total.unmetered), (money("0.25"), unmetered), "{name}");
+        }
         let unpriced = report.totals[&key("-", "m")];
         // What a provider or nobody computed needs no figure.
         assert_eq!((unpriced.unpriced, unpriced.cost, unpriced.unmetered), (1, Money::ZERO, 1));
-        assert_eq!((report.total().requests, report.total().unmetered), (6, 1));
+        assert_eq!((report.total().requests, report.total().unmetered), (7, 2));
         let by_provider = read(&[UsageField::Provider], None);
         let names: Vec<&str> = by_provider.totals.keys().map(|key| key[0].as_str()).collect();
         assert_eq!((names, by_provider.total().elsewhere), (vec!["default/p", "here"], Money::ZERO));
@@ -265,6 +274,7 @@ mod tests {
         assert_eq!(read(&[], None).total(), by_provider.total());
         let future = AuditPeriod { since: Some("2200-01-01T00:00:00Z".parse().unwrap()), until: None };
         let none = usage(folder.path(), &future, &[], &TimeZone::UTC, None).unwrap();
-        assert_eq!(none, UsageReport::default());
+        assert!(report.began.is_some());
+        assert_eq!(none, UsageReport { began: report.began, ..UsageReport::default() });
     }
 }

@@ -3,9 +3,11 @@
 //! and money, see `energy`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use russet_crds::GroupEnergy;
 use russet_wire::event::{EngineEvent, GenerationEvent};
+use tokio::time::Instant;
 
 use crate::energy::EnginePart;
 use crate::metrics::Metrics;
@@ -17,6 +19,8 @@ pub(super) struct EngineMeter {
     /// The model as the client named it.
     model: String,
     recorder: EngineRecorder,
+    /// When it was made: before the engine got the request.
+    began: Instant,
     part: EnginePart,
 }
 
@@ -29,7 +33,7 @@ impl EngineMeter {
         power: Option<GroupEnergy>,
     ) -> Self {
         let part = EnginePart { engine_microseconds: None, has_answered: false, power };
-        Self { metrics, model, recorder, part }
+        Self { metrics, model, recorder, began: Instant::now(), part }
     }
 
     /// Reads an event, which has what was computed up to it.
@@ -47,13 +51,41 @@ impl EngineMeter {
     }
 
     fn set(&mut self, engine_microseconds: Option<u64>) {
-        self.part.engine_microseconds = engine_microseconds.or(self.part.engine_microseconds);
+        let said = engine_microseconds.map(|said| credible(said, self.began.elapsed()));
+        self.part.engine_microseconds = said.or(self.part.engine_microseconds);
     }
+}
+
+/// Of the microseconds that an engine says it has computed for a request, as many as have passed since it got it: a
+/// request has at most all of a group's time.
+fn credible(microseconds: u64, elapsed: Duration) -> u64 {
+    microseconds.min(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
 }
 
 impl Drop for EngineMeter {
     fn drop(&mut self) {
         self.recorder.computed(self.part);
         self.metrics.energy(&self.model, self.part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_computes_no_longer_than_it_had_the_request() {
+        let second = Duration::from_secs(1);
+        for (said, elapsed, expected) in [
+            (0, second, 0),
+            (999_999, second, 999_999),
+            (1_000_000, second, 1_000_000),
+            (1_000_001, second, 1_000_000),
+            (u64::MAX, second, 1_000_000),
+            (u64::MAX, Duration::ZERO, 0),
+            (u64::MAX, Duration::MAX, u64::MAX),
+        ] {
+            assert_eq!(credible(said, elapsed), expected, "{said} µs in {elapsed:?}");
+        }
     }
 }

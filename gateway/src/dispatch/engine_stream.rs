@@ -64,7 +64,7 @@ pub(super) struct EngineStream {
     active: ActiveRequest,
     in_flight: InFlightGuard,
     /// What it computes for the request.
-    meter: Option<EngineMeter>,
+    meter: Option<Box<EngineMeter>>,
 }
 
 impl EngineStream {
@@ -103,7 +103,7 @@ impl EngineStream {
 
     /// The same, with what reads how long it computes for the request.
     pub(super) fn metered(self, meter: EngineMeter) -> Self {
-        Self { meter: Some(meter), ..self }
+        Self { meter: Some(Box::new(meter)), ..self }
     }
 
     /// The next `Started`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping

@@ -15,12 +15,13 @@ use crate::harness::{
     GatewayLab, ScriptStep, TEST_TIMEOUT, finished, limits, started, token, wait_for_metric,
 };
 
-const SECOND: u64 = 1_000_000;
+/// Microseconds for which an engine computes at a time.
+const TURN: u64 = 20_000;
 
-/// 120 W that were measured, at 0.30 a kilowatt hour.
+/// 6 kW that were measured, at 0.30 a kilowatt hour: 120 J a turn.
 fn measured() -> GroupEnergy {
-    let price_per_hour = Some("0.036".parse().unwrap());
-    GroupEnergy { busy_watts: 120, source: PowerSource::Measured, price_per_hour }
+    let price_per_hour = Some("1.80".parse().unwrap());
+    GroupEnergy { busy_watts: 6000, source: PowerSource::Measured, price_per_hour }
 }
 
 /// An answer for which so much is computed before each of its tokens.
@@ -59,10 +60,10 @@ async fn energy_of_a_request_is_its_engine_time_by_the_watts() {
     let folder = tempfile::tempdir().unwrap();
     let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
     let end = [finished(FinishReason::Stop)];
-    let steps = answer([SECOND, 2 * SECOND], &end);
+    let steps = answer([TURN, 2 * TURN], &end);
     let new = lab.engine("a", move |_| steps.clone());
     let old = lab.engine("b", move |_| [vec![started(), token("a")], end.to_vec()].concat());
-    let pooled = lab.engine("c", |_| vec![ScriptStep::Compute(SECOND / 2)]);
+    let pooled = lab.engine("c", |_| vec![ScriptStep::Compute(TURN / 2)]);
     let ready = DeploymentState::Ready;
     let deployments = ["m", "unknown-watts", "old", "embeds"].into_iter().zip([&new, &new, &old, &pooled]);
     let engines: Vec<_> = deployments.map(|(name, engine)| (name, ready.clone(), [engine])).collect();
@@ -88,9 +89,9 @@ async fn energy_of_a_request_is_its_engine_time_by_the_watts() {
     for model in ["unknown-watts", "old"] {
         assert_eq!((used[model].millijoules, used[model].unmetered), (0, 1), "{model}");
     }
-    let expected = json!({"prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 3});
+    let expected = json!({"prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 3, "unmetered": true});
     assert_eq!(entry(folder.path(), "old"), expected, "of an engine that does not count nothing is claimed");
-    assert_eq!(entry(folder.path(), "unknown-watts")["engine_microseconds"], 2 * SECOND);
+    assert_eq!(entry(folder.path(), "unknown-watts")["engine_microseconds"], 2 * TURN);
     let embedded = entry(folder.path(), "embeds");
     assert_eq!((&embedded["millijoules"], &embedded["power"]), (&json!(60_000), &json!("Declared")));
     assert_eq!((used["embeds"].measured_millijoules, used["embeds"].unpriced_electricity), (0, 1));
@@ -111,7 +112,7 @@ async fn energy_of_a_request_is_its_engine_time_by_the_watts() {
 async fn a_client_that_leaves_pays_for_what_was_computed() {
     let folder = tempfile::tempdir().unwrap();
     let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
-    let engine = lab.only_engine(answer([SECOND / 4, SECOND / 2], &[ScriptStep::Hang]));
+    let engine = lab.only_engine(answer([TURN / 4, TURN / 2], &[ScriptStep::Hang]));
     lab.change(|table| table.group_energy = [("default/m-0".to_owned(), measured())].into());
     let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
     let mut read = String::new();
@@ -130,15 +131,15 @@ async fn a_client_that_leaves_pays_for_what_was_computed() {
 async fn an_answer_of_two_engines_takes_the_energy_of_both() {
     let folder = tempfile::tempdir().unwrap();
     let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
-    let lost = answer([SECOND, SECOND], &[ScriptStep::Break(tonic::Code::Unavailable, "rank 0 died")]);
+    let lost = answer([TURN, TURN], &[ScriptStep::Break(tonic::Code::Unavailable, "rank 0 died")]);
     let first = lab.engine("a", move |_| lost.clone());
     let second = lab.engine("b", |request| {
         let emitted_tokens = request.emitted.len() as u32;
         let begin = ScriptStep::Say(GenerationEvent::Started { prompt_tokens: 7, emitted_tokens });
-        vec![begin, ScriptStep::Compute(3 * SECOND), token("c"), finished(FinishReason::Stop)]
+        vec![begin, ScriptStep::Compute(3 * TURN), token("c"), finished(FinishReason::Stop)]
     });
     lab.publish(&[("m", DeploymentState::Ready, &[&first])]);
-    let power = GroupEnergy { busy_watts: 40, source: PowerSource::Declared, ..measured() };
+    let power = GroupEnergy { busy_watts: 2000, source: PowerSource::Declared, ..measured() };
     let groups = ["default/m-0", "default/m-1"];
     lab.change(|table| {
         table.group_energy = groups.map(str::to_owned).into_iter().zip([measured(), power]).collect();
@@ -160,11 +161,39 @@ async fn an_answer_of_two_engines_takes_the_energy_of_both() {
     assert!(read.contains("[DONE]"), "{read}");
     let total = used(folder.path(), 1).await["m"];
     assert_eq!((first.requests(), second.requests()), (1, 1));
-    // A second at 120 W and three at 40 W; one group was declared.
+    // A turn at 6 kW and three at 2 kW; one group was declared.
     assert_eq!((total.millijoules, total.measured_millijoules), (240_000, 0));
     let entry = entry(folder.path(), "m");
-    assert_eq!((&entry["engine_microseconds"], &entry["power"]), (&json!(4 * SECOND), &json!("Declared")));
+    assert_eq!((&entry["engine_microseconds"], &entry["power"]), (&json!(4 * TURN), &json!("Declared")));
     for line in ["source=\"measured\"} 120\n", "source=\"declared\"} 120\n"] {
         wait_for_metric(&lab, &format!("russet_gateway_energy_joules_total{{model_name=\"m\",{line}")).await;
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_claims_too_much_damages_no_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
+    let claims = ScriptStep::Claim(u64::MAX);
+    let engine = lab.only_engine(vec![started(), claims, token("a"), finished(FinishReason::Stop)]);
+    // Whatever an hour costs: a moment of it is more than there is.
+    let dear = Some("999999999.999999999".parse().unwrap());
+    let power = GroupEnergy { busy_watts: u32::MAX, price_per_hour: dear, ..measured() };
+    lab.change(|table| table.group_energy = [("default/m-0".to_owned(), power)].into());
+    let began = std::time::Instant::now();
+    let reply = lab.chat(json!({})).send().await.unwrap();
+    assert_eq!(reply.status(), 200);
+    reply.text().await.unwrap();
+    engine.running(0).await;
+    // To read what was used is to verify the log.
+    let total = used(folder.path(), 1).await["m"];
+    let passed = began.elapsed().as_micros();
+    let microseconds = entry(folder.path(), "m")["engine_microseconds"].as_u64().unwrap();
+    assert!(u128::from(microseconds) <= passed, "{microseconds} µs of {passed}");
+    assert_eq!(total.millijoules, microseconds * u64::from(u32::MAX) / 1000);
+    // A gateway that starts goes on with it.
+    let copy = tempfile::tempdir().unwrap();
+    let name = "audit-00000001.log";
+    std::fs::copy(folder.path().join(name), copy.path().join(name)).unwrap();
+    AuditLog::open(copy.path()).map(drop).unwrap();
 }

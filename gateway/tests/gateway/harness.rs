@@ -46,8 +46,10 @@ pub fn limits() -> DispatchLimits {
 #[derive(Clone)]
 pub enum ScriptStep {
     Say(GenerationEvent),
-    /// From now on it says that it has computed for so many microseconds.
+    /// Computes until it has done so for so many microseconds in all, and says so from now on.
     Compute(u64),
+    /// Says from now on that it has computed for so many microseconds, whatever it did.
+    Claim(u64),
     /// Prepares the prompt until the request is cancelled: the response does not begin. Only as the first step.
     Prepare,
     /// Prepares the prompt until the token is cancelled. Only as the first step.
@@ -240,6 +242,13 @@ impl Drop for RunningSlot {
     }
 }
 
+/// Takes the time, as an engine would, until so many microseconds are over in all.
+async fn compute(computed: Option<u64>, until: u64) -> Option<u64> {
+    let rest = until.saturating_sub(computed.unwrap_or_default());
+    tokio::time::sleep(Duration::from_micros(rest)).await;
+    Some(until)
+}
+
 type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl ScriptedService {
@@ -258,7 +267,8 @@ impl ScriptedService {
                     return Ok((Some(failure.into()), computed));
                 }
                 ScriptStep::Say(_) => {}
-                ScriptStep::Compute(microseconds) => computed = Some(microseconds),
+                ScriptStep::Compute(until) => computed = compute(computed, until).await,
+                ScriptStep::Claim(microseconds) => computed = Some(microseconds),
                 ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
                 ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                 ScriptStep::Break(code, message) => return Err(Status::new(code, message)),
@@ -382,7 +392,10 @@ impl Service for ScriptedService {
             for step in steps {
                 match step {
                     ScriptStep::Say(event) => yield Ok(EngineEvent { event, engine_microseconds }.into()),
-                    ScriptStep::Compute(microseconds) => engine_microseconds = Some(microseconds),
+                    ScriptStep::Compute(until) => {
+                        engine_microseconds = compute(engine_microseconds, until).await;
+                    }
+                    ScriptStep::Claim(microseconds) => engine_microseconds = Some(microseconds),
                     ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
                     ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                     ScriptStep::Break(code, message) => {

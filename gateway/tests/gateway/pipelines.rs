@@ -53,7 +53,7 @@ fn answer(request: &russet_rpc::engine::GenerateRequest) -> Vec<ScriptStep> {
         Some(_) => r#"{"ok": true, "score": 8}"#.to_owned(),
         None => format!("<{prompt}>"),
     };
-    vec![started(), ScriptStep::Compute(500_000), token(&text), finished(FinishReason::Stop)]
+    vec![started(), ScriptStep::Compute(10_000), token(&text), finished(FinishReason::Stop)]
 }
 
 impl PipelineLab {
@@ -253,7 +253,7 @@ fn chain() -> Value {
 async fn steps_follow_each_other_to_what_a_person_approved() {
     let lab = PipelineLab::start(answer, accept).await;
     let mut group = group(&lab.engine, 1, 3);
-    group["status"]["energy"] = json!({"busyWatts": 100, "source": "Declared", "pricePerHour": "0.036"});
+    group["status"]["energy"] = json!({"busyWatts": 5000, "source": "Declared", "pricePerHour": "1.80"});
     lab.objects.apply("shardgroups", group);
     lab.object("Pipeline", "brief", chain());
     lab.run(
@@ -274,7 +274,7 @@ async fn steps_follow_each_other_to_what_a_person_approved() {
     assert_eq!((status["progress"].as_str(), &status["step"]), (Some("4/4"), &Value::Null));
     assert_eq!(lab.output(&status, "draft").await, draft);
     assert_eq!(lab.output(&status, "deliver").await, r#"{"id":7}"#);
-    // Each answer is half a second at 100 W.
+    // Each answer is ten milliseconds at 5 kW.
     let used = |answers: u64, electricity: &str| {
         json!({
             "promptTokens": 7 * answers, "completionTokens": 3 * answers, "millijoules": 50_000 * answers,
