@@ -8,6 +8,7 @@
 
 mod address;
 mod copies;
+pub mod engine_activity;
 mod events;
 pub mod fabric;
 pub mod grants;
@@ -217,7 +218,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let (fabric, ports) = watch::channel(reported);
     let (linked, links) = watch::channel(links);
     let (measured_power, power) = watch::channel(before.energy);
-    let activity = machine_power::EngineActivity::default();
+    let activity = engine_activity::EngineActivity::default();
     let (found, measured) = watch::channel(measured);
     let idle = peers::IdleGate::new(report.granted());
     let files = TlsFiles::in_dir(&folder);

@@ -10,9 +10,10 @@ use russet_crds::MeasuredPower;
 use tokio::process::Command;
 use tokio::sync::watch;
 
+use crate::engine_activity::{EngineActivity, SampleWindow, SampleWindows, SampledWork};
 use crate::hardware;
 use crate::linux::{nvidia, thermal};
-use crate::machine_power::{ActivityTotals, EngineActivity, JouleIntegral, PowerAverages, SampledWork};
+use crate::machine_power::{JouleIntegral, PowerAverages};
 use crate::macos;
 use crate::metrics::AgentMetrics;
 
@@ -40,12 +41,10 @@ pub struct MachineLoad {
     pub swap_used: Option<u64>,
 }
 
-/// A sample, and what engines did while it was taken.
+/// A sample, and what engines did since the one before it.
 struct LoadSample {
     load: MachineLoad,
-    window: Duration,
-    before: ActivityTotals,
-    after: ActivityTotals,
+    window: SampleWindow,
 }
 
 /// Takes samples: for metrics, and for the power that the node reports.
@@ -66,21 +65,26 @@ impl LoadObserver {
         reported: Option<MeasuredPower>,
         reports: watch::Sender<Option<MeasuredPower>>,
     ) -> Self {
-        let averages = PowerAverages::restored(reported);
+        let averages = PowerAverages::restored(reported, Instant::now());
         let (machine_joules, gpu_joules) = Default::default();
         Self { metrics, activity, averages, machine_joules, gpu_joules, reports }
     }
 
     fn observe(&mut self, sample: LoadSample, now: Instant) {
-        let LoadSample { load, window, before, after } = sample;
+        let LoadSample { load, window } = sample;
         self.metrics.load(&load);
         self.metrics.energy("machine", self.machine_joules.add(load.watts, now));
         self.metrics.energy("gpu", self.gpu_joules.add(load.gpu_watts, now));
         if let Some(watts) = load.watts {
-            self.averages.add(watts, SampledWork::of(before, after, window, load.gpu));
+            self.averages.add(watts, SampledWork::of(window, load.gpu), now);
         }
-        if let Some(power) = self.averages.report(now) {
-            self.reports.send_replace(Some(power));
+        self.report(now);
+    }
+
+    /// Reports what is news, also that nothing is known any more.
+    fn report(&mut self, now: Instant) {
+        if self.averages.has_news(now) {
+            self.reports.send_replace(self.averages.reported());
         }
     }
 }
@@ -91,13 +95,12 @@ pub(crate) async fn run(tools: Option<PathBuf>, mut observer: LoadObserver) {
     if tools.is_none() {
         return mac(observer).await;
     }
-    let (mut sampled, mut before) = (Instant::now(), observer.activity.totals());
+    let mut windows = SampleWindows::new(Instant::now(), observer.activity.totals());
     loop {
-        // These tools say what is at this moment; engines are judged by the time since the moment before.
         let load = sample(tools.as_deref()).await;
-        let (now, after) = (Instant::now(), observer.activity.totals());
-        observer.observe(LoadSample { load, window: now.duration_since(sampled), before, after }, now);
-        (sampled, before) = (now, after);
+        let now = Instant::now();
+        let window = windows.next(now, observer.activity.totals());
+        observer.observe(LoadSample { load, window }, now);
         tokio::time::sleep(SAMPLE_INTERVAL).await;
     }
 }
@@ -126,17 +129,18 @@ async fn run_tool(program: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
-/// The sampler is bound to one thread and blocks it while it measures.
+/// The sampler is bound to one thread and blocks it while it measures. It waits until a second has passed since its last
+/// sample: after a pause it answers at once, with what it averaged over the pause.
 #[cfg(target_os = "macos")]
 async fn mac(mut observer: LoadObserver) {
     let (sender, mut samples) = tokio::sync::mpsc::channel(1);
     let activity = observer.activity.clone();
     let sampling = tokio::task::spawn_blocking(move || {
         let mut sampler = macmon::Sampler::new().map_err(|error| error.to_string())?;
+        let mut windows = SampleWindows::new(Instant::now(), activity.totals());
         loop {
-            let (begun, before) = (Instant::now(), activity.totals());
             let sample = sampler.get_metrics(1000).map_err(|error| error.to_string())?;
-            let (window, after) = (begun.elapsed(), activity.totals());
+            let window = windows.next(Instant::now(), activity.totals());
             let load = MachineLoad {
                 gpu: Some(f64::from(sample.gpu_active_ratio)),
                 watts: macos::load::machine_watts(sample.sys_power.into(), Some(sample.all_power.into())),
@@ -147,44 +151,88 @@ async fn mac(mut observer: LoadObserver) {
                 swap_used: Some(sample.memory.swap_usage),
             };
             // The agent exits.
-            if sender.blocking_send(LoadSample { load, window, before, after }).is_err() {
+            if sender.blocking_send(LoadSample { load, window }).is_err() {
                 return Ok::<(), String>(());
             }
             std::thread::sleep(SAMPLE_INTERVAL);
         }
     });
-    while let Some(sample) = samples.recv().await {
-        observer.observe(sample, Instant::now());
+    loop {
+        match tokio::time::timeout(SAMPLE_INTERVAL * 2, samples.recv()).await {
+            Ok(Some(sample)) => observer.observe(sample, Instant::now()),
+            Ok(None) => break,
+            // The sampler hangs: what was measured gets old.
+            Err(_) => observer.report(Instant::now()),
+        }
     }
     if let Ok(Err(error)) = sampling.await {
         tracing::warn!(error, "this Mac's load and power cannot be measured");
     }
+    observer.metrics.load(&MachineLoad::default());
     // The load is no reason to end the agent.
-    std::future::pending().await
+    loop {
+        tokio::time::sleep(SAMPLE_INTERVAL).await;
+        observer.report(Instant::now());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use russet_rpc::cache_status::CacheStatus;
+    use russet_rpc::engine as pb;
 
     use super::*;
+    use crate::engine_activity::HeartbeatReader;
+    use crate::machine_power::{MAX_SAMPLE_AGE, MIN_REPORT_INTERVAL};
 
     #[test]
     fn a_machine_that_computes_reports_what_it_draws_then() {
         let (registry, metrics) = AgentMetrics::new(&CacheStatus::default());
         let (reports, reported) = watch::channel(None);
-        let mut observer = LoadObserver::new(metrics, EngineActivity::default(), None, reports);
-        let (start, window) = (Instant::now(), Duration::from_secs(10));
-        for number in 0..6 {
-            let load = MachineLoad { watts: Some(10.0), gpu_watts: Some(2.0), ..MachineLoad::default() };
-            let (before, after) = (ActivityTotals::default(), ActivityTotals::default());
-            observer.observe(LoadSample { load, window, before, after }, start + window * number);
+        let (activity, start) = (EngineActivity::default(), Instant::now());
+        let mut observer = LoadObserver::new(metrics, activity.clone(), None, reports);
+        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
+        let mut windows = SampleWindows::new(start, activity.totals());
+        let mut reader = HeartbeatReader::default();
+        // A minute of waiting at 10 W, one of batches at 90 W, and a sample of both.
+        let seconds = |number: u64| 10 * number;
+        for number in 1..=13 {
+            let (watts, first_busy) = match number {
+                1..=6 => (10.0, None),
+                7..=12 => (90.0, Some(0)),
+                _ => (50.0, Some(20)),
+            };
+            for beat in 0..40 {
+                let milliseconds = 1000 * seconds(number - 1) + 250 * (beat + 1);
+                let is_busy = first_busy.is_some_and(|first| first <= beat);
+                let state = pb::EngineState {
+                    phase: pb::Phase::Serving as i32,
+                    batch_estimate_seconds: if is_busy { 0.05 } else { 0.0 },
+                    heartbeat_milliseconds: 250,
+                    ..pb::EngineState::default()
+                };
+                reader.read(&state, at(milliseconds), &activity);
+            }
+            let now = at(1000 * seconds(number));
+            let load = MachineLoad { watts: Some(watts), gpu_watts: Some(2.0), ..MachineLoad::default() };
+            observer.observe(LoadSample { load, window: windows.next(now, activity.totals()) }, now);
+            let expected = match number {
+                1..=5 => None,
+                // What is computed is reported later: a status is no telemetry.
+                _ => Some(MeasuredPower { idle_watts: Some(10), busy_watts: None }),
+            };
+            assert_eq!(*reported.borrow(), expected, "sample {number}");
         }
-        let expected = MeasuredPower { idle_watts: Some(10), busy_watts: None };
-        assert_eq!(*reported.borrow(), Some(expected));
         let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
-        assert!(text.contains("russet_node_energy_joules_total{part=\"machine\"} 500"), "{text}");
-        assert!(text.contains("russet_node_energy_joules_total{part=\"gpu\"} 100"), "{text}");
+        // Five intervals at 10 W, five at 90 W, and one on the way to each of 90 W and 50 W.
+        assert!(text.contains("russet_node_energy_joules_total{part=\"machine\"} 6200"), "{text}");
+        assert!(text.contains("russet_node_energy_joules_total{part=\"gpu\"} 240"), "{text}");
+        observer.report(at(1000 * seconds(6)) + MIN_REPORT_INTERVAL);
+        let both = MeasuredPower { idle_watts: Some(10), busy_watts: Some(90) };
+        assert_eq!(*reported.borrow(), Some(both));
+        // The tool says nothing more.
+        observer.report(at(1000 * seconds(13)) + MAX_SAMPLE_AGE + Duration::from_secs(1));
+        assert_eq!(*reported.borrow(), None);
     }
 
     #[tokio::test]

@@ -3,111 +3,34 @@
 //! watts of a GPU alone, which say too little of a machine: they are a metric and nothing else.
 //!
 //! ```text
-//! engines ─heartbeats─▶ EngineActivity ─┐
-//! macmon ─watts────────────────────────▶ PowerAverages ─▶ status.energy, when it has moved by a tenth
+//! engines ─heartbeats─▶ SampledWork ─┐
+//! macmon ─watts─────────────────────▶ PowerAverages ─▶ status.energy, when it has moved by a tenth,
+//!                                                      and nothing any more when samples end
 //! ```
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use russet_crds::{MAX_NODE_WATTS, MeasuredPower};
-use russet_rpc::engine as pb;
+
+use crate::engine_activity::SampledWork;
 
 /// Samples before an average is reported: a minute of either.
 const MIN_SAMPLES: u32 = 6;
 /// Samples over which an average forgets: ten minutes of either.
 const MEMORY_SAMPLES: u32 = 64;
-/// Share of a sample's time in which engines compute that makes it a busy one. Heartbeats round it by a quarter.
-const MIN_BUSY_SHARE: f64 = 0.75;
-/// Load of the GPU beyond which somebody else uses it: such a machine does not wait.
-const MAX_IDLE_GPU: f64 = 0.2;
 /// Time between two reports: a status is no telemetry.
 pub const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(300);
 /// Change that is reported, as a share of what was reported last.
 const MIN_CHANGE: f64 = 0.1;
+/// Time without a sample of watts after which averages are no longer reported: they count before what the owner
+/// declares, and the machine may be another one by now, or have lost its sensor.
+pub const MAX_SAMPLE_AGE: Duration = Duration::from_secs(600);
 /// Longest time between two samples that is counted in joules: beyond it the machine slept, or the tool hung.
 const MAX_SAMPLE_GAP: Duration = Duration::from_secs(60);
 
 /// Watts that are a machine's, of what a tool says.
 pub fn plausible(watts: f64) -> Option<f64> {
     (watts > 0.0 && watts <= f64::from(MAX_NODE_WATTS)).then_some(watts)
-}
-
-/// What the engines of this machine do, from their heartbeats; clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct EngineActivity(Arc<ActivityCounters>);
-
-#[derive(Debug, Default)]
-struct ActivityCounters {
-    computing_milliseconds: AtomicU64,
-    loading_milliseconds: AtomicU64,
-}
-
-/// What engines have done so far, in milliseconds of all of them together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ActivityTotals {
-    computing: u64,
-    loading: u64,
-}
-
-/// Reads the heartbeats of one engine.
-#[derive(Debug, Default)]
-pub struct HeartbeatReader {
-    batches_ended: Option<u64>,
-}
-
-impl HeartbeatReader {
-    /// Counts a heartbeat: the time since the one before it, in which the engine computed, loaded or waited.
-    pub fn read(&mut self, state: &pb::EngineState, activity: &EngineActivity) {
-        let before = self.batches_ended.replace(state.batches_ended);
-        let ended = before.is_some_and(|before| before != state.batches_ended);
-        let is_loading = matches!(state.phase(), pb::Phase::Loading | pb::Phase::Loaded);
-        let is_computing = ended || state.batch_estimate_seconds > 0.0;
-        let ActivityCounters { computing_milliseconds, loading_milliseconds } = &*activity.0;
-        let counter = match (is_loading, is_computing) {
-            (true, _) => loading_milliseconds,
-            (false, true) => computing_milliseconds,
-            (false, false) => return,
-        };
-        counter.fetch_add(state.heartbeat_milliseconds.into(), Ordering::Relaxed);
-    }
-}
-
-impl EngineActivity {
-    /// Totals up to now.
-    pub fn totals(&self) -> ActivityTotals {
-        let ActivityCounters { computing_milliseconds, loading_milliseconds } = &*self.0;
-        ActivityTotals {
-            computing: computing_milliseconds.load(Ordering::Relaxed),
-            loading: loading_milliseconds.load(Ordering::Relaxed),
-        }
-    }
-}
-
-/// What the machine did while a sample was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SampledWork {
-    /// An engine computed, nearly all the time.
-    Busy,
-    /// No engine did anything, nor did the GPU.
-    Idle,
-    /// Some of both, or something else: such a sample counts for neither average.
-    Mixed,
-}
-
-impl SampledWork {
-    /// Of a sample that took `window`, with what engines had done before and after it, and the load of the GPU.
-    pub fn of(before: ActivityTotals, after: ActivityTotals, window: Duration, gpu: Option<f64>) -> Self {
-        let computing = after.computing.saturating_sub(before.computing);
-        let loading = after.loading.saturating_sub(before.loading);
-        let share = computing as f64 / (window.as_millis() as f64).max(1.0);
-        match (computing, loading) {
-            _ if share >= MIN_BUSY_SHARE => Self::Busy,
-            (0, 0) if gpu.is_none_or(|gpu| gpu <= MAX_IDLE_GPU) => Self::Idle,
-            _ => Self::Mixed,
-        }
-    }
 }
 
 /// Average watts of one kind of sample.
@@ -123,8 +46,9 @@ impl Average {
         self.watts += (watts - self.watts) / f64::from(self.samples);
     }
 
-    fn whole_watts(self) -> Option<u32> {
-        (self.samples >= MIN_SAMPLES).then(|| (self.watts.round() as u32).max(1))
+    /// The average, once it has enough samples.
+    fn known(self) -> Option<f64> {
+        (self.samples >= MIN_SAMPLES).then_some(self.watts)
     }
 }
 
@@ -139,19 +63,32 @@ impl From<Option<u32>> for Average {
 pub struct PowerAverages {
     busy: Average,
     idle: Average,
-    reported: Option<MeasuredPower>,
+    /// When the machine said last what it draws; at first, when this began.
+    sampled_at: Instant,
+    /// Averages as they were when they were reported, not rounded.
+    reported: ReportedPower,
     reported_at: Option<Instant>,
+}
+
+/// Watts while no engine computes, and while one does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct ReportedPower {
+    idle: Option<f64>,
+    busy: Option<f64>,
 }
 
 impl PowerAverages {
     /// Goes on from what the node's status says.
-    pub fn restored(reported: Option<MeasuredPower>) -> Self {
+    pub fn restored(reported: Option<MeasuredPower>, now: Instant) -> Self {
         let MeasuredPower { idle_watts, busy_watts } = reported.unwrap_or_default();
-        Self { busy: busy_watts.into(), idle: idle_watts.into(), reported, reported_at: None }
+        let reported = ReportedPower { idle: idle_watts.map(f64::from), busy: busy_watts.map(f64::from) };
+        let (busy, idle) = (busy_watts.into(), idle_watts.into());
+        Self { busy, idle, sampled_at: now, reported, reported_at: None }
     }
 
     /// Takes a sample.
-    pub fn add(&mut self, watts: f64, work: SampledWork) {
+    pub fn add(&mut self, watts: f64, work: SampledWork, now: Instant) {
+        self.sampled_at = now;
         match work {
             SampledWork::Busy => self.busy.add(watts),
             SampledWork::Idle => self.idle.add(watts),
@@ -159,30 +96,46 @@ impl PowerAverages {
         }
     }
 
-    /// What is to be reported now, if that is news.
-    pub fn report(&mut self, now: Instant) -> Option<MeasuredPower> {
-        let power =
-            MeasuredPower { idle_watts: self.idle.whole_watts(), busy_watts: self.busy.whole_watts() };
-        let MeasuredPower { idle_watts, busy_watts } = self.reported.unwrap_or_default();
-        let is_news = has_moved(idle_watts, power.idle_watts) || has_moved(busy_watts, power.busy_watts);
+    /// Whether there is news to report: [`Self::reported`] then has it.
+    pub fn has_news(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.sampled_at) > MAX_SAMPLE_AGE {
+            let had_figures = self.reported != ReportedPower::default();
+            *self = Self { sampled_at: self.sampled_at, ..Self::restored(None, now) };
+            return had_figures;
+        }
+        let ReportedPower { idle, busy } = self.reported;
+        let power = ReportedPower { idle: self.idle.known(), busy: self.busy.known() };
+        let has_moved = has_moved(idle, power.idle) || has_moved(busy, power.busy);
         let is_early =
             self.reported_at.is_some_and(|at| now.saturating_duration_since(at) < MIN_REPORT_INTERVAL);
-        if !is_news || is_early {
-            return None;
+        if !has_moved || is_early {
+            return false;
         }
-        (self.reported, self.reported_at) = (Some(power), Some(now));
-        Some(power)
+        (self.reported, self.reported_at) = (power, Some(now));
+        true
+    }
+
+    /// What was reported last; none where nothing is known, or no longer.
+    pub fn reported(&self) -> Option<MeasuredPower> {
+        let ReportedPower { idle, busy } = self.reported;
+        let (idle_watts, busy_watts) = (idle.map(whole_watts), busy.map(whole_watts));
+        let power = MeasuredPower { idle_watts, busy_watts };
+        (power != MeasuredPower::default()).then_some(power)
     }
 }
 
-/// Whether watts differ by so much that it is reported.
-fn has_moved(reported: Option<u32>, now: Option<u32>) -> bool {
+fn whole_watts(watts: f64) -> u32 {
+    (watts.round() as u32).max(1)
+}
+
+/// Whether averages differ by so much that it is reported. They are not rounded here: of a machine that draws less than
+/// ten watts, half a watt would flip a tenth.
+fn has_moved(reported: Option<f64>, now: Option<f64>) -> bool {
     match (reported, now) {
         (_, None) => false,
         (None, Some(_)) => true,
         (Some(reported), Some(now)) => {
-            let change = f64::from(now.abs_diff(reported));
-            change > 0.0 && change >= MIN_CHANGE * f64::from(reported)
+            whole_watts(now) != whole_watts(reported) && (now - reported).abs() >= MIN_CHANGE * reported
         }
     }
 }
@@ -217,80 +170,80 @@ mod tests {
         (found.watts.unwrap(), found.gpu)
     }
 
-    fn heartbeat(phase: pb::Phase, ended: u64, estimate: f64) -> pb::EngineState {
-        pb::EngineState {
-            phase: phase as i32,
-            batches_ended: ended,
-            batch_estimate_seconds: estimate,
-            heartbeat_milliseconds: 250,
-            ..pb::EngineState::default()
-        }
-    }
-
-    #[test]
-    fn heartbeats_tell_busy_samples_from_idle_ones() {
-        use pb::Phase::{Loading, Serving};
-        let second = Duration::from_secs(1);
-        for (story, beats, gpu, expected) in [
-            (
-                "batches end",
-                vec![(Serving, 1, 0.0), (Serving, 2, 0.0), (Serving, 3, 0.0), (Serving, 4, 0.1)],
-                0.9,
-                SampledWork::Busy,
-            ),
-            ("one long batch", vec![(Serving, 0, 9.0); 4], 0.9, SampledWork::Busy),
-            ("one that waits", vec![(Serving, 0, 0.0); 4], 0.01, SampledWork::Idle),
-            ("no engine at all", vec![], 0.0, SampledWork::Idle),
-            ("no engine, and a game", vec![], 0.8, SampledWork::Mixed),
-            (
-                "a short answer",
-                vec![(Serving, 0, 0.0), (Serving, 0, 0.1), (Serving, 2, 0.0)],
-                0.3,
-                SampledWork::Mixed,
-            ),
-            ("weights are loaded", vec![(Loading, 0, 0.0); 4], 0.0, SampledWork::Mixed),
-        ] {
-            let (activity, mut reader) = (EngineActivity::default(), HeartbeatReader::default());
-            reader.read(&heartbeat(Serving, 0, 0.0), &activity);
-            let before = activity.totals();
-            for (phase, ended, estimate) in beats {
-                reader.read(&heartbeat(phase, ended, estimate), &activity);
-            }
-            assert_eq!(SampledWork::of(before, activity.totals(), second, Some(gpu)), expected, "{story}");
-        }
-    }
-
     #[test]
     fn power_is_reported_once_known_and_once_it_moves() {
-        let (start, mut power) = (Instant::now(), PowerAverages::restored(None));
+        let start = Instant::now();
         let at = |minute: u64| start + Duration::from_secs(60 * minute);
-        let feed = |power: &mut PowerAverages, count, watts, work| {
+        let mut power = PowerAverages::restored(None, start);
+        let feed = |power: &mut PowerAverages, minute, count, watts, work| {
             for _ in 0..count {
-                power.add(sample(watts, 0.5).0, work);
+                power.add(sample(watts, 0.5).0, work, at(minute));
             }
         };
-        feed(&mut power, 5, 10.4, SampledWork::Idle);
-        feed(&mut power, 50, 500.0, SampledWork::Mixed);
-        assert_eq!(power.report(at(1)), None, "too little");
-        feed(&mut power, 1, 10.4, SampledWork::Idle);
+        let report = |power: &mut PowerAverages, minute| {
+            power.has_news(at(minute)).then(|| power.reported()).flatten()
+        };
+        feed(&mut power, 1, 5, 10.4, SampledWork::Idle);
+        feed(&mut power, 1, 50, 500.0, SampledWork::Mixed);
+        assert_eq!(report(&mut power, 1), None, "too little");
+        feed(&mut power, 1, 1, 10.4, SampledWork::Idle);
         let idle = MeasuredPower { idle_watts: Some(10), busy_watts: None };
-        assert_eq!(power.report(at(1)), Some(idle));
-        feed(&mut power, 6, 96.0, SampledWork::Busy);
-        assert_eq!(power.report(at(5)), None, "too early");
+        assert_eq!(report(&mut power, 1), Some(idle));
+        feed(&mut power, 5, 6, 96.0, SampledWork::Busy);
+        assert_eq!(report(&mut power, 5), None, "too early");
         let both = MeasuredPower { idle_watts: Some(10), busy_watts: Some(96) };
-        assert_eq!(power.report(at(6)), Some(both));
-        feed(&mut power, 300, 104.0, SampledWork::Busy);
-        assert_eq!(power.report(at(60)), None, "less than a tenth more");
-        feed(&mut power, 300, 110.0, SampledWork::Busy);
-        assert_eq!(power.report(at(61)).and_then(|power| power.busy_watts), Some(110));
+        assert_eq!(report(&mut power, 6), Some(both));
+        feed(&mut power, 60, 300, 104.0, SampledWork::Busy);
+        assert_eq!(report(&mut power, 60), None, "less than a tenth more");
+        feed(&mut power, 61, 300, 110.0, SampledWork::Busy);
+        assert_eq!(report(&mut power, 61).and_then(|power| power.busy_watts), Some(110));
         // An agent that starts again goes on from there.
-        let mut restored = PowerAverages::restored(Some(both));
-        assert_eq!(restored.report(at(0)), None);
-        feed(&mut restored, 300, 40.0, SampledWork::Busy);
+        let mut restored = PowerAverages::restored(Some(both), start);
+        assert_eq!(report(&mut restored, 0), None);
+        feed(&mut restored, 0, 300, 40.0, SampledWork::Busy);
         assert_eq!(
-            restored.report(at(0)),
+            report(&mut restored, 0),
             Some(MeasuredPower { idle_watts: Some(10), busy_watts: Some(40) })
         );
+    }
+
+    #[test]
+    fn watts_that_round_to_another_number_are_no_news() {
+        let start = Instant::now();
+        let at = |minute: u64| start + Duration::from_secs(60 * minute);
+        let mut power = PowerAverages::restored(None, start);
+        for (minute, watts, expected) in
+            [(1, 4.4, Some(4)), (10, 4.6, None), (20, 4.4, None), (30, 4.9, Some(5)), (40, 4.45, None)]
+        {
+            for _ in 0..2000 {
+                power.add(watts, SampledWork::Idle, at(minute));
+            }
+            let report = power.has_news(at(minute)).then(|| power.reported()).flatten();
+            assert_eq!(report.and_then(|power| power.idle_watts), expected, "{watts} W");
+        }
+    }
+
+    #[test]
+    fn watts_without_a_sample_for_minutes_are_dropped() {
+        let start = Instant::now();
+        let at = |second: u64| start + Duration::from_secs(second);
+        let old = MeasuredPower { idle_watts: Some(10), busy_watts: Some(96) };
+        let age = MAX_SAMPLE_AGE.as_secs();
+        let mut silent = PowerAverages::restored(Some(old), start);
+        assert!(!silent.has_news(at(age)) && silent.reported() == Some(old), "not yet");
+        assert!(
+            silent.has_news(at(age + 1)) && silent.reported().is_none(),
+            "of a machine that says nothing"
+        );
+        assert!(!silent.has_news(at(age + 20)), "once");
+        for _ in 0..MIN_SAMPLES {
+            silent.add(12.0, SampledWork::Idle, at(age + 30));
+        }
+        let new = MeasuredPower { idle_watts: Some(12), busy_watts: None };
+        assert!(silent.has_news(at(age + 30)) && silent.reported() == Some(new), "of new samples alone");
+        let mut sampled = PowerAverages::restored(Some(old), start);
+        sampled.add(10.0, SampledWork::Mixed, at(age));
+        assert!(!sampled.has_news(at(age + 1)), "it says what it draws, if for no average");
     }
 
     #[test]

@@ -20,10 +20,10 @@ use tokio::time::MissedTickBehavior;
 
 use crate::address::{self, Address, LostAddresses};
 use crate::copies::Copies;
+use crate::engine_activity::EngineActivity;
 use crate::events::EventRecorder;
 use crate::grants::Grants;
 use crate::hardware;
-use crate::machine_power::EngineActivity;
 use crate::metrics::AgentMetrics;
 use crate::metrics_proxy::MetricsProxy;
 use crate::mqtt::MqttHandle;

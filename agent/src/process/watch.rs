@@ -16,7 +16,7 @@ use super::ProcessEvent;
 use super::record::ProcessIdentity;
 use super::spawn;
 use super::watchdog::{CHECK_INTERVAL, Watchdog};
-use crate::machine_power::{EngineActivity, HeartbeatReader};
+use crate::engine_activity::{EngineActivity, HeartbeatReader};
 
 /// Poll interval for an adopted process, which is not a child of this agent and sends no SIGCHLD. A lost rank
 /// must be noticed in a fraction of the ten seconds that a group has to reform.
@@ -122,7 +122,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
                     continue;
                 };
                 watchdog.heartbeat(&state, now);
-                reader.read(&state, &target.activity);
+                reader.read(&state, now, &target.activity);
                 let state = without_heartbeat(*state);
                 if last.as_ref() == Some(&state) {
                     continue;
