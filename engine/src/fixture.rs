@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::batch_monitor::BatchMonitor;
 use crate::executor::{
     Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory,
-    ReplyReceiver, SampleError, SampleSpec, Sampled, SampledToken, SequenceStep,
+    PooledText, ReplyReceiver, SampleError, SampleSpec, Sampled, SampledToken, SequenceStep,
 };
 use crate::prefix_cache::{
     CacheCommand,
@@ -430,6 +430,23 @@ impl Executor for FakeExecutor {
                     drop(sender);
                 }
             }
+        });
+        answer
+    }
+
+    /// A number for each text.
+    fn pool(&self, texts: Vec<PooledText>) -> ReplyReceiver<Vec<Vec<f32>>> {
+        let (sender, answer) = oneshot::channel();
+        let (mood, pace) = (self.state.lock().behaviour, self.batch_time);
+        tokio::spawn(async move {
+            tokio::time::sleep(pace).await;
+            let number = match mood {
+                FakeBehaviour::Hanging => std::future::pending().await,
+                FakeBehaviour::Failing => Err(ExecutorError::Local("the GPU has no memory left".into())),
+                FakeBehaviour::NotFiniteOn(_) => Ok(f32::NAN),
+                FakeBehaviour::Normal | FakeBehaviour::FixedToken(_) | FakeBehaviour::Panicking => Ok(0.5),
+            };
+            drop(sender.send(number.map(|number| vec![vec![number]; texts.len()])));
         });
         answer
     }

@@ -312,6 +312,10 @@ impl EngineMetrics {
             return Ok(());
         }
         registry.register(Box::new(engine_time.clone()))?;
+        // Both series are there from the beginning: an average over replicas then divides by all of them.
+        for charged in ["true", "false"] {
+            engine_time.with_label_values(&[charged]);
+        }
         for gauge in [running, waiting, unread_tokens] {
             registry.register(Box::new(gauge.clone()))?;
         }
@@ -395,6 +399,13 @@ impl EngineMetrics {
     pub fn record_engine_time(&self, microseconds: u64, is_charged: bool) {
         let charged = if is_charged { "true" } else { "false" };
         self.engine_time.with_label_values(&[charged]).inc_by(microseconds as f64 / 1e6);
+    }
+
+    /// Microseconds in which the group computed: those that requests are charged with, and the others.
+    #[cfg(test)]
+    pub fn engine_microseconds(&self) -> (u64, u64) {
+        let of = |charged| (self.engine_time.with_label_values(&[charged]).get() * 1e6).round() as u64;
+        (of("true"), of("false"))
     }
 
     /// Records the smoke prompt. It counts only as steps, because no client asked for it.

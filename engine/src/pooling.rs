@@ -9,6 +9,8 @@
 
 mod batches;
 mod pooled_request;
+#[cfg(test)]
+mod tests;
 mod text_tokenizer;
 
 use std::sync::Arc;
@@ -281,7 +283,6 @@ impl PoolingIntake {
     ) -> Result<PooledTexts, GenerationFailure> {
         let tokens: Vec<u32> = texts.iter().map(|text| text.tokens.len() as u32).collect();
         let mut vectors: Vec<Vec<f32>> = vec![Vec::new(); texts.len()];
-        let mut engine_microseconds: u64 = 0;
         let mut texts: Vec<Option<PooledText>> = texts.into_iter().map(Some).collect();
         for batch in batches(&tokens, PREFILL_TOKENS.max(self.0.context_tokens)) {
             let own: Vec<PooledText> =
@@ -295,18 +296,14 @@ impl PoolingIntake {
             if let Some(request) = &mut request {
                 request.run();
             }
-            let begun = Instant::now();
             let pooled = self.0.compute.pool(own).await.unwrap_or_else(|_| {
                 Err(ExecutorError::Local("the compute thread has ended; see the engine's log".to_owned()))
             });
+            let elapsed = request.as_mut().map(|request| request.end_batch());
             match pooled {
                 Ok(pooled) => {
-                    let elapsed = begun.elapsed();
-                    let microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-                    engine_microseconds = engine_microseconds.saturating_add(microseconds);
-                    if let Some(request) = &mut request {
+                    if let (Some(request), Some(elapsed)) = (&request, elapsed) {
                         request.count(batch.len(), length, elapsed);
-                        self.0.metrics.record_engine_time(microseconds, true);
                     }
                     for (index, vector) in batch.into_iter().zip(pooled) {
                         vectors[index] = vector;
@@ -324,6 +321,7 @@ impl PoolingIntake {
                 "some numbers of a vector are not finite; the weights overflow in this dtype, try dtype F32";
             return Err(GenerationFailure { kind: FailureKind::Internal, message: message.to_owned() });
         }
+        let engine_microseconds = request.map_or(0, |request| request.engine_microseconds());
         Ok(PooledTexts { vectors, tokens, engine_microseconds })
     }
 }

@@ -13,6 +13,12 @@ pub(super) struct PooledRequest {
     intake: PoolingIntake,
     arrived: Instant,
     is_running: bool,
+    /// When the batch began that is computed now.
+    batch_began: Option<Instant>,
+    /// Microseconds of its batches so far, in which there is no other request.
+    engine_microseconds: u64,
+    /// Whether its client is told of them, with its vectors.
+    is_charged: bool,
     has_ended: bool,
 }
 
@@ -31,11 +37,20 @@ impl PooledRequest {
             return Err(failure);
         }
         intake.0.metrics.waiting.inc();
-        Ok(Self { intake, arrived: Instant::now(), is_running: false, has_ended: false })
+        Ok(Self {
+            intake,
+            arrived: Instant::now(),
+            is_running: false,
+            batch_began: None,
+            engine_microseconds: 0,
+            is_charged: false,
+            has_ended: false,
+        })
     }
 
     /// One of its batches begins.
     pub(super) fn run(&mut self) {
+        self.batch_began = Some(Instant::now());
         if self.is_running {
             return;
         }
@@ -44,6 +59,19 @@ impl PooledRequest {
         metrics.waiting.dec();
         metrics.running.inc();
         metrics.queue.observe(self.arrived.elapsed().as_secs_f64());
+    }
+
+    /// The batch is over, however it went; returns how long it took.
+    pub(super) fn end_batch(&mut self) -> Duration {
+        let elapsed = self.batch_began.take().map(|began| began.elapsed()).unwrap_or_default();
+        let microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        self.engine_microseconds = self.engine_microseconds.saturating_add(microseconds);
+        elapsed
+    }
+
+    /// Microseconds of its batches.
+    pub(super) fn engine_microseconds(&self) -> u64 {
+        self.engine_microseconds
     }
 
     /// A batch of so many of its texts, of so many tokens, was computed.
@@ -58,6 +86,7 @@ impl PooledRequest {
     /// It is over.
     pub(super) fn end(mut self, result: &Result<PooledTexts, GenerationFailure>) {
         self.has_ended = true;
+        self.is_charged = result.is_ok();
         let metrics = &self.intake.0.metrics;
         match result {
             Ok(pooled) => {
@@ -72,8 +101,12 @@ impl PooledRequest {
 }
 
 impl Drop for PooledRequest {
+    /// Records what was computed for it. A batch that is still computed when the request is dropped counts until now: the
+    /// next one, of another request, has the rest.
     fn drop(&mut self) {
+        self.end_batch();
         let metrics = &self.intake.0.metrics;
+        metrics.record_engine_time(self.engine_microseconds, self.is_charged);
         if self.is_running {
             metrics.running.dec()
         } else {

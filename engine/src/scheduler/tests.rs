@@ -600,21 +600,6 @@ async fn steps_that_are_taken_back_whole_change_no_answer() {
     assert!(stopped > 100, "only {stopped} answers were stopped");
 }
 
-/// Microseconds of batches: those that requests are charged with, and all.
-fn engine_time(metrics: &EngineMetrics) -> (f64, f64) {
-    let families = metrics.registry.gather();
-    let family =
-        families.iter().find(|family| family.name() == "russet_engine_compute_seconds_total").unwrap();
-    let series = family.get_metric().iter().map(|metric| {
-        let is_charged =
-            metric.get_label().iter().any(|label| label.name() == "charged" && label.value() == "true");
-        (is_charged, (metric.get_counter().get_value() * 1e6).round())
-    });
-    series.fold((0.0, 0.0), |(charged, all), (is_charged, microseconds)| {
-        (charged + if is_charged { microseconds } else { 0.0 }, all + microseconds)
-    })
-}
-
 #[tokio::test]
 async fn engine_time_of_requests_adds_up_to_the_batches() {
     // One is preempted, prompts are read beside answers, and all end at their limit, which is known beforehand.
@@ -632,14 +617,34 @@ async fn engine_time_of_requests_adds_up_to_the_batches() {
     let taken: Vec<u64> = answers.iter().map(|answer| answer.engine_microseconds.unwrap()).collect();
     assert!(taken.iter().all(|microseconds| *microseconds > 0), "{taken:?}");
     let sum: u64 = taken.iter().sum();
-    let (charged, all) = engine_time(&lab.metrics);
-    assert_eq!((sum as f64, charged), (charged, all), "{taken:?}");
-    // Of one whose client leaves, the tokens tell; what is computed of it later is charged to none.
-    let mut leaving = lab.ask_until_token(say("leaving", 10_000, 0)).await;
-    assert!(leaving.next().await);
-    let until = leaving.engine_microseconds.unwrap();
+    let (charged, _) = lab.metrics.engine_microseconds();
+    assert_eq!(sum, charged, "{taken:?}");
+}
+
+#[tokio::test]
+async fn what_runs_when_a_client_has_left_is_charged_to_none() {
+    let (lab, gate) = stepwise(1).await;
+    let mut leaving = lab.ask(say("leaving", 10_000, 0));
+    eventually("the first batches", || lab.fake.batches().len() == 2).await;
+    for _ in 0..4 {
+        step(&lab, &gate).await;
+    }
+    let mut until = 0;
+    while let Ok(event) = leaving.events.try_recv() {
+        until = event.engine_microseconds.unwrap_or_default();
+    }
+    // What its client was told last is all of it so far.
+    assert_eq!(lab.metrics.engine_microseconds(), (until, 0));
     drop(leaving);
-    eventually("an empty engine", || lab.metrics.running.get() == 0).await;
-    let (charged, all) = engine_time(&lab.metrics);
-    assert!(charged >= (sum + until) as f64 && all >= charged, "{charged} of {all}, {until}");
+    // One of the two batches in flight ends before the scheduler sees that, the other one after it.
+    step(&lab, &gate).await;
+    let (charged, uncharged) = lab.metrics.engine_microseconds();
+    assert!(charged >= until && uncharged == 0, "{charged}, {uncharged} after {until}");
+    assert_eq!(lab.metrics.running.get(), 0);
+    let batch_time = Duration::from_millis(2);
+    tokio::time::sleep(batch_time).await;
+    gate.notify_one();
+    eventually("the end of the last batch", || lab.metrics.engine_microseconds().1 > 0).await;
+    let (then, uncharged) = lab.metrics.engine_microseconds();
+    assert!(then == charged && u128::from(uncharged) >= batch_time.as_micros(), "{then}, {uncharged}");
 }
