@@ -163,8 +163,8 @@ fn decide(
             let max_idle = Duration::from_secs(max_idle_seconds.unwrap_or(idle_seconds).into());
             stays_for = demand.stays_for(idle, max_idle, answering).filter(|_| answering.is_some());
             if answering.is_none() && (memory.started_early || seen.by_history) {
-                // Nobody waits for what is not ready yet, and its hours are over.
-                stays_for = Some(Duration::ZERO);
+                // Its hours are over, and nobody waits for what is not ready yet.
+                stays_for = Some(demand.stays_for(idle, max_idle, None).unwrap_or_default());
             }
         }
         _ => {}

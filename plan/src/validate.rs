@@ -63,16 +63,22 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     let ApprovalDecisions { approved, denied } =
         view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
     let approved_plan = deployment.spec.approved_plan.clone();
-    let preempts = valid.preempts && !is_only_expected(deployment);
-    Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, preempts, ..valid })
+    Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, ..valid })
 }
 
-/// Whether nobody asks for its replicas now, and the history of its demand may have started them: those stop no others.
-fn is_only_expected(deployment: &ModelDeployment) -> bool {
+/// The shortest time for which a deployment counts as asked after its last request, for the right to stop others.
+const MIN_ASKED: Duration = Duration::from_secs(300);
+
+/// Whether nobody has asked for a deployment lately, and the history of its demand may have started its replicas: those stop no
+/// others.
+fn is_only_expected(deployment: &ModelDeployment, now: Timestamp) -> bool {
     let autoscaling = deployment.spec.autoscaling.as_ref().filter(|rules| rules.predictive.is_some());
+    let Some(rules) = autoscaling.filter(|rules| deployment.spec.replicas > rules.min_replicas) else {
+        return false;
+    };
     let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
-    let is_asked = demand.iter().any(|entry| entry.waiting > 0 || entry.active > 0);
-    autoscaling.is_some_and(|rules| deployment.spec.replicas > rules.min_replicas) && !is_asked
+    let asked = MIN_ASKED.max(Duration::from_secs(rules.idle_seconds.into()));
+    demand::summarize(demand, now).idle_for.is_none_or(|idle_for| idle_for >= asked)
 }
 
 /// The same at `now`, taking demand into account: an OnDemand deployment may be idle then.
@@ -81,7 +87,8 @@ pub fn read_at(
     deployment: &ModelDeployment,
     now: Timestamp,
 ) -> Result<ValidDeployment, Vec<Note>> {
-    let valid = read(view, deployment)?;
+    let mut valid = read(view, deployment)?;
+    valid.preempts &= !is_only_expected(deployment, now);
     let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
     let idle = |tier: &TierInfo| {
         let idle_for = demand::summarize(demand, now).idle_for;

@@ -11,7 +11,7 @@
 //! ```
 
 mod first_text;
-mod hedge;
+pub(super) mod hedge;
 mod provider;
 mod record;
 
@@ -311,7 +311,8 @@ impl<'a> AttemptLoop<'a> {
         let prompt = RankedPrompt { marks, max_tokens: *max_tokens, session: self.request.session };
         let quickest = |endpoints: Vec<&'t Endpoint>| {
             let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
-            let candidates = self.dispatcher.backends.ranked(ready, &prompt);
+            let mut candidates = self.dispatcher.backends.ranked(ready, &prompt);
+            candidates.sort_by_key(|one| self.dispatcher.overtaken.has(one.endpoint));
             let best = candidates.first()?;
             let picked = (best.endpoint, best.score.first_token());
             scored.replace(candidates);
@@ -512,12 +513,14 @@ impl<'a> AttemptLoop<'a> {
         isolation: &mut Option<Isolation>,
         meter: EngineMeter,
     ) -> Result<FirstText, AttemptError> {
-        let (attempt, mut noted) = self.split(deployment);
-        attempt.first_text((endpoint, noted.unread_tokens), meter, isolation, |at| noted.note(at)).await
+        let active = Some(self.dispatcher.demand.start(deployment));
+        let (attempt, mut noted) = self.split();
+        let at = (endpoint, noted.unread_tokens);
+        attempt.first_text(at, meter, active, isolation, |progress| noted.note(progress)).await
     }
 
     /// What an attempt reads of the request, and what takes down how far the engine is.
-    fn split<'s>(&'s mut self, deployment: &'s Deployment) -> (StreamAttempt<'s>, ProgressNotes<'s>) {
+    fn split(&mut self) -> (StreamAttempt<'_>, ProgressNotes<'_>) {
         let PendingRequest {
             request,
             deadline,
@@ -530,7 +533,6 @@ impl<'a> AttemptLoop<'a> {
         } = &mut *self.request;
         let attempt = StreamAttempt {
             dispatcher: self.dispatcher,
-            deployment,
             request,
             prompt_field,
             deadline: *deadline,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::attempt_loop::hedge::Overtaken;
 use super::engine_stream::shutdown_error;
 use super::response_cache::ResponseCache;
 use super::route_decision::unknown;
@@ -94,6 +95,7 @@ pub struct Dispatcher {
     pub(super) limits: DispatchLimits,
     pub(super) closing: CancellationToken,
     pub(super) suspects: Suspects,
+    pub(super) overtaken: Overtaken,
     pub(super) response_cache: Arc<ResponseCache>,
     pub(super) providers: Arc<Providers>,
     pub(super) budgets: Option<Arc<Budgets>>,
@@ -112,7 +114,7 @@ impl Dispatcher {
         providers: Arc<Providers>,
     ) -> Self {
         let response_cache = ResponseCache::new(limits.response_cache_bytes);
-        let suspects = Suspects::default();
+        let (suspects, overtaken) = (Suspects::default(), Overtaken::default());
         Self {
             table,
             backends,
@@ -121,6 +123,7 @@ impl Dispatcher {
             limits,
             closing,
             suspects,
+            overtaken,
             response_cache,
             providers,
             budgets: None,

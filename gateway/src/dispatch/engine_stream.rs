@@ -22,7 +22,7 @@ use super::engine_meter::EngineMeter;
 use crate::backends::InFlightGuard;
 use crate::demand::ActiveRequest;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
-use crate::routes::{Deployment, Endpoint, RoutingTable};
+use crate::routes::{Endpoint, RoutingTable};
 
 /// Why an endpoint sends no more.
 pub(super) enum AttemptError {
@@ -61,7 +61,8 @@ pub(super) struct EngineStream {
     deadline: Option<Deadline>,
     table: watch::Receiver<Arc<RoutingTable>>,
     closing: CancellationToken,
-    active: ActiveRequest,
+    /// The request among those that run; none in one of two streams until it is the one that answers.
+    active: Option<ActiveRequest>,
     in_flight: InFlightGuard,
     /// What it computes for the request.
     meter: Option<Box<EngineMeter>>,
@@ -71,16 +72,15 @@ impl EngineStream {
     /// Sends the request to the endpoint, within its deadline; so many tokens of its prompt have to be read there.
     pub(super) async fn open(
         dispatcher: &Dispatcher,
-        deployment: &Deployment,
         endpoint: &Endpoint,
         request: &GenerationRequest,
         prompt_field: &'static str,
         deadline: Option<Deadline>,
         unread_tokens: u64,
+        active: Option<ActiveRequest>,
     ) -> Result<Self, AttemptError> {
         let (mut client, mut in_flight) = acquire(dispatcher, endpoint)?;
         in_flight.reading(unread_tokens);
-        let active = dispatcher.demand.start(deployment);
         let call = client.generate(GenerateRequest::from(request.clone()));
         // The response begins once the prompt is prepared.
         let events = answer(dispatcher, endpoint, deadline, call).await?;
@@ -104,6 +104,14 @@ impl EngineStream {
     /// The same, with what reads how long it computes for the request.
     pub(super) fn metered(self, meter: EngineMeter) -> Self {
         Self { meter: Some(Box::new(meter)), ..self }
+    }
+
+    /// The same, as what answers the request that runs so.
+    pub(super) fn answering(self, active: ActiveRequest) -> Self {
+        if !self.emitted.is_empty() {
+            active.first_token();
+        }
+        Self { active: Some(active), ..self }
     }
 
     /// The next `Started`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
@@ -143,7 +151,7 @@ impl EngineStream {
         self.accepted |= !matches!(event, GenerationEvent::Failed(_));
         if let GenerationEvent::Token { id, .. } = &event {
             if self.emitted.is_empty() {
-                self.active.first_token();
+                self.active.iter().for_each(ActiveRequest::first_token);
                 self.in_flight.reading(0);
             }
             self.emitted.push(*id);

@@ -329,6 +329,13 @@ impl Recorder {
         self.end_attempt(AttemptOutcome::Overtaken);
     }
 
+    /// It was taken back from one of two engines, because of what the other one said.
+    pub(crate) fn hedge_ended(&self, has_failed: bool) {
+        if !has_failed {
+            self.end_attempt(AttemptOutcome::Cancelled);
+        }
+    }
+
     /// The engine was lost.
     pub(crate) fn lost(&self, message: &str) {
         let after_tokens = self.generated;

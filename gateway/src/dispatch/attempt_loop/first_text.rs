@@ -6,19 +6,20 @@ use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 
 use super::within;
+use crate::demand::ActiveRequest;
 use crate::dispatch::attempts::resume_mismatch;
 use crate::dispatch::deadline::Deadline;
 use crate::dispatch::dispatcher::Dispatcher;
 use crate::dispatch::engine_meter::EngineMeter;
-use crate::dispatch::engine_stream::{AttemptError, EngineStream};
+use crate::dispatch::engine_stream::{AttemptError, EngineStream, LostWork};
 use crate::dispatch::route_decision::ResumePoint;
 use crate::dispatch::suspects::Isolation;
-use crate::routes::{Deployment, Endpoint};
+use crate::error::ErrorKind;
+use crate::routes::Endpoint;
 
 /// A request on its way to an engine.
 pub(super) struct StreamAttempt<'a> {
     pub(super) dispatcher: &'a Dispatcher,
-    pub(super) deployment: &'a Deployment,
     pub(super) request: &'a GenerationRequest,
     /// The client's field that has the prompt.
     pub(super) prompt_field: &'static str,
@@ -57,19 +58,13 @@ impl StreamAttempt<'_> {
         &self,
         (endpoint, unread_tokens): (&Endpoint, u64),
         meter: EngineMeter,
+        active: Option<ActiveRequest>,
         isolation: &mut Option<Isolation>,
         mut note: impl FnMut(EngineProgress),
     ) -> Result<FirstText, AttemptError> {
-        let Self { dispatcher, deployment, request, prompt_field, deadline, resume_point } = *self;
-        let opening = EngineStream::open(
-            dispatcher,
-            deployment,
-            endpoint,
-            request,
-            prompt_field,
-            deadline,
-            unread_tokens,
-        );
+        let Self { dispatcher, request, prompt_field, deadline, resume_point } = *self;
+        let opening =
+            EngineStream::open(dispatcher, endpoint, request, prompt_field, deadline, unread_tokens, active);
         note(EngineProgress::Preparing);
         let opened = within(isolation, Box::pin(opening)).await;
         note(EngineProgress::PreparingEnded);
@@ -116,15 +111,29 @@ pub(super) struct HedgeOutcome {
     pub(super) loser: Option<AttemptError>,
 }
 
-/// Why none of them answered.
+/// Why none of them answered; of one or of both.
 pub(super) struct HedgeFailure {
-    pub(super) first: AttemptError,
-    /// Of the second one, where it got the request and failed.
+    pub(super) first: Option<AttemptError>,
     pub(super) second: Option<AttemptError>,
 }
 
+impl AttemptError {
+    /// Whether no other engine would do better, whatever it has done so far: another one would refuse the request too, or be
+    /// lost with it.
+    fn is_of_every_engine(&self) -> bool {
+        match self {
+            Self::Rejected(error) => matches!(
+                error.kind,
+                ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded | ErrorKind::ShuttingDown
+            ),
+            Self::Lost { work, .. } => *work != LostWork::None,
+            Self::Busy(_) => false,
+        }
+    }
+}
+
 /// The text of the engine that answers first: `first`, or `second`, which is begun when `first` has said nothing until `late`. An
-/// error of the first for which no engine would do better counts at once.
+/// error for which the other one would do no better counts at once.
 pub(super) async fn hedged<T>(
     first: impl Future<Output = Result<T, AttemptError>>,
     late: impl Future<Output = ()>,
@@ -135,7 +144,7 @@ pub(super) async fn hedged<T>(
     let by = |is_second, loser| move |text| (text, HedgeOutcome { is_second, loser });
     tokio::select! {
         biased;
-        done = &mut first => return done.map(by(false, None)).map_err(|error| failed(error, None)),
+        done = &mut first => return done.map(by(false, None)).map_err(|error| failed(Some(error), None)),
         () = late => {}
     }
     let mut second = std::pin::pin!(second);
@@ -143,17 +152,18 @@ pub(super) async fn hedged<T>(
         biased;
         done = &mut first => match done {
             Ok(text) => Ok(by(false, None)(text)),
-            Err(error @ AttemptError::Rejected(_)) => Err(failed(error, None)),
+            Err(error) if error.is_of_every_engine() => Err(failed(Some(error), None)),
             Err(error) => match second.await {
                 Ok(text) => Ok(by(true, Some(error))(text)),
-                Err(other) => Err(failed(error, Some(other))),
+                Err(other) => Err(failed(Some(error), Some(other))),
             },
         },
         done = &mut second => match done {
             Ok(text) => Ok(by(true, None)(text)),
+            Err(error) if error.is_of_every_engine() => Err(failed(None, Some(error))),
             Err(error) => match first.await {
                 Ok(text) => Ok(by(false, Some(error))(text)),
-                Err(other) => Err(failed(other, Some(error))),
+                Err(other) => Err(failed(Some(other), Some(error))),
             },
         },
     }
@@ -181,27 +191,44 @@ mod tests {
         AttemptError::Busy("full".to_owned())
     }
 
-    fn rejected() -> AttemptError {
-        let error = crate::error::GatewayError::new(crate::error::ErrorKind::InvalidRequest, "no");
-        AttemptError::Rejected(error)
+    fn rejected(kind: ErrorKind) -> AttemptError {
+        AttemptError::Rejected(crate::error::GatewayError::new(kind, "no"))
+    }
+
+    fn lost(work: LostWork) -> AttemptError {
+        AttemptError::Lost { work, message: "lost".to_owned() }
     }
 
     #[tokio::test]
     async fn whichever_speaks_first_answers() {
-        // Which one answers, and whether the other one failed; of failures whether both did.
+        let late = || rejected(ErrorKind::DeadlineExceeded);
+        let wrong = || rejected(ErrorKind::InvalidRequest);
+        // Which one answers, and whether the other one failed; of failures who did.
         for (story, first, second, expected) in [
             ("in time", says(4, Ok("a")), says(1, Ok("b")), Ok(("a", false, false))),
             ("the second is quicker", says(60, Ok("a")), says(1, Ok("b")), Ok(("b", true, false))),
             ("the first after all", says(7, Ok("a")), says(9, Ok("b")), Ok(("a", false, false))),
             ("the second is full", says(9, Ok("a")), says(1, Err(full())), Ok(("a", false, true))),
-            ("the first is lost", says(6, Err(full())), says(9, Ok("b")), Ok(("b", true, true))),
-            ("lost before the second", says(3, Err(full())), says(1, Ok("b")), Err(false)),
-            ("both", says(6, Err(full())), says(9, Err(full())), Err(true)),
-            ("no engine does better", says(6, Err(rejected())), says(9, Ok("b")), Err(false)),
+            ("the first is full", says(6, Err(full())), says(9, Ok("b")), Ok(("b", true, true))),
+            (
+                "lost while it waited",
+                says(6, Err(lost(LostWork::None))),
+                says(9, Ok("b")),
+                Ok(("b", true, true)),
+            ),
+            ("too late for the first", says(6, Err(late())), says(9, Ok("b")), Ok(("b", true, true))),
+            ("full before the second", says(3, Err(full())), says(1, Ok("b")), Err((true, false))),
+            ("both are full", says(6, Err(full())), says(9, Err(full())), Err((true, true))),
+            ("no engine does better", says(6, Err(wrong())), says(9, Ok("b")), Err((true, false))),
+            ("nor than the second", says(60, Ok("a")), says(1, Err(wrong())), Err((false, true))),
+            // A prompt that ends engines ends no second one at once.
+            ("lost with it", says(6, Err(lost(LostWork::Prompt))), says(9, Ok("b")), Err((true, false))),
+            ("the second is", says(60, Ok("a")), says(1, Err(lost(LostWork::Prompt))), Err((false, true))),
         ] {
             let found = hedged(first, waits(5), second).await;
             let found = found.map(|(text, outcome)| (text, outcome.is_second, outcome.loser.is_some()));
-            assert_eq!(found.map_err(|failure| failure.second.is_some()), expected, "{story}");
+            let found = found.map_err(|failure| (failure.first.is_some(), failure.second.is_some()));
+            assert_eq!(found, expected, "{story}");
         }
     }
 }

@@ -2,11 +2,13 @@
 //! the first has no first token in time. Only what no client has seen a part of is hedged, and no request that may have ended an
 //! engine.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::first_text::{EngineProgress, FirstText, HedgeFailure, HedgeOutcome, hedged};
+use super::first_text::{EngineProgress, FirstText, HedgeFailure, HedgeOutcome, StreamAttempt, hedged};
 use super::{AttemptLoop, RequestKind};
 use crate::dispatch::engine_meter::EngineMeter;
 use crate::dispatch::engine_stream::AttemptError;
@@ -36,9 +38,13 @@ impl AttemptLoop<'_> {
         let is_new = request.resume_point.is_none() && !request.attempts.is_suspect();
         let others = self.scores.iter().filter(|_| is_new && matches!(request.kind, RequestKind::Text));
         let mut others = others.filter(|scored| scored.group != endpoint.group);
+        let slow = &self.dispatcher.overtaken;
         others.find_map(|scored| {
+            // Where it would not be quicker, it is not asked: hedges fill no queue.
+            let is_quick = scored.score.first_token() <= after;
             let mut own = deployment.endpoints_with(adapter);
-            let endpoint = own.find(|other| other.group == scored.group)?.clone();
+            let endpoint =
+                own.find(|other| other.group == scored.group && is_quick && !slow.has(other))?.clone();
             Some(Hedge { after, endpoint, unread_tokens: scored.unread_tokens })
         })
     }
@@ -53,12 +59,14 @@ impl AttemptLoop<'_> {
     ) -> Result<FirstText, AttemptError> {
         let Hedge { after, endpoint: other, unread_tokens } = hedge;
         let other_meter = self.meter(&other);
-        let (attempt, mut notes) = self.split(deployment);
+        // Sent to two, it is one request of the deployment.
+        let active = self.dispatcher.demand.start(deployment);
+        let (attempt, mut notes) = self.split();
         let (recorder, unread_here) = (notes.recorder, notes.unread_tokens);
         let mut second_recorder = None;
         let (mut not_isolated, mut nor_the_other) = (None, None);
-        let first =
-            attempt.first_text((endpoint, unread_here), meter, &mut not_isolated, |at| notes.note(at));
+        let here = (endpoint, unread_here);
+        let first = attempt.first_text(here, meter, None, &mut not_isolated, |at| notes.note(at));
         let second = async {
             let new = NewAttempt { deployment, endpoint: &other, adapter, resumed_after_tokens: 0 };
             let candidate = EndpointScore {
@@ -73,47 +81,81 @@ impl AttemptLoop<'_> {
                 EngineProgress::Started(prompt_tokens) => recorder.started(prompt_tokens),
                 EngineProgress::Preparing | EngineProgress::PreparingEnded | EngineProgress::Accepted => {}
             };
-            attempt.first_text((&other, unread_tokens), other_meter, &mut nor_the_other, note).await
+            // It has less time than the first one had.
+            let mut request = attempt.request.clone();
+            if let Some(left) = attempt.deadline.and_then(|deadline| deadline.remaining()) {
+                request.deadline_milliseconds = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            }
+            let attempt = StreamAttempt { request: &request, ..attempt };
+            attempt.first_text((&other, unread_tokens), other_meter, None, &mut nor_the_other, note).await
         };
         let ended = hedged(first, sleep(after), second).await;
-        let Some(second_recorder) = second_recorder else {
+        let answering = |text: FirstText| FirstText { stream: text.stream.answering(active), ..text };
+        match (ended, second_recorder) {
             // The first one answered, or failed, alone.
-            return match ended {
-                Ok((text, _)) => Ok(text),
-                Err(failure) => Err(failure.first),
-            };
-        };
-        let backoff_end = Instant::now() + self.dispatcher.limits.endpoint_backoff;
-        match ended {
-            Ok((text, HedgeOutcome { is_second, loser })) => {
-                self.tracker.hedged(if is_second { "second" } else { "first" });
-                if loser.is_some() {
-                    let lost = if is_second { endpoint } else { &other };
-                    self.backoffs.insert(lost.clone(), backoff_end);
-                }
-                if is_second {
-                    record_loser(&self.request.recorder, loser);
-                    self.request.recorder = second_recorder;
-                    // What the first one did not come to.
-                    let (_, mut notes) = self.split(deployment);
-                    notes.accepted_elsewhere(text.prompt_tokens);
-                } else {
-                    record_loser(&second_recorder, loser);
-                }
-                Ok(text)
+            (Ok((text, _)), None) => Ok(answering(text)),
+            (Ok((text, HedgeOutcome { is_second: true, loser })), Some(second_recorder)) => {
+                self.tracker.hedged("second");
+                self.dispatcher.overtaken.add(endpoint.clone());
+                record_loser(&self.request.recorder, loser);
+                self.request.recorder = second_recorder;
+                // What the first one did not come to.
+                self.split().1.accepted_elsewhere(text.prompt_tokens);
+                Ok(answering(text))
             }
-            Err(HedgeFailure { first, second }) => {
-                self.tracker.hedged("none");
-                self.backoffs.insert(other, backoff_end);
-                if let Some(AttemptError::Lost { work, message }) = &second {
-                    // It counts against the request like any engine that was lost with it.
-                    let counted = self.record_lost(*work, false, message.clone());
-                    counted.map_err(AttemptError::Rejected)?;
+            (Ok((text, HedgeOutcome { loser, .. })), Some(second_recorder)) => {
+                self.tracker.hedged("first");
+                record_loser(&second_recorder, loser);
+                Ok(answering(text))
+            }
+            (Err(HedgeFailure { first: Some(first), second }), second_recorder) => {
+                if let Some(second_recorder) = second_recorder {
+                    self.tracker.hedged("none");
+                    let is_failed = second.is_some();
+                    second_recorder.hedge_ended(is_failed);
+                    if is_failed {
+                        record_loser(&second_recorder, second);
+                        let backoff_end = Instant::now() + self.dispatcher.limits.endpoint_backoff;
+                        self.backoffs.insert(other, backoff_end);
+                    }
                 }
-                record_loser(&second_recorder, second);
                 Err(first)
             }
+            // What the second one failed with, the loop takes for what the attempt has come to.
+            (Err(HedgeFailure { first: None, second }), second_recorder) => {
+                self.tracker.hedged("none");
+                if let Some(second_recorder) = second_recorder {
+                    self.request.recorder.hedge_ended(false);
+                    self.request.recorder = second_recorder;
+                }
+                let backoff_end = Instant::now() + self.dispatcher.limits.endpoint_backoff;
+                self.backoffs.insert(other, backoff_end);
+                Err(second.unwrap_or_else(|| AttemptError::Busy("no engine has said anything".to_owned())))
+            }
         }
+    }
+}
+
+/// Endpoints that were overtaken by a second one lately: others are asked first, so that one that stands still, whose requests
+/// are all taken back, does not look idle.
+#[derive(Debug, Default)]
+pub(crate) struct Overtaken(Mutex<HashMap<Endpoint, Instant>>);
+
+/// How long.
+const OVERTAKEN_FOR: Duration = Duration::from_secs(10);
+
+impl Overtaken {
+    /// It was, now.
+    fn add(&self, endpoint: Endpoint) {
+        let now = Instant::now();
+        let mut overtaken = self.0.lock();
+        overtaken.retain(|_, until| *until > now);
+        overtaken.insert(endpoint, now + OVERTAKEN_FOR);
+    }
+
+    /// Whether it was, lately.
+    pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
+        self.0.lock().get(endpoint).is_some_and(|until| *until > Instant::now())
     }
 }
 

@@ -58,20 +58,23 @@ fn what_only_history_expects_stops_nobody() {
         Some(Autoscaling { min_replicas, max_replicas: 2, predictive, ..Autoscaling::default() })
     };
     let fixed = Some(Autoscaling { max_replicas: 2, ..Autoscaling::default() });
-    for (story, autoscaling, waiting, expected) in [
-        ("a person asked for it", None, 0, true),
-        ("demand asked for it", fixed, 0, true),
-        ("history may have, and nobody asks", predictive(0), 0, false),
-        ("a request waits", predictive(0), 1, true),
-        ("it is one of the fewest", predictive(1), 0, true),
+    for (story, autoscaling, asked, expected) in [
+        ("a person asked for it", None, None, true),
+        ("demand asked for it", fixed, None, true),
+        ("history may have, and nobody asks", predictive(0), None, false),
+        ("somebody asked long ago", predictive(0), Some(300), false),
+        ("somebody asked minutes ago", predictive(0), Some(299), true),
+        ("it is one of the fewest", predictive(1), None, true),
     ] {
-        let now = jiff::Timestamp::UNIX_EPOCH;
+        let at = |second| jiff::Timestamp::from_second(second).unwrap();
         let mut high = ModelDeployment::new("high", ModelDeploymentSpec { autoscaling, ..of_tier("high") });
         high.metadata.namespace = Some("ns".to_owned());
-        let entry = serde_json::json!({"gateway": "g", "reportedAt": now, "waiting": waiting});
-        let status = serde_json::from_value(serde_json::json!({"demand": [entry]})).unwrap();
-        high.status = Some(status);
-        let high = crate::validate::read(&view, &high).unwrap();
+        let last = asked.map(|ago| at(1000 - ago));
+        // The gateway is gone, and with it its requests.
+        let entry =
+            serde_json::json!({"gateway": "g", "reportedAt": at(0), "active": 9, "lastRequestTime": last});
+        high.status = Some(serde_json::from_value(serde_json::json!({"demand": [entry]})).unwrap());
+        let high = crate::validate::read_at(&view, &high, at(1000)).unwrap();
         let (placement, _) = checked(&view, &high);
         assert_eq!(!placement.preempt.is_empty(), expected, "{story}");
     }
