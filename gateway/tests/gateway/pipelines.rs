@@ -1,6 +1,7 @@
 //! PipelineRuns on a whole gateway, with an API server, an engine and an endpoint of the test: a chain with an approval, values
 //! of a list, conditions, failures with compensation, what may not leave, and kills.
 
+#[cfg(target_os = "linux")]
 mod capture;
 mod failures;
 mod kills;
