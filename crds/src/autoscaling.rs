@@ -4,6 +4,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::schedule::utc;
+
 /// Bounds and targets for the number of replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -99,10 +101,6 @@ fn max_predicted_replicas() -> i32 {
 
 fn max_hours_per_day() -> u32 {
     12
-}
-
-fn utc() -> String {
-    "UTC".to_owned()
 }
 
 fn min_replicas() -> i32 {

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Money;
+use crate::schedule::utc;
 
 /// What requests of a namespace may use. The gateways reserve what a request may need before it is answered, and settle what
 /// it used; together they never grant more than the limits.
@@ -56,10 +57,6 @@ impl Default for BudgetSpec {
             default_max_tokens: default_max_tokens(),
         }
     }
-}
-
-fn utc() -> String {
-    "UTC".to_owned()
 }
 
 fn default_max_tokens() -> u32 {

@@ -23,7 +23,8 @@ pub struct Schedule {
     pub time_zone: String,
 }
 
-fn utc() -> String {
+/// The default of time zones.
+pub(crate) fn utc() -> String {
     "UTC".to_owned()
 }
 

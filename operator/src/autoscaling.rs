@@ -162,9 +162,10 @@ fn roll(
 ) -> Option<DemandHistory> {
     let predictive = rules.predictive.as_ref()?;
     let before = deployment.status.as_ref().and_then(|status| status.demand_history.as_ref());
-    let is_plausible = before.is_none_or(|history| demand_history::is_clock_plausible(history, memory, now));
-    demand_history::record(before.filter(|_| is_plausible), predictive, NeededNow::default(), now)
-        .filter(|_| is_plausible)
+    if !before.is_none_or(|history| demand_history::is_clock_plausible(history, memory, now)) {
+        return None;
+    }
+    demand_history::record(before, predictive, NeededNow::default(), now)
 }
 
 /// The history with what is needed now. One that is in doubt stays as it was.

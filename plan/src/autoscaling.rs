@@ -19,7 +19,7 @@ use crate::demand::DemandSummary;
 use crate::demand_history::ExpectedDemand;
 
 /// Scale-down delay: a replica is quickly stopped and slowly loaded. The same as a HorizontalPodAutoscaler's.
-const SCALE_DOWN_DELAY: Duration = Duration::from_secs(300);
+pub(crate) const SCALE_DOWN_DELAY: Duration = Duration::from_secs(300);
 /// Minimum interval between two scale-ups for slow first tokens, and after all replicas have become ready:
 /// the measurement covers the last minute.
 const TTFT_SCALE_UP_INTERVAL: Duration = Duration::from_secs(60);

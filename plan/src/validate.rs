@@ -24,6 +24,7 @@ use russet_model::kv_quantization::{KV_GROUPS, kv_group};
 use russet_model::shape::ModelShape;
 
 use crate::auto_revert;
+use crate::autoscaling::SCALE_DOWN_DELAY;
 use crate::demand;
 use crate::in_memory;
 use crate::memory_model::ServingCapacity;
@@ -66,9 +67,6 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, ..valid })
 }
 
-/// The shortest time for which a deployment counts as asked after its last request, for the right to stop others.
-const MIN_ASKED: Duration = Duration::from_secs(300);
-
 /// Whether nobody has asked for a deployment lately, and the history of its demand may have started its replicas: those stop no
 /// others.
 fn is_only_expected(deployment: &ModelDeployment, now: Timestamp) -> bool {
@@ -77,7 +75,7 @@ fn is_only_expected(deployment: &ModelDeployment, now: Timestamp) -> bool {
         return false;
     };
     let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
-    let asked = MIN_ASKED.max(Duration::from_secs(rules.idle_seconds.into()));
+    let asked = SCALE_DOWN_DELAY.max(Duration::from_secs(rules.idle_seconds.into()));
     demand::summarize(demand, now).idle_for.is_none_or(|idle_for| idle_for >= asked)
 }
 

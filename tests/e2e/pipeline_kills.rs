@@ -2,13 +2,12 @@
 //! runs that take their time, while it waits for a person, and as soon as that person has answered.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{TestCluster, kill};
-use russet_tests::control_plane::PlaneProcess;
+use russet_tests::cluster::TestCluster;
 use serde_json::Value;
 
 use crate::mistakes::{apply, until_message};
 use crate::path::{delete_object, quickstart, serves};
-use crate::pipelines::{Calls, endpoint, sample};
+use crate::pipelines::{Calls, endpoint, kill_gateways, sample, until_shown};
 
 const OBJECTS: &str = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: smollm2}\n\
     spec: {source: {uri: 'hf://russet/smollm2'}}\n---\n\
@@ -57,12 +56,7 @@ pub async fn kills(cluster: &mut TestCluster) -> Result<()> {
     ensure!(calls.lock().is_ok_and(|calls| calls.is_empty()), "something was sent before it was approved");
     let base = cluster.base_url().trim_end_matches("/v1").to_owned();
     let at = ["--gateway", base.as_str()];
-    cluster
-        .until("the gateway shows what will be done", async |cluster| {
-            let logs = cluster.russet(&[&["pipeline", "logs", "coffee"][..], &at].concat()).await?;
-            Ok(logs.contains("AwaitingApproval") && !logs.contains("cannot be"))
-        })
-        .await?;
+    until_shown(cluster, "coffee", &at).await?;
     cluster.russet(&[&["pipeline", "approve", "coffee", "--yes"][..], &at].concat()).await?;
     kill_gateways(cluster).await?;
     until_message(cluster, RUN, "Ready", &["True", "Finished"]).await?;
@@ -100,16 +94,4 @@ fn state<'a>(status: &'a Value, step: &str) -> &'a str {
     let steps = status["steps"].as_array().into_iter().flatten();
     let found = steps.filter(|one| one["name"] == step).find_map(|one| one["state"].as_str());
     found.unwrap_or_default()
-}
-
-/// Kills the gateways and waits for others.
-async fn kill_gateways(cluster: &mut TestCluster) -> Result<()> {
-    let gateways = cluster.pids(PlaneProcess::Gateway)?;
-    gateways.iter().for_each(|gateway| kill(*gateway));
-    cluster
-        .until("another gateway runs", async |cluster| {
-            let now = cluster.pids(PlaneProcess::Gateway).unwrap_or_default();
-            Ok(!now.is_empty() && now.iter().all(|gateway| !gateways.contains(gateway)))
-        })
-        .await
 }

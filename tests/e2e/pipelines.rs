@@ -55,23 +55,11 @@ pub async fn chain(cluster: &mut TestCluster) -> Result<()> {
     let approval = status["steps"][3]["approval"].as_str().context("no Approval")?.to_owned();
     until_message(cluster, &format!("approvals {approval}"), "Ready", &["False", "PipelineRun tea waits"])
         .await?;
-    let gateways = cluster.pids(PlaneProcess::Gateway)?;
-    gateways.iter().for_each(|gateway| kill(*gateway));
-    cluster
-        .until("another gateway runs", async |cluster| {
-            let now = cluster.pids(PlaneProcess::Gateway).unwrap_or_default();
-            Ok(!now.is_empty() && now.iter().all(|gateway| !gateways.contains(gateway)))
-        })
-        .await?;
+    kill_gateways(cluster).await?;
     let base = cluster.base_url().trim_end_matches("/v1").to_owned();
     let at = ["--gateway", base.as_str()];
     // What was made before is there after: the artifact is shown before it is approved.
-    cluster
-        .until("the gateway shows what will be done", async |cluster| {
-            let logs = cluster.russet(&[&["pipeline", "logs", "tea"][..], &at].concat()).await?;
-            Ok(logs.contains("AwaitingApproval") && !logs.contains("cannot be"))
-        })
-        .await?;
+    until_shown(cluster, "tea", &at).await?;
     ensure!(calls.lock().is_ok_and(|calls| calls.is_empty()), "something was sent before it was approved");
     let approved = cluster.russet(&[&["pipeline", "approve", "tea", "--yes"][..], &at].concat()).await?;
     ensure!(
@@ -111,6 +99,28 @@ pub async fn chain(cluster: &mut TestCluster) -> Result<()> {
         delete_object(cluster, object).await?;
     }
     Ok(())
+}
+
+/// Kills the gateways and waits for others.
+pub async fn kill_gateways(cluster: &mut TestCluster) -> Result<()> {
+    let gateways = cluster.pids(PlaneProcess::Gateway)?;
+    gateways.iter().for_each(|gateway| kill(*gateway));
+    cluster
+        .until("another gateway runs", async |cluster| {
+            let now = cluster.pids(PlaneProcess::Gateway).unwrap_or_default();
+            Ok(!now.is_empty() && now.iter().all(|gateway| !gateways.contains(gateway)))
+        })
+        .await
+}
+
+/// Waits until the gateway shows what a run waits for a person to approve.
+pub async fn until_shown(cluster: &mut TestCluster, run: &str, at: &[&str]) -> Result<()> {
+    cluster
+        .until("the gateway shows what will be done", async |cluster| {
+            let logs = cluster.russet(&[&["pipeline", "logs", run][..], at].concat()).await?;
+            Ok(logs.contains("AwaitingApproval") && !logs.contains("cannot be"))
+        })
+        .await
 }
 
 /// What a step made, as the gateway answers.

@@ -290,9 +290,9 @@ impl<'a> AttemptLoop<'a> {
     /// Gives the next engine the time that remains now; an error once none does.
     fn set_remaining_time(&mut self) -> Result<(), GatewayError> {
         if let Some(deadline) = self.request.deadline {
-            let left = deadline.remaining().ok_or_else(|| deadline.exceeded(&self.waiting_for))?;
-            let milliseconds = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            self.request.request.deadline_milliseconds = Some(milliseconds);
+            let left = deadline.remaining_milliseconds();
+            let left = left.ok_or_else(|| deadline.exceeded(&self.waiting_for))?;
+            self.request.request.deadline_milliseconds = Some(left);
         }
         Ok(())
     }
@@ -364,7 +364,6 @@ impl<'a> AttemptLoop<'a> {
         let PendingRequest { caller, keep_alive, .. } = &*self.request;
         let counted = self.dispatcher.demand.keep_alive(deployment, caller, *keep_alive);
         self.request.keep_alive_request = counted;
-        let limits = &self.dispatcher.limits;
         let mut isolation = self.isolate(endpoint).await?;
         match self.open(deployment, (endpoint, adapter), &mut isolation).await {
             Ok(opened) => {
@@ -394,9 +393,14 @@ impl<'a> AttemptLoop<'a> {
                 self.record_lost(work, exclusive, message)?;
             }
         }
-        self.backoffs.insert(endpoint.clone(), Instant::now() + limits.endpoint_backoff);
+        self.back_off(endpoint.clone());
         self.tracker.retried();
         Ok(None)
+    }
+
+    /// Does not try an endpoint again for a while.
+    fn back_off(&mut self, endpoint: Endpoint) {
+        self.backoffs.insert(endpoint, Instant::now() + self.dispatcher.limits.endpoint_backoff);
     }
 
     /// For a suspect: waits until it is the only one at this engine.
@@ -610,10 +614,14 @@ impl ProgressNotes<'_> {
     fn accepted_elsewhere(&mut self, prompt_tokens: u32) {
         self.note(EngineProgress::PreparingEnded);
         self.note(EngineProgress::Accepted);
+        self.prompt_is(prompt_tokens);
+    }
+
+    fn prompt_is(&mut self, tokens: u32) {
         if let Some(reservation) = &mut self.reservation {
-            reservation.note_prompt(prompt_tokens);
+            reservation.note_prompt(tokens);
         }
-        self.prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
+        self.prompt_state.send_modify(|state| state.tokens = Some(tokens));
     }
 
     fn note(&mut self, progress: EngineProgress) {
@@ -624,10 +632,7 @@ impl ProgressNotes<'_> {
             EngineProgress::Accepted => self.tracker.dispatched(),
             EngineProgress::Started(prompt_tokens) => {
                 self.recorder.started(prompt_tokens);
-                if let Some(reservation) = &mut self.reservation {
-                    reservation.note_prompt(prompt_tokens);
-                }
-                self.prompt_state.send_modify(|state| state.tokens = Some(prompt_tokens));
+                self.prompt_is(prompt_tokens);
             }
         }
     }

@@ -37,6 +37,11 @@ impl Deadline {
         (!remaining.is_zero()).then_some(remaining)
     }
 
+    /// The same in milliseconds, as engines are told it.
+    pub(super) fn remaining_milliseconds(&self) -> Option<u64> {
+        self.remaining().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+    }
+
     /// Completes when the deadline passes, if there is one.
     pub(super) async fn passed(deadline: Option<Self>) {
         match deadline {

@@ -330,10 +330,8 @@ impl Recorder {
     }
 
     /// It was taken back from one of two engines, because of what the other one said.
-    pub(crate) fn hedge_ended(&self, has_failed: bool) {
-        if !has_failed {
-            self.end_attempt(AttemptOutcome::Cancelled);
-        }
+    pub(crate) fn taken_back(&self) {
+        self.end_attempt(AttemptOutcome::Cancelled);
     }
 
     /// The engine was lost.

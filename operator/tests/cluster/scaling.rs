@@ -36,15 +36,21 @@ fn scaled(deployment: &ModelDeployment, replicas: i32, reason: &str) -> bool {
         && active.is_some_and(|it| it.reason == reason && it.observed_generation <= generation)
 }
 
+/// The deployment `chat`, once this is true of it.
+async fn seen(
+    deployments: Api<ModelDeployment>,
+    what: &'static str,
+    is: fn(&ModelDeployment) -> bool,
+) -> ModelDeployment {
+    until(what, || async { deployments.get("chat").await.ok().filter(is) }).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_follow_demand_and_sleep_without_it() {
     let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let gateway = cluster.client(russet_rpc::tls::GATEWAY_USER, "russet:components").await;
-    let seen = |what: &'static str, is: fn(&ModelDeployment) -> bool| {
-        let deployments = deployments.clone();
-        async move { until(what, || async { deployments.get("chat").await.ok().filter(is) }).await }
-    };
+    let seen = |what, is| seen(deployments.clone(), what, is);
     cluster.create(model("m", "llama", 4, GIB)).await;
     // The two nodes' free memory would hold a third replica between them.
     let single = Sharding { mode: ShardingMode::Single, ..Sharding::default() };
@@ -116,10 +122,7 @@ async fn history_starts_replicas_before_anybody_asks() {
     let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let gateway = cluster.client(russet_rpc::tls::GATEWAY_USER, "russet:components").await;
-    let seen = |what: &'static str, is: fn(&ModelDeployment) -> bool| {
-        let deployments = deployments.clone();
-        async move { until(what, || async { deployments.get("chat").await.ok().filter(is) }).await }
-    };
+    let seen = |what, is| seen(deployments.clone(), what, is);
     let history = |chat: &ModelDeployment| chat.status.clone().and_then(|status| status.demand_history);
     cluster.create(model("m", "llama", 4, GIB)).await;
     let single = Sharding { mode: ShardingMode::Single, ..Sharding::default() };

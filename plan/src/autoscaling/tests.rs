@@ -81,6 +81,17 @@ fn asleep(waiting: u32) -> ScalingInput {
     seen
 }
 
+/// Evaluates the steps of a story, one after the other.
+fn check(story: &str, min: i32, looks: Vec<ScalingStep>) {
+    let mut memory = ScalingHistory::default();
+    for ScalingStep { at, seen, room, then } in looks {
+        let now = Timestamp::from_second(at).unwrap();
+        let ScalingDecision { replicas, reason, message, .. } =
+            scale(&rules(min), &seen, &mut memory, now, |replicas| replicas.min(room));
+        assert_eq!((replicas, reason), then, "{story}, at {at}: {message}");
+    }
+}
+
 #[test]
 fn replicas_follow_demand_between_their_bounds() {
     use Reason::{Idle, NothingFits, ScaledByDemand as Demand, ScalingDisabled};
@@ -193,13 +204,7 @@ fn replicas_follow_demand_between_their_bounds() {
             ],
         ),
     ] {
-        let mut memory = ScalingHistory::default();
-        for ScalingStep { at, seen, room, then } in looks {
-            let now = Timestamp::from_second(at).unwrap();
-            let ScalingDecision { replicas, reason, message, .. } =
-                scale(&rules(min), &seen, &mut memory, now, |replicas| replicas.min(room));
-            assert_eq!((replicas, reason), then, "{story}, at {at}: {message}");
-        }
+        check(story, min, looks);
     }
 }
 
@@ -277,13 +282,7 @@ fn replicas_are_there_when_the_last_weeks_needed_them() {
             ],
         ),
     ] {
-        let mut memory = ScalingHistory::default();
-        for ScalingStep { at, seen, room, then } in looks {
-            let now = Timestamp::from_second(at).unwrap();
-            let ScalingDecision { replicas, reason, message, .. } =
-                scale(&rules(min), &seen, &mut memory, now, |replicas| replicas.min(room));
-            assert_eq!((replicas, reason), then, "{story}, at {at}: {message}");
-        }
+        check(story, min, looks);
     }
 }
 

@@ -83,8 +83,8 @@ impl AttemptLoop<'_> {
             };
             // It has less time than the first one had.
             let mut request = attempt.request.clone();
-            if let Some(left) = attempt.deadline.and_then(|deadline| deadline.remaining()) {
-                request.deadline_milliseconds = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            if let Some(left) = attempt.deadline.and_then(|deadline| deadline.remaining_milliseconds()) {
+                request.deadline_milliseconds = Some(left);
             }
             let attempt = StreamAttempt { request: &request, ..attempt };
             attempt.first_text((&other, unread_tokens), other_meter, None, &mut nor_the_other, note).await
@@ -111,12 +111,12 @@ impl AttemptLoop<'_> {
             (Err(HedgeFailure { first: Some(first), second }), second_recorder) => {
                 if let Some(second_recorder) = second_recorder {
                     self.tracker.hedged("none");
-                    let is_failed = second.is_some();
-                    second_recorder.hedge_ended(is_failed);
-                    if is_failed {
-                        record_loser(&second_recorder, second);
-                        let backoff_end = Instant::now() + self.dispatcher.limits.endpoint_backoff;
-                        self.backoffs.insert(other, backoff_end);
+                    match second {
+                        None => second_recorder.taken_back(),
+                        Some(error) => {
+                            record_loser(&second_recorder, Some(error));
+                            self.back_off(other);
+                        }
                     }
                 }
                 Err(first)
@@ -125,11 +125,10 @@ impl AttemptLoop<'_> {
             (Err(HedgeFailure { first: None, second }), second_recorder) => {
                 self.tracker.hedged("none");
                 if let Some(second_recorder) = second_recorder {
-                    self.request.recorder.hedge_ended(false);
+                    self.request.recorder.taken_back();
                     self.request.recorder = second_recorder;
                 }
-                let backoff_end = Instant::now() + self.dispatcher.limits.endpoint_backoff;
-                self.backoffs.insert(other, backoff_end);
+                self.back_off(other);
                 Err(second.unwrap_or_else(|| AttemptError::Busy("no engine has said anything".to_owned())))
             }
         }
