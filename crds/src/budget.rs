@@ -1,4 +1,4 @@
-//! Budget: how many requests, tokens and how much money the keys, owners and routes of a namespace may use in a minute, an
+//! Budget: how many requests, tokens and joules, and how much money the keys, owners and routes of a namespace may use in a minute, an
 //! hour, a day and a month.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -85,8 +85,8 @@ pub struct BudgetScope {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
-    "rule": "has(self.requests) || has(self.tokens) || has(self.money)",
-    "message": "a limit needs requests, tokens or money"
+    "rule": "has(self.requests) || has(self.tokens) || has(self.money) || has(self.joules)",
+    "message": "a limit needs requests, tokens, money or joules"
 }]))]
 pub struct BudgetLimit {
     /// The length of time, by the calendar: a day begins at midnight.
@@ -102,6 +102,11 @@ pub struct BudgetLimit {
     /// Money for ModelProviders with prices, in the currency of these, such as `"5.00"`. What this cluster answers costs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub money: Option<Money>,
+    /// Joules that engines of this cluster draw for requests; a kilowatt-hour is 3,600,000. Known once an engine is done, so
+    /// requests that run together may go beyond it by what they take. Machines whose watts nobody knows count nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000_000_i64))]
+    pub joules: Option<i64>,
 }
 
 /// A length of time.
@@ -198,4 +203,12 @@ pub struct BudgetUsage {
     /// Money.
     #[serde(default)]
     pub money: Money,
+    /// Thousandths of a joule.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub millijoules: i64,
+}
+
+/// Statuses say nothing of what nobody limits.
+fn is_zero(millijoules: &i64) -> bool {
+    *millijoules == 0
 }

@@ -44,7 +44,7 @@ pub(crate) use memory::MemoryBudgets;
 use object::KubernetesBudgets;
 use rejection::BudgetRejection;
 use reservation::EntryHold;
-pub(crate) use reservation::Reservation;
+pub(crate) use reservation::{EnergyCharge, Reservation};
 
 /// Writes of one status for one request, most of which others come before.
 const MAX_WRITES: u32 = 50;
@@ -224,8 +224,13 @@ impl Budgets {
             accounts.limits_answers().then_some(accounts.object.spec.default_max_tokens)
         });
         let most = answer_tokens.or(default.min()).unwrap_or(u32::MAX);
-        let need =
-            |answer: u64| Amount { requests: 1, tokens: prompt_tokens.saturating_add(answer), money: 0 };
+        // What energy it takes is known when it is there. Some of it must be left.
+        let need = |answer: u64| Amount {
+            requests: 1,
+            tokens: prompt_tokens.saturating_add(answer),
+            money: 0,
+            millijoules: 1,
+        };
         let least = answer_tokens.map_or(MIN_ANSWER_TOKENS, |asked| asked.min(MIN_CUT_TOKENS));
         let (held, answer) = match self.hold_all(&entries, need(most.into())).await {
             Ok(held) => (Ok(held), most),

@@ -62,6 +62,11 @@ impl EnginePart {
         Some(Money::of_nanos(exact.div_ceil(HOUR_MICROSECONDS)))
     }
 
+    /// Thousandths of a joule, rounded up; none where they are not known.
+    pub(crate) fn millijoules(self) -> Option<u64> {
+        self.microjoules().map(|microjoules| microjoules.div_ceil(1000))
+    }
+
     /// Joules, where they are known, and where their watts are from.
     pub(crate) fn joules(self) -> Option<(f64, PowerSource)> {
         Some((self.microjoules()? as f64 / 1e6, self.power?.source))

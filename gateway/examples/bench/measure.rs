@@ -96,6 +96,21 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     drop(held);
 }
 
+/// Measures what policy costs alone, which takes two minutes: the rate is half of what the plain gateway serves.
+pub async fn run_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine_files, gateway_files) = identities(folder.path());
+    let folder_of = |files: &TlsFiles| files.cert.parent().unwrap().to_str().unwrap().to_owned();
+    let engine = RoleProcess::start(&["engine", &folder_of(&engine_files)], 1).await;
+    let identity = folder_of(&gateway_files);
+    let gateway = RoleProcess::start(&["gateway", &identity, &engine.output[0]], 2).await;
+    let plain = LoadTarget::Http { address: gateway.address(), key: gateway.output[1].clone() };
+    let direct = LoadTarget::Grpc { address: engine.address(), files: gateway_files };
+    let small = LoadRequest::new(Api::Chat, false);
+    let [rate, _] = saturated([(&plain, &small), (&plain, &small)]).await;
+    policy(&identity, folder.path(), &engine, (&direct, &plain), (&small, rate / 2.0)).await;
+}
+
 /// What a gateway adds that has a Budget, whose journal is written before an answer begins and ends, and an audit log;
 /// beside one without.
 async fn policy(

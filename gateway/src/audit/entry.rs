@@ -1,5 +1,6 @@
 //! Entries of the audit log and their lines: JSON, its SHA-256 and the signature of that, with tabs between them. The JSON has
-//! the hash of the line before it.
+//! the hash of the line before it, so one signature is that of all lines before it: of lines that are written together, the
+//! last has one.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -124,17 +125,18 @@ pub(super) struct AuditEntry {
 }
 
 impl AuditEntry {
-    /// Its line with the newline, and its hash.
-    pub(super) fn signed(&self, key: &Ed25519KeyPair) -> (String, Hash) {
+    /// Its line with the newline, and its hash; signed, where there is a key.
+    pub(super) fn line(&self, key: Option<&Ed25519KeyPair>) -> (String, Hash) {
         // Texts and numbers: serialising them into memory cannot fail. JSON has no tab outside of its texts, and escapes them.
         let json = serde_json::to_string(self).unwrap_or_default();
         let hash: Hash = Sha256::digest(&json).into();
-        let signature = STANDARD.encode(key.sign(&hash));
+        let signature = key.map(|key| STANDARD.encode(key.sign(&hash))).unwrap_or_default();
         (format!("{json}\t{}\t{signature}\n", hex::encode(hash)), hash)
     }
 
-    /// The entry of a line without its newline, and its hash; the error says what is wrong with the line.
-    pub(super) fn read(line: &str) -> Result<(Self, Hash, Vec<u8>), String> {
+    /// The entry of a line without its newline, its hash, and its signature if it has one; the error says what is wrong with
+    /// the line.
+    pub(super) fn read(line: &str) -> Result<(Self, Hash, Option<Vec<u8>>), String> {
         let mut parts = line.split('\t');
         let (Some(json), Some(stated), Some(signature), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
@@ -145,7 +147,10 @@ impl AuditEntry {
         if hex::encode(hash) != stated {
             return Err("its hash is not that of its text: the text was changed".to_owned());
         }
-        let signature = STANDARD.decode(signature).map_err(|_| "its signature is no Base64".to_owned())?;
+        let signature = match signature {
+            "" => None,
+            text => Some(STANDARD.decode(text).map_err(|_| "its signature is no Base64".to_owned())?),
+        };
         let entry = serde_json::from_str(json).map_err(|error| format!("it is no entry: {error}"))?;
         Ok((entry, hash, signature))
     }

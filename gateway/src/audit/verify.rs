@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use russet_crds::Zone;
@@ -88,6 +88,8 @@ pub(super) fn verify_each(
     let mut report = AuditReport::default();
     let mut chain: Option<(u64, Hash)> = None;
     let mut key: Option<Vec<u8>> = None;
+    // The first of the lines that no signature has followed yet.
+    let mut unsigned: Option<(PathBuf, usize)> = None;
     for (_, path) in files(folder)? {
         let file = File::open(&path).map_err(AuditError::io(&path))?;
         for (number, line) in BufReader::new(file).lines().enumerate() {
@@ -108,7 +110,12 @@ pub(super) fn verify_each(
                 if public_key.is_some_and(|known| known != named) {
                     return Err(damaged(format!("it is signed by another key, {named}")));
                 }
-                key = Some(hex::decode(named).map_err(|_| damaged("its key is not hexadecimal".to_owned()))?);
+                let named_key =
+                    hex::decode(named).map_err(|_| damaged("its key is not hexadecimal".to_owned()))?;
+                if let Some((path, line)) = unsigned.take_if(|_| key.as_ref() != Some(&named_key)) {
+                    return Err(unsigned_line(path, line));
+                }
+                key = Some(named_key);
                 if !report.public_keys.contains(named) {
                     report.public_keys.push(named.clone());
                 }
@@ -123,8 +130,10 @@ pub(super) fn verify_each(
                     ));
                 }
             };
-            if !is_signed(&hash, &signature, &by) {
-                return Err(damaged("its signature is not of this log's key".to_owned()));
+            match signature {
+                None => drop(unsigned.get_or_insert_with(|| (path.clone(), number + 1))),
+                Some(signature) if is_signed(&hash, &signature, &by) => unsigned = None,
+                Some(_) => return Err(damaged("its signature is not of this log's key".to_owned())),
             }
             let at: Timestamp =
                 entry.at.parse().map_err(|_| damaged(format!("{:?} is no time", shortened(&entry.at))))?;
@@ -141,7 +150,17 @@ pub(super) fn verify_each(
     if report.entries == 0 {
         return Err(AuditError::Empty(folder.to_owned()));
     }
-    Ok(report)
+    match unsigned {
+        Some((path, line)) => Err(unsigned_line(path, line)),
+        None => Ok(report),
+    }
+}
+
+/// A line after which its key signed nothing.
+fn unsigned_line(path: PathBuf, line: usize) -> AuditError {
+    let what = "neither it nor a line after it is signed by its key; if its gateway was killed a moment ago, start it \
+                again, and it signs what it wrote";
+    AuditError::Damaged { path, line, what: what.to_owned() }
 }
 
 fn shortened(text: &str) -> String {
@@ -169,8 +188,13 @@ impl AuditReport {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::Arc;
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
 
     use super::super::AuditLog;
+    use super::super::writer::AuditWriter;
     use super::*;
 
     /// A log of a request that stayed and of one that left.
@@ -228,6 +252,36 @@ mod tests {
         assert!(error.contains("signed by another key"), "{error}");
     }
 
+    #[test]
+    fn one_signature_is_of_all_lines_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
+        let ended = |zone: &str| {
+            AuditEvent::Completed(CompletedRequest { zone: zone.into(), ..CompletedRequest::default() })
+        };
+        writer.append(vec![ended("Cloud"), ended("Local"), ended("Local")]).unwrap();
+        let text = fs::read_to_string(folder.path().join("audit-00000001.log")).unwrap();
+        let signed = |text: &str| text.lines().filter(|line| !line.ends_with('\t')).count();
+        assert_eq!(signed(&text), 2);
+        assert_eq!(check(folder.path(), &text).unwrap().requests["Cloud"], 1);
+        // Whoever changes a line without a signature, and all hashes after it, comes to one that has a signature.
+        let mut previous: Option<Hash> = None;
+        let mut forged = String::new();
+        for line in text.lines() {
+            let (mut entry, _, signature) = AuditEntry::read(line).unwrap();
+            if let AuditEvent::Completed(completed) = &mut entry.event {
+                completed.zone = "Local".into();
+                entry.previous = hex::encode(previous.unwrap());
+            }
+            let (line, hash) = entry.line(None);
+            let signature = signature.map(|bytes| STANDARD.encode(bytes)).unwrap_or_default();
+            forged.push_str(&format!("{}{signature}\n", line.trim_end_matches('\n')));
+            previous = Some(hash);
+        }
+        let error = check(folder.path(), &forged).unwrap_err();
+        assert!(error.contains("line 4: its signature is not of this log's key"), "{error}");
+    }
+
     #[tokio::test]
     async fn whatever_is_changed_is_seen() {
         let folder = tempfile::tempdir().unwrap();
@@ -262,6 +316,13 @@ mod tests {
         });
         let error = check(folder.path(), &forged).unwrap_err();
         assert!(error.contains("line 5: its signature is not of this log's key"), "{error}");
+        // One signature is of the lines before it, too.
+        let unsigned = with(&|lines| {
+            let place = lines[4].rfind('\t').unwrap() + 1;
+            lines[4].truncate(place);
+        });
+        let error = check(folder.path(), &unsigned).unwrap_err();
+        assert!(error.contains("neither it nor a line after it is signed"), "{error}");
         // Every byte counts.
         let bytes = text.as_bytes();
         for place in (0..bytes.len()).step_by(7) {
@@ -270,6 +331,16 @@ mod tests {
             fs::write(folder.path().join("audit-00000001.log"), &other).unwrap();
             assert!(verify(folder.path(), &AuditPeriod::default(), None).is_err(), "byte {place}");
         }
+        // Lines that a process was killed behind are signed by what goes on with them, unless that has another key.
+        fs::write(folder.path().join("audit-00000001.log"), &unsigned).unwrap();
+        drop(AuditLog::open(folder.path()).unwrap());
+        assert_eq!(verify(folder.path(), &AuditPeriod::default(), None).unwrap().entries, 6);
+        fs::write(folder.path().join("audit-00000001.log"), &unsigned).unwrap();
+        fs::rename(folder.path().join("key.pk8"), folder.path().join("first.pk8")).unwrap();
+        drop(AuditLog::open(folder.path()).unwrap());
+        let error = verify(folder.path(), &AuditPeriod::default(), None).unwrap_err().to_string();
+        assert!(error.contains("neither it nor a line after it is signed"), "{error}");
+        fs::rename(folder.path().join("first.pk8"), folder.path().join("key.pk8")).unwrap();
         // One who goes on writing has a chain that goes on.
         fs::write(folder.path().join("audit-00000001.log"), &text).unwrap();
         let log = AuditLog::open(folder.path()).unwrap();

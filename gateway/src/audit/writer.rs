@@ -18,8 +18,10 @@ use super::entry::{AuditEntry, AuditEvent, Hash};
 
 /// Bytes after which a file is left and the next one begun.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// Entries that are written together.
+/// Entries that are written together, under one signature.
 const MAX_BATCH: usize = 512;
+/// Time between two such writes, so that a busy gateway signs hundreds of times a second and not thousands.
+const MIN_WRITE_INTERVAL: Duration = Duration::from_millis(5);
 /// How long another gateway may take to end, and how often it is looked whether it has.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
@@ -111,7 +113,10 @@ impl AuditWriter {
     /// Writes what comes until nobody is left who could send more.
     pub(super) fn run(mut self, commands: &Receiver<AuditCommand>) {
         let mut is_broken = false;
+        let mut next_write = Instant::now();
         while let Ok(first) = commands.recv() {
+            std::thread::sleep(next_write.saturating_duration_since(Instant::now()));
+            next_write = Instant::now() + MIN_WRITE_INTERVAL;
             let more = std::iter::from_fn(|| commands.try_recv().ok());
             let batch: Vec<AuditCommand> = std::iter::once(first).chain(more).take(MAX_BATCH).collect();
             let (mut events, mut waiting) = (Vec::with_capacity(batch.len() + 1), Vec::new());
@@ -146,7 +151,7 @@ impl AuditWriter {
     }
 
     /// Appends entries: all of them, or on an error none.
-    fn append(&mut self, events: Vec<AuditEvent>) -> io::Result<()> {
+    pub(super) fn append(&mut self, events: Vec<AuditEvent>) -> io::Result<()> {
         self.file_bytes = self.file.metadata()?.len();
         if self.file_bytes >= MAX_FILE_BYTES {
             self.file.sync_data()?;
@@ -155,10 +160,11 @@ impl AuditWriter {
             (self.file_number, self.file_bytes) = (self.file_number + 1, 0);
         }
         let (mut text, mut next, mut previous) = (String::new(), self.next, self.previous);
-        for event in events {
+        let count = events.len();
+        for (place, event) in events.into_iter().enumerate() {
             let at = Timestamp::now().to_string();
             let entry = AuditEntry { number: next, at, previous: hex::encode(previous), event };
-            let (line, hash) = entry.signed(&self.key);
+            let (line, hash) = entry.line((place + 1 == count).then_some(&self.key));
             text.push_str(&line);
             (next, previous) = (next + 1, hash);
         }
@@ -249,23 +255,23 @@ mod tests {
 
     #[test]
     fn a_torn_file_goes_on_after_its_last_whole_line() {
-        let whole = {
+        let (whole, key) = {
             let folder = tempfile::tempdir().unwrap();
             let mut writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
             writer.append(vec![ended("a"), ended("b")]).unwrap();
-            fs::read(path(folder.path(), 1)).unwrap()
+            (fs::read(path(folder.path(), 1)).unwrap(), fs::read(folder.path().join(KEY_FILE)).unwrap())
         };
         let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
         for cut in 0..=whole.len() {
             let folder = tempfile::tempdir().unwrap();
-            // The same key: what was written stays valid.
+            // The same key: what was written stays valid, and what it did not sign before it does now.
+            fs::write(folder.path().join(KEY_FILE), &key).unwrap();
             let torn = whole.get(..cut).unwrap();
             fs::write(path(folder.path(), 1), torn).unwrap();
             let writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
             assert_eq!(writer.next, lines(torn) as u64 + 2, "cut at {cut}");
             let text = fs::read(path(folder.path(), 1)).unwrap();
             assert_eq!(lines(&text), lines(torn) + 1, "cut at {cut}");
-            // The lines before have the key that the first of them names, and the new ones their own.
             let report = verify(folder.path(), &AuditPeriod::default(), None).unwrap();
             assert_eq!(report.entries, lines(&text) as u64);
         }

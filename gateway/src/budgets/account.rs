@@ -19,6 +19,8 @@ pub(super) struct Accounts {
     uid: String,
     zone: TimeZone,
     limits: Vec<(BudgetPeriod, Amount)>,
+    /// The windows of those that were reserved in last: a calendar is slow to ask for every request.
+    current: Vec<LimitWindow>,
     accounts: BTreeMap<WindowKey, Account>,
     /// Whether something was reserved since the status was written.
     is_active: bool,
@@ -58,6 +60,7 @@ impl Accounts {
             uid: String::new(),
             zone: TimeZone::UTC,
             limits: Vec::new(),
+            current: Vec::new(),
             accounts: BTreeMap::new(),
             is_active: false,
             object: object.clone(),
@@ -110,6 +113,7 @@ impl Accounts {
         }
         self.uid = uid;
         self.zone = TimeZone::get(&object.spec.time_zone).unwrap_or(TimeZone::UTC);
+        self.current.clear();
         self.limits = object.spec.limits.iter().map(|limit| (limit.per, Amount::limit(limit))).collect();
         for account in self.accounts.values_mut() {
             account.limit = limit_of(&self.limits, account.window);
@@ -129,11 +133,17 @@ impl Accounts {
 
     /// The windows of now, with what was used in them before this gateway started; `None` where a length is of a newer release.
     fn open(&mut self, recovered: &HashMap<AccountKey, Amount>, now: Timestamp) -> Option<Vec<WindowKey>> {
-        let mut keys = Vec::with_capacity(self.limits.len());
-        for place in 0..self.limits.len() {
-            let window = LimitWindow::at(self.limits[place].0, &self.zone, now)?;
-            self.open_window(window, recovered);
-            keys.push(window.key());
+        if self.current.len() != self.limits.len() || !self.current.iter().all(|window| window.contains(now))
+        {
+            let windows = self.limits.iter().map(|(per, _)| LimitWindow::at(*per, &self.zone, now));
+            self.current = windows.collect::<Option<_>>()?;
+        }
+        let keys = self.current.iter().map(LimitWindow::key).collect();
+        for place in 0..self.current.len() {
+            // Windows that are over, and have given all back, are forgotten; one that clocks came back to opens again.
+            if !self.accounts.contains_key(&self.current[place].key()) {
+                self.open_window(self.current[place], recovered);
+            }
         }
         Some(keys)
     }
@@ -174,6 +184,14 @@ impl Accounts {
         if let Some(account) = self.accounts.get_mut(window).filter(|_| *uid == self.uid) {
             account.reserved = account.reserved.minus(hold.amount);
             account.used = account.used.plus(used);
+        }
+    }
+
+    /// A request used more of a window, which nothing was reserved for.
+    pub(super) fn charge(&mut self, (uid, window): &AccountKey, used: Amount) {
+        if let Some(account) = self.accounts.get_mut(window).filter(|_| *uid == self.uid) {
+            account.used = account.used.plus(used);
+            self.is_active = true;
         }
     }
 
@@ -242,7 +260,7 @@ impl Accounts {
             let (used, limit) = (nearest.shown(used), nearest.shown(*limit));
             let text = match nearest {
                 Thing::Money => format!("{used} of {limit} per {}", per.as_str()),
-                Thing::Requests | Thing::Tokens => {
+                Thing::Requests | Thing::Tokens | Thing::Energy => {
                     format!("{used} of {limit} {} per {}", nearest.as_str(), per.as_str())
                 }
             };

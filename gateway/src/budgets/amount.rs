@@ -1,19 +1,27 @@
-//! Amounts of what budgets limit: requests, tokens and money.
+//! Amounts of what budgets limit: requests, tokens, money and energy.
 
 use russet_crds::{BudgetLimit, BudgetUsage, Money};
+use serde::{Deserialize, Serialize};
 
-/// Requests, tokens and billionths of money. As a limit, `u64::MAX` is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Requests, tokens, billionths of money and thousandths of a joule. As a limit, `u64::MAX` is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Amount {
     pub(crate) requests: u64,
     pub(crate) tokens: u64,
     pub(crate) money: u64,
+    /// The journal of an earlier release has none.
+    #[serde(default)]
+    pub(crate) millijoules: u64,
 }
 
 impl Amount {
     /// No limit.
-    pub(super) const MAX: Self = Self { requests: u64::MAX, tokens: u64::MAX, money: u64::MAX };
-    pub(crate) const ZERO: Self = Self { requests: 0, tokens: 0, money: 0 };
+    pub(super) const MAX: Self = Self::each(u64::MAX);
+    pub(crate) const ZERO: Self = Self::each(0);
+
+    const fn each(count: u64) -> Self {
+        Self { requests: count, tokens: count, money: count, millijoules: count }
+    }
 
     /// What a limit allows.
     pub(super) fn limit(limit: &BudgetLimit) -> Self {
@@ -22,13 +30,22 @@ impl Amount {
             requests: count(limit.requests),
             tokens: count(limit.tokens),
             money: limit.money.map_or(u64::MAX, |money| money.nanos),
+            millijoules: match limit.joules {
+                Some(joules) => u64::try_from(joules).unwrap_or(0).saturating_mul(1000),
+                None => u64::MAX,
+            },
         }
     }
 
     /// What a status says.
     pub(super) fn of(usage: &BudgetUsage) -> Self {
         let count = |value: i64| u64::try_from(value).unwrap_or(0);
-        Self { requests: count(usage.requests), tokens: count(usage.tokens), money: usage.money.nanos }
+        Self {
+            requests: count(usage.requests),
+            tokens: count(usage.tokens),
+            money: usage.money.nanos,
+            millijoules: count(usage.millijoules),
+        }
     }
 
     /// The same for a status.
@@ -38,6 +55,7 @@ impl Amount {
             requests: count(self.requests),
             tokens: count(self.tokens),
             money: Money { nanos: self.money },
+            millijoules: count(self.millijoules),
         }
     }
 
@@ -47,6 +65,7 @@ impl Amount {
             requests: combine(self.requests, other.requests),
             tokens: combine(self.tokens, other.tokens),
             money: combine(self.money, other.money),
+            millijoules: combine(self.millijoules, other.millijoules),
         }
     }
 
@@ -89,10 +108,11 @@ pub(crate) enum Thing {
     Requests,
     Tokens,
     Money,
+    Energy,
 }
 
 impl Thing {
-    pub(super) const ALL: [Self; 3] = [Self::Requests, Self::Tokens, Self::Money];
+    pub(super) const ALL: [Self; 4] = [Self::Requests, Self::Tokens, Self::Money, Self::Energy];
 
     /// How much of it an amount has.
     pub(super) fn of(self, amount: Amount) -> u64 {
@@ -100,6 +120,7 @@ impl Thing {
             Self::Requests => amount.requests,
             Self::Tokens => amount.tokens,
             Self::Money => amount.money,
+            Self::Energy => amount.millijoules,
         }
     }
 
@@ -109,6 +130,7 @@ impl Thing {
             Self::Requests => amount.requests.to_string(),
             Self::Tokens => amount.tokens.to_string(),
             Self::Money => Money { nanos: amount.money }.to_string(),
+            Self::Energy => joules(amount.millijoules),
         }
     }
 
@@ -117,6 +139,15 @@ impl Thing {
             Self::Requests => "requests",
             Self::Tokens => "tokens",
             Self::Money => "money",
+            Self::Energy => "joules",
         }
+    }
+}
+
+/// Joules as people write them: without zeros at the end.
+fn joules(millijoules: u64) -> String {
+    match (millijoules / 1000, millijoules % 1000) {
+        (whole, 0) => whole.to_string(),
+        (whole, part) => format!("{whole}.{part:03}").trim_end_matches('0').to_owned(),
     }
 }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn share(second: i64, limit: u64, used: u64, reserved: u64) -> OwnShare {
-        let limit = Amount { requests: u64::MAX, tokens: limit, money: u64::MAX };
+        let limit = Amount { tokens: limit, ..Amount::MAX };
         OwnShare { window: window(second), limit, used: tokens(used), reserved: tokens(reserved) }
     }
 
@@ -260,11 +260,8 @@ mod tests {
 
     #[test]
     fn what_is_not_limited_is_counted_and_never_short() {
-        let unlimited = OwnShare {
-            limit: Amount { requests: u64::MAX, tokens: u64::MAX, money: 5 },
-            ..share(0, 1, 7, 3)
-        };
-        let need = Amount { requests: 1, tokens: u64::MAX, money: 5 };
+        let unlimited = OwnShare { limit: Amount { money: 5, ..Amount::MAX }, ..share(0, 1, 7, 3) };
+        let need = Amount { requests: 1, tokens: u64::MAX, money: 5, millijoules: 1 };
         let status = claim(&BudgetStatus::default(), "a", &[unlimited], need).unwrap();
         assert_eq!(status.windows[0].used.tokens, 7);
         let short = claim(&status, "b", &[unlimited], Amount { money: 1, ..need }).unwrap_err();

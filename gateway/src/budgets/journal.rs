@@ -1,6 +1,9 @@
 //! The journal: what requests of this gateway may use and used, written before they are answered and before they end, so that
-//! a gateway that is killed knows it when it starts again. One thread writes; what waits for it is committed together. It does
-//! not wait for the disk: after a machine has stopped, all that the gateway was granted counts as used.
+//! a gateway that is killed knows it when it starts again. One thread writes. What waits for it is one row of a log, and many
+//! rows become few changes of the tables ([`Backlog`]): a request costs a part of a row. Nothing waits for the disk: after a
+//! machine has stopped, all that the gateway was granted counts as used.
+
+mod backlog;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,14 +13,18 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rusqlite::{Connection, ErrorCode, Statement, TransactionBehavior, params};
 use russet_crds::BudgetPeriod;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::amount::Amount;
 use super::window::WindowKey;
+use backlog::Backlog;
 
-/// Changes in one commit.
+/// Requests in one row of the log.
 const MAX_GROUP: usize = 256;
+/// Bytes of the log after which it goes into the tables: those of some thousand requests.
+const MAX_LOG_BYTES: usize = 1 << 20;
 /// How long another gateway may take to close the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long what was used is remembered, by the length of the window: as long as a status may keep such a window.
@@ -32,11 +39,14 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(600);
 /// Pages of the log after which it is written to the file: it stays small, as the disk of a pod is.
 const CHECKPOINT_PAGES: u32 = 64;
 
+/// The columns of an amount.
+const THINGS: [&str; 4] = ["requests", "tokens", "money", "millijoules"];
+
 /// A window of a Budget, by the Budget's uid: one that is created anew begins anew.
 pub(super) type AccountKey = (String, WindowKey);
 
 /// A change of what is reserved and used.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum JournalEntry {
     /// A request may use this.
     Reserved { id: u64, account: AccountKey, amount: Amount },
@@ -118,8 +128,9 @@ impl Journal {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.pragma_update(None, "locking_mode", "exclusive")?;
         connection.pragma_update(None, "journal_mode", "wal")?;
-        // A process that is killed has written what it committed; only a machine that stops has not.
-        connection.pragma_update(None, "synchronous", "normal")?;
+        // A process that is killed has written what it committed; only a machine that stops has not. Waiting for the disk in
+        // the middle of others' requests would make that no better.
+        connection.pragma_update(None, "synchronous", "off")?;
         connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS gateway (name TEXT NOT NULL, boot TEXT NOT NULL);
@@ -132,8 +143,17 @@ impl Journal {
                  id INTEGER NOT NULL, budget TEXT NOT NULL, per TEXT NOT NULL, start INTEGER NOT NULL,
                  requests INTEGER NOT NULL, tokens INTEGER NOT NULL, money INTEGER NOT NULL,
                  PRIMARY KEY (id, budget, per, start)
-             ) WITHOUT ROWID;",
+             ) WITHOUT ROWID;
+             CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY, entries TEXT NOT NULL);",
         )?;
+        for table in ["used", "reserved"] {
+            // Those of earlier releases have none.
+            if !connection.column_exists(None, table, "millijoules")? {
+                connection.execute_batch(&format!(
+                    "ALTER TABLE {table} ADD COLUMN millijoules INTEGER NOT NULL DEFAULT 0"
+                ))?;
+            }
+        }
         let recovered = recover(&mut connection, now)?;
         let (sender, receiver) = mpsc::channel();
         let write = move || {
@@ -173,27 +193,40 @@ fn recover(connection: &mut Connection, now: i64) -> Result<Recovered, JournalEr
     };
     transaction.execute("DELETE FROM gateway", [])?;
     transaction.execute("INSERT INTO gateway (name, boot) VALUES (?1, ?2)", [&gateway, &boot])?;
+    let mut backlog = Backlog::of_tables(&transaction)?;
+    {
+        let mut rows = transaction.prepare("SELECT entries FROM log ORDER BY number")?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            let entries: String = row.get(0)?;
+            let damaged = |error| JournalError { message: format!("its log: {error}"), is_damaged: true };
+            backlog.add(serde_json::from_str(&entries).map_err(damaged)?);
+        }
+    }
+    Statements::prepare(&transaction)?.fold(&mut backlog)?;
     expire(&transaction, now)?;
+    let things = THINGS.join(", ");
+    let sums = THINGS.map(|thing| format!("sum({thing})")).join(", ");
     transaction.execute(
         &format!(
-            "INSERT INTO used (budget, per, start, requests, tokens, money)
-             SELECT budget, per, start, sum(requests), sum(tokens), sum(money) FROM reserved WHERE true
-             GROUP BY budget, per, start
-             ON CONFLICT DO UPDATE SET requests = min(requests + excluded.requests, {MAX_AMOUNT}),
-                 tokens = min(tokens + excluded.tokens, {MAX_AMOUNT}), money = min(money + excluded.money, {MAX_AMOUNT})"
+            "INSERT INTO used (budget, per, start, {things})
+             SELECT budget, per, start, {sums} FROM reserved WHERE true GROUP BY budget, per, start
+             ON CONFLICT DO UPDATE SET {}",
+            added()
         ),
         [],
     )?;
     transaction.execute("DELETE FROM reserved", [])?;
     let mut used = HashMap::new();
     {
-        let mut rows = transaction.prepare("SELECT budget, per, start, requests, tokens, money FROM used")?;
+        let mut rows = transaction.prepare(&format!("SELECT budget, per, start, {things} FROM used"))?;
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
             let per: String = row.get(1)?;
             let Some(per) = period(&per) else { continue };
             let count = |at| Ok::<_, rusqlite::Error>(u64::try_from(row.get::<_, i64>(at)?).unwrap_or(0));
-            let amount = Amount { requests: count(3)?, tokens: count(4)?, money: count(5)? };
+            let amount =
+                Amount { requests: count(3)?, tokens: count(4)?, money: count(5)?, millijoules: count(6)? };
             used.insert((row.get(0)?, (per, row.get(2)?)), amount);
         }
     }
@@ -234,6 +267,8 @@ fn period(name: &str) -> Option<BudgetPeriod> {
 
 fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), JournalError> {
     let mut statements = Statements::prepare(connection)?;
+    let mut backlog = Backlog::default();
+    let mut log_bytes = 0;
     let mut expiry_due = Instant::now() + EXPIRY_INTERVAL;
     while let Ok((mut entries, first)) = receiver.recv() {
         let mut done = vec![first];
@@ -243,13 +278,24 @@ fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), Jour
             entries.extend(more);
             done.push(waiting);
         }
-        let result = statements.commit(connection, &entries);
-        if let Err(error) = &result {
-            tracing::error!("{error}");
+        let result = statements.log(&entries);
+        match &result {
+            Ok(bytes) => {
+                backlog.add(entries);
+                log_bytes += bytes;
+            }
+            Err(error) => tracing::error!("{error}"),
         }
         for waiting in done {
             // A request that was cancelled needs no word of it.
-            let _ = waiting.send(result.clone());
+            let _ = waiting.send(result.clone().map(|_| ()));
+        }
+        if log_bytes >= MAX_LOG_BYTES {
+            // Where it fails, the log has it still.
+            match fold(connection, &mut statements, &mut backlog) {
+                Ok(()) => log_bytes = 0,
+                Err(error) => tracing::error!("{error}"),
+            }
         }
         if expiry_due <= Instant::now() {
             expiry_due = Instant::now() + EXPIRY_INTERVAL;
@@ -258,11 +304,28 @@ fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), Jour
             }
         }
     }
+    // A release before this one reads the tables alone.
+    fold(connection, &mut statements, &mut backlog)
+}
+
+fn fold(
+    connection: &Connection,
+    statements: &mut Statements<'_>,
+    backlog: &mut Backlog,
+) -> Result<(), JournalError> {
+    // Where one fails, all of them are taken back when this is dropped.
+    let transaction = connection.unchecked_transaction()?;
+    let mut folded = backlog.clone();
+    statements.fold(&mut folded)?;
+    transaction.commit()?;
+    *backlog = folded;
     Ok(())
 }
 
 /// What the thread that writes executes, parsed once: parsing takes as long as writing.
 struct Statements<'c> {
+    log: Statement<'c>,
+    clear: Statement<'c>,
     reserve: Statement<'c>,
     settle: Statement<'c>,
     release: Statement<'c>,
@@ -270,52 +333,56 @@ struct Statements<'c> {
 
 impl<'c> Statements<'c> {
     fn prepare(connection: &'c Connection) -> Result<Self, JournalError> {
-        // Sums stay within what SQLite counts exactly.
-        let sums = ["requests", "tokens", "money"]
-            .map(|field| format!("{field} = min({field} + excluded.{field}, {MAX_AMOUNT})"))
-            .join(", ");
+        let (things, added) = (THINGS.join(", "), added());
         Ok(Self {
+            log: connection.prepare("INSERT INTO log (entries) VALUES (?1)")?,
+            clear: connection.prepare("DELETE FROM log")?,
             reserve: connection.prepare(&format!(
-                "INSERT INTO reserved (id, budget, per, start, requests, tokens, money)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET {sums}"
+                "INSERT INTO reserved (budget, per, start, {things}, id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+                 ON CONFLICT DO UPDATE SET {added}"
             ))?,
             settle: connection.prepare(&format!(
-                "INSERT INTO used (budget, per, start, requests, tokens, money) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-                 ON CONFLICT DO UPDATE SET {sums}"
+                "INSERT INTO used (budget, per, start, {things}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+                 ON CONFLICT DO UPDATE SET {added}"
             ))?,
             release: connection
                 .prepare("DELETE FROM reserved WHERE id = ?1 AND budget = ?2 AND per = ?3 AND start = ?4")?,
         })
     }
 
-    fn commit(&mut self, connection: &Connection, entries: &[JournalEntry]) -> Result<(), JournalError> {
-        // Where one fails, all of them are taken back when this is dropped.
-        let transaction = connection.unchecked_transaction()?;
-        for entry in entries {
-            match entry {
-                JournalEntry::Reserved { id, account: (budget, (per, start)), amount } => {
-                    let (requests, tokens, money) = stored(*amount);
-                    let id = stored_number(*id);
-                    self.reserve.execute(params![
-                        id,
-                        budget,
-                        per.as_str(),
-                        start,
-                        requests,
-                        tokens,
-                        money
-                    ])?;
-                }
-                JournalEntry::Used { id, account: (budget, (per, start)), amount } => {
-                    let (requests, tokens, money) = stored(*amount);
-                    self.settle.execute(params![budget, per.as_str(), start, requests, tokens, money])?;
-                    self.release.execute(params![stored_number(*id), budget, per.as_str(), start])?;
-                }
-            }
+    /// Writes entries down, as one row of so many bytes.
+    fn log(&mut self, entries: &[JournalEntry]) -> Result<usize, JournalError> {
+        // Texts and numbers: serialising them cannot fail.
+        let entries = serde_json::to_string(entries).map_err(|error| JournalError::new(&error))?;
+        self.log.execute([&entries])?;
+        Ok(entries.len())
+    }
+
+    /// Changes the tables by a backlog, which is empty then, and forgets the log.
+    fn fold(&mut self, backlog: &mut Backlog) -> Result<(), JournalError> {
+        for ((budget, (per, start)), amount) in backlog.used.drain() {
+            let [requests, tokens, money, millijoules] = stored(amount);
+            let per = per.as_str();
+            self.settle.execute(params![budget, per, start, requests, tokens, money, millijoules])?;
         }
-        transaction.commit()?;
+        for (id, (budget, (per, start))) in backlog.released.drain(..) {
+            self.release.execute(params![stored_number(id), budget, per.as_str(), start])?;
+        }
+        for (key, amount) in backlog.reserved.drain() {
+            let (id, (budget, (per, start))) = &key;
+            let [requests, tokens, money, millijoules] = stored(amount);
+            let (per, id) = (per.as_str(), stored_number(*id));
+            self.reserve.execute(params![budget, per, start, requests, tokens, money, millijoules, id])?;
+            backlog.in_table.insert(key);
+        }
+        self.clear.execute([])?;
         Ok(())
     }
+}
+
+/// What a row becomes by what is added to it. Sums stay within what SQLite counts exactly.
+fn added() -> String {
+    THINGS.map(|thing| format!("{thing} = min({thing} + excluded.{thing}, {MAX_AMOUNT})")).join(", ")
 }
 
 /// The most that is stored of anything: two of it are still a number of SQLite.
@@ -325,8 +392,9 @@ fn stored_number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(MAX_AMOUNT).min(MAX_AMOUNT)
 }
 
-fn stored(amount: Amount) -> (i64, i64, i64) {
-    (stored_number(amount.requests), stored_number(amount.tokens), stored_number(amount.money))
+fn stored(amount: Amount) -> [i64; THINGS.len()] {
+    let Amount { requests, tokens, money, millijoules } = amount;
+    [requests, tokens, money, millijoules].map(stored_number)
 }
 
 #[cfg(test)]
@@ -334,12 +402,54 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn a_log_that_is_cut_anywhere_is_what_was_written() {
+        const NOW: i64 = 1_800_000_000;
+        let folder = tempfile::tempdir().unwrap();
+        let mut path = folder.path().join("budgets.db");
+        let account = |window: i64| ("uid".to_owned(), (BudgetPeriod::Hour, NOW - window * 3600));
+        let (mut used, mut open) = (HashMap::<AccountKey, u64>::new(), HashMap::<(u64, i64), u64>::new());
+        let random = &mut rand::rng();
+        for round in 0..20 {
+            let (journal, recovered) = Journal::open(&path, NOW).unwrap();
+            // What ran when the process was killed used all that it might.
+            for ((_, window), tokens) in open.drain() {
+                *used.entry(account(window)).or_default() += tokens;
+            }
+            let tokens = |(key, amount): (&AccountKey, &Amount)| (key.clone(), amount.tokens);
+            assert_eq!(recovered.used.iter().map(tokens).collect::<HashMap<_, _>>(), used, "round {round}");
+            for _ in 0..rand::Rng::random_range(random, 0..2000) {
+                let key = (rand::Rng::random_range(random, 0..50), rand::Rng::random_range(random, 0..3));
+                let (id, window) = key;
+                let tokens = rand::Rng::random_range(random, 1..100);
+                let amount = Amount { tokens, ..Amount::ZERO };
+                // A provider's attempt reserves more, under the same number.
+                let entry = if rand::Rng::random_bool(random, 0.6) {
+                    *open.entry(key).or_default() += tokens;
+                    JournalEntry::Reserved { id, account: account(window), amount }
+                } else {
+                    open.remove(&key);
+                    *used.entry(account(window)).or_default() += tokens;
+                    JournalEntry::Used { id, account: account(window), amount }
+                };
+                let _ = journal.write(vec![entry]).await.unwrap();
+            }
+            // As the kernel leaves the files of a process that is killed.
+            let copy = folder.path().join(format!("{round}"));
+            std::fs::create_dir(&copy).unwrap();
+            for file in ["budgets.db", "budgets.db-wal"] {
+                std::fs::copy(path.with_file_name(file), copy.join(file)).unwrap();
+            }
+            path = copy.join("budgets.db");
+        }
+    }
+
+    #[tokio::test]
     async fn the_journal_stays_small_and_forgets_what_is_over() {
         const NOW: i64 = 1_800_000_000;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("budgets.db");
         let (journal, _) = Journal::open(&path, NOW).unwrap();
-        let amount = Amount { requests: 1, tokens: 10, money: 0 };
+        let amount = Amount { requests: 1, tokens: 10, ..Amount::ZERO };
         let mut waiting = Vec::new();
         for id in 0..20_000_u64 {
             let start = NOW - 60 * i64::try_from(id).unwrap();
@@ -363,7 +473,7 @@ mod tests {
         assert_eq!(recovered.used[&month].tokens, 200_000);
         // What a provider claims may be absurd, and is still a number after the next one.
         let (journal, _) = Journal::open(&path, NOW).unwrap();
-        let absurd = Amount { requests: 1, tokens: u64::MAX, money: u64::MAX };
+        let absurd = Amount { requests: 1, ..Amount::MAX };
         for id in 0..5 {
             let entry = JournalEntry::Used { id, account: month.clone(), amount: absurd };
             journal.write(vec![entry]).await.unwrap().unwrap();

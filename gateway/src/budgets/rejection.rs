@@ -56,17 +56,25 @@ fn short(name: &str, shortage: &Shortage) -> GatewayError {
         Shortage::Limit { window, thing, limit, used, reserved, need, is_held: _ } => {
             let left = limit.minus(*used).minus(*reserved);
             let until = Duration::try_from(window.end.duration_since(Timestamp::now())).unwrap_or_default();
+            let needed = match thing {
+                // Nobody knows before it is answered.
+                Thing::Energy => String::new(),
+                Thing::Requests | Thing::Tokens | Thing::Money => {
+                    format!(", and this request may need {}", thing.shown(*need))
+                }
+            };
             let running = match thing.of(*reserved) {
                 0 => String::new(),
+                // A mark of each of them, of which there may be thousands.
+                _ if *thing == Thing::Energy => String::new(),
                 _ => format!(", {} are reserved by requests that run", thing.shown(*reserved)),
             };
             let message = format!(
-                "Budget {name} allows {} {what} per {per}: {} are used{running}, {} are left, and this request may need {}; \
-                 the next {per} begins in {}",
+                "Budget {name} allows {} {what} per {per}: {} are used{running}, {} are left{needed}; the next {per} begins in \
+                 {}",
                 thing.shown(*limit),
                 thing.shown(*used),
                 thing.shown(left),
-                thing.shown(*need),
                 short_text(until),
                 what = thing.as_str(),
                 per = window.per.as_str(),

@@ -8,7 +8,7 @@ use russet_wire::event::Usage;
 
 use super::account::Hold;
 use super::amount::Amount;
-use super::journal::JournalEntry;
+use super::journal::{AccountKey, JournalEntry};
 use super::{Budgets, Entry};
 use crate::error::GatewayError;
 
@@ -45,6 +45,29 @@ impl EntryHold {
 impl Drop for EntryHold {
     fn drop(&mut self) {
         self.entry.accounts.lock().settle(&self.hold, self.used);
+    }
+}
+
+/// What the energy that a request takes is charged to, whenever an engine is done with it: as often as there are engines, and
+/// after its client has left, too.
+pub(crate) struct EnergyCharge {
+    budgets: Arc<Budgets>,
+    accounts: Vec<(Arc<Entry>, AccountKey)>,
+}
+
+impl EnergyCharge {
+    /// An engine took so many thousandths of a joule.
+    pub(crate) fn charge(&self, millijoules: u64) {
+        let amount = Amount { millijoules, ..Amount::ZERO };
+        // A number of its own: what its request reserved stays reserved.
+        let id = self.budgets.next_id();
+        let mut entries = Vec::with_capacity(self.accounts.len());
+        for (entry, account) in &self.accounts {
+            entry.accounts.lock().charge(account, amount);
+            entries.push(JournalEntry::Used { id, account: account.clone(), amount });
+        }
+        // The entries are on their way; nobody waits for them.
+        drop(self.budgets.clone().record_later(entries));
     }
 }
 
@@ -96,6 +119,13 @@ impl Reservation {
 
     fn reserved(&self, EntryHold { hold, .. }: &EntryHold) -> JournalEntry {
         JournalEntry::Reserved { id: self.id, account: hold.account.clone(), amount: hold.amount }
+    }
+
+    /// What the energy of its engines is charged to; none where no Budget limits it.
+    pub(crate) fn energy_charge(&self) -> Option<EnergyCharge> {
+        let limited = self.base.iter().filter(|held| held.hold.amount.millijoules > 0);
+        let accounts: Vec<_> = limited.map(|held| (held.entry.clone(), held.hold.account.clone())).collect();
+        (!accounts.is_empty()).then(|| EnergyCharge { budgets: self.budgets.clone(), accounts })
     }
 
     /// Whether any of its Budgets counts money.
@@ -163,7 +193,7 @@ impl Reservation {
         let money = attempt.as_ref().map_or(0, |attempt| attempt.price.of(prompt, cached, answer).nanos);
         let used = if is_used {
             let requests = u64::from(!self.repeats_prompt);
-            Amount { requests, tokens: counted_prompt + answer, money }
+            Amount { requests, tokens: counted_prompt + answer, money, millijoules: 0 }
         } else {
             Amount::ZERO
         };

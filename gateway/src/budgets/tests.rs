@@ -35,7 +35,7 @@ fn budget(name: &str, limits: Vec<BudgetLimit>) -> Budget {
 
 fn per_month(requests: Option<i64>, tokens: Option<i64>, money: Option<&str>) -> BudgetLimit {
     let money = money.map(|money| money.parse().unwrap());
-    BudgetLimit { per: BudgetPeriod::Month, requests, tokens, money }
+    BudgetLimit { per: BudgetPeriod::Month, requests, tokens, money, joules: None }
 }
 
 const ANNA: BudgetSubject<'static> =
@@ -400,6 +400,85 @@ async fn all_budgets_of_a_request_have_enough_or_none_pays() {
 }
 
 #[tokio::test]
+async fn energy_is_charged_when_an_engine_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let limit = BudgetLimit { joules: Some(100), ..per_month(None, None, None) };
+    // Another one counts the same requests, and no energy.
+    let memory =
+        MemoryBudgets::of([budget("b", vec![limit]), budget("c", vec![per_month(Some(99), None, None)])]);
+    let path = |number: usize| folder.path().join(format!("{number}.sqlite"));
+    let gateways = [memory.gateway(Some(&path(0))), memory.gateway(Some(&path(1)))];
+    let ask = async |gateway: usize| gateways[gateway].reserve(&[ANNA], bound(10, 10)).await;
+    let first = ask(0).await.unwrap().unwrap();
+    let second = ask(1).await.unwrap().unwrap();
+    let charge = first.energy_charge().unwrap();
+    charge.charge(30_001);
+    first.settle(used(1, 1)).await;
+    // An engine whose client has left may be done later than its request.
+    charge.charge(29_999);
+    // What waits for its own entry has those before it written, too.
+    ask(0).await.unwrap().unwrap().settle(used(0, 0)).await;
+    // The first round meets the other gateway's write.
+    gateways[0].close().await;
+    let counted = Amount { requests: 1, tokens: 2, money: 0, millijoules: 60_000 };
+    assert_eq!(memory.used("b"), counted);
+    assert_eq!(memory.used("c").millijoules, 0);
+    assert_eq!(memory.get("b").status.unwrap().used.unwrap(), "60 of 100 joules per Month");
+    // What runs together may go beyond; then nothing begins, at either gateway.
+    second.energy_charge().unwrap().charge(45_500);
+    second.settle(used(1, 1)).await;
+    for budgets in &gateways {
+        budgets.close().await;
+    }
+    for budgets in &gateways {
+        let error = refusal(budgets, bound(10, 10)).await;
+        assert_eq!(error.kind, ErrorKind::BudgetExceeded);
+        let expected =
+            "Budget home/b allows 100 joules per Month: 105.5 are used, 0 are left; the next Month begins";
+        assert!(error.message.contains(expected), "{error}");
+    }
+    // A gateway that starts again knows it, and so does one that was killed.
+    let copy = folder.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for file in ["0.sqlite", "0.sqlite-wal"] {
+        std::fs::copy(folder.path().join(file), copy.join(file)).unwrap();
+    }
+    drop((gateways, charge));
+    for path in [path(0), copy.join("0.sqlite")] {
+        let again = memory.gateway(Some(&path));
+        let recovered = again.recovered.values().map(|amount| amount.millijoules).max();
+        assert_eq!(recovered, Some(60_000), "{path:?}");
+    }
+}
+
+#[test]
+fn journals_of_earlier_releases_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.db");
+    let now = Timestamp::now().as_second();
+    let old = rusqlite::Connection::open(&path).unwrap();
+    old.execute_batch(&format!(
+        "CREATE TABLE gateway (name TEXT NOT NULL, boot TEXT NOT NULL);
+         CREATE TABLE used (budget TEXT NOT NULL, per TEXT NOT NULL, start INTEGER NOT NULL, requests INTEGER NOT NULL,
+             tokens INTEGER NOT NULL, money INTEGER NOT NULL, PRIMARY KEY (budget, per, start)) WITHOUT ROWID;
+         CREATE TABLE reserved (id INTEGER NOT NULL, budget TEXT NOT NULL, per TEXT NOT NULL, start INTEGER NOT NULL,
+             requests INTEGER NOT NULL, tokens INTEGER NOT NULL, money INTEGER NOT NULL,
+             PRIMARY KEY (id, budget, per, start)) WITHOUT ROWID;
+         INSERT INTO gateway VALUES ('gateway-old', 'boot');
+         INSERT INTO used VALUES ('uid', 'Day', {now}, 3, 40, 5);
+         INSERT INTO reserved VALUES (7, 'uid', 'Day', {now}, 1, 100, 0);"
+    ))
+    .unwrap();
+    drop(old);
+    for _ in 0..2 {
+        let (_, recovered) = Journal::open(&path, now).unwrap();
+        assert_eq!(recovered.gateway, "gateway-old");
+        let used = recovered.used[&("uid".to_owned(), (BudgetPeriod::Day, now))];
+        assert_eq!(used, Amount { requests: 4, tokens: 140, money: 5, millijoules: 0 });
+    }
+}
+
+#[tokio::test]
 async fn money_is_reserved_for_each_try_of_a_provider() {
     let price = |input: &str, output: &str| TokenPrice {
         input: input.parse().unwrap(),
@@ -420,7 +499,7 @@ async fn money_is_reserved_for_each_try_of_a_provider() {
     reservation.settle(Usage { prompt_tokens: 900, completion_tokens: 100, cached_tokens: 400 }).await;
     assert_eq!(budgets.give_back().await, None);
     let cost: Money = "0.0022".parse().unwrap();
-    assert_eq!(memory.used("b"), Amount { requests: 1, tokens: 1000, money: cost.nanos });
+    assert_eq!(memory.used("b"), Amount { requests: 1, tokens: 1000, money: cost.nanos, millijoules: 0 });
     // What this cluster answers costs nothing, and a client that left before the end pays for what it got.
     let free = budgets.reserve(&[ANNA], bound(1000, 1000)).await.unwrap().unwrap();
     free.settle(used(1000, 1000)).await;
@@ -430,7 +509,7 @@ async fn money_is_reserved_for_each_try_of_a_provider() {
     drop(cut);
     assert_eq!(budgets.give_back().await, None);
     let cost: Money = "0.0052".parse().unwrap();
-    assert_eq!(memory.used("b"), Amount { requests: 3, tokens: 4200, money: cost.nanos });
+    assert_eq!(memory.used("b"), Amount { requests: 3, tokens: 4200, money: cost.nanos, millijoules: 0 });
     // Neither engine nor provider took it: nothing counts.
     drop(budgets.reserve(&[ANNA], bound(1000, 1000)).await.unwrap());
     assert_eq!(budgets.give_back().await, None);

@@ -43,6 +43,11 @@ impl LimitWindow {
         Some(Self { per, start, end })
     }
 
+    /// Whether a time is in it.
+    pub(super) fn contains(&self, time: Timestamp) -> bool {
+        self.start <= time && time < self.end
+    }
+
     /// Whether a status means it by this entry.
     pub(super) fn is(&self, entry: &BudgetWindow) -> bool {
         entry.per == self.per && entry.starts_at.0 == self.start

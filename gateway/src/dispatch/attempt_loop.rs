@@ -475,8 +475,9 @@ impl<'a> AttemptLoop<'a> {
     /// Reads what the engine at this endpoint computes for the request.
     fn meter(&self, endpoint: &Endpoint) -> EngineMeter {
         let power = self.table.borrow().group_energy.get(&endpoint.group).copied();
-        let PendingRequest { model, recorder, .. } = &*self.request;
-        EngineMeter::new(self.dispatcher.metrics.clone(), model.clone(), recorder.of_engine(), power)
+        let PendingRequest { model, recorder, reservation, .. } = &*self.request;
+        let charge = reservation.as_ref().and_then(Reservation::energy_charge);
+        EngineMeter::new(self.dispatcher.metrics.clone(), model.clone(), recorder.of_engine(), power, charge)
     }
 
     /// Opens a stream to the endpoint and reads it up to the first event that the client sees; hedged, where its route says so.

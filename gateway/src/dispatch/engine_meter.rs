@@ -1,5 +1,6 @@
 //! Reads what an engine has computed for a request, as its events say, until the engine has no more to do with it:
-//! because it has answered, was lost, or the client has left. Then it is recorded. Not here: what it makes in joules
+//! because it has answered, was lost, or the client has left. Then it is recorded, and
+//! charged to Budgets. Not here: what it makes in joules
 //! and money, see `energy`.
 
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use russet_crds::GroupEnergy;
 use russet_wire::event::{EngineEvent, GenerationEvent};
 use tokio::time::Instant;
 
+use crate::budgets::EnergyCharge;
 use crate::energy::EnginePart;
 use crate::metrics::Metrics;
 use crate::request_log::EngineRecorder;
@@ -22,6 +24,8 @@ pub(super) struct EngineMeter {
     /// When it was made: before the engine got the request.
     began: Instant,
     part: EnginePart,
+    /// The Budgets that limit its energy.
+    charge: Option<EnergyCharge>,
 }
 
 impl EngineMeter {
@@ -31,9 +35,10 @@ impl EngineMeter {
         model: String,
         recorder: EngineRecorder,
         power: Option<GroupEnergy>,
+        charge: Option<EnergyCharge>,
     ) -> Self {
         let part = EnginePart { engine_microseconds: None, has_answered: false, power };
-        Self { metrics, model, recorder, began: Instant::now(), part }
+        Self { metrics, model, recorder, began: Instant::now(), part, charge }
     }
 
     /// Reads an event, which has what was computed up to it.
@@ -66,6 +71,9 @@ impl Drop for EngineMeter {
     fn drop(&mut self) {
         self.recorder.computed(self.part);
         self.metrics.energy(&self.model, self.part);
+        if let (Some(charge), Some(millijoules)) = (&self.charge, self.part.millijoules()) {
+            charge.charge(millijoules);
+        }
     }
 }
 

@@ -232,6 +232,40 @@ async fn every_dialect_says_what_is_left_of_a_budget() {
 }
 
 #[tokio::test]
+async fn joules_are_counted_where_they_are_measured() {
+    const TURN: u64 = 20_000;
+    let lab = BudgetLab::new();
+    let engine = lab.engine(vec![
+        started(),
+        ScriptStep::Compute(TURN),
+        token("a"),
+        ScriptStep::Compute(2 * TURN),
+        finished(FinishReason::Stop),
+    ]);
+    // 40 ms at 3 kW: 120 J a request.
+    let mut group = lab.objects.get("shardgroups", "m-0-x").unwrap();
+    group["metadata"]["resourceVersion"] = json!("2");
+    group["status"]["energy"] = json!({"busyWatts": 3000, "source": "Declared"});
+    lab.objects.apply("shardgroups", group);
+    lab.budget("power", json!({"limits": [{"per": "Day", "joules": 300}]}));
+    let gateway = lab.gateway(None).await;
+    for (number, path) in [CHAT, "/v1/messages", "/api/chat"].into_iter().enumerate() {
+        let (status, body) = lab.answer(&gateway, "tablet", path).await;
+        assert_eq!(status, 200, "{number}: {body}");
+        lab.used("power", "millijoules", json!(120_000 * (number + 1))).await;
+    }
+    let (status, body) = lab.answer(&gateway, "tablet", CHAT).await;
+    assert_eq!(status, 402, "{body}");
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("Budget default/power allows 300 joules per Day: 360 are used, 0 are left"),
+        "{message}"
+    );
+    assert_eq!(engine.requests(), 3);
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_pays_for_what_it_got() {
     let lab = BudgetLab::new();
     let mut steps = vec![started()];
