@@ -42,11 +42,14 @@ pub const LABEL_MEMORY: &str = "russet.dev/memory";
 /// Kubernetes' own.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Label on Models, ModelDeployments and ModelRoutes that a gateway created for a client: [`MANAGED_BY_GATEWAY`]. A gateway
+/// Label on Models, ModelDeployments, ModelRoutes and PipelineRuns that a gateway created for a client: [`MANAGED_BY_GATEWAY`]. A gateway
 /// deletes only objects that have it; an admission policy holds it to that.
 pub const LABEL_MANAGED_BY: &str = "russet.dev/managed-by";
 /// The value of [`LABEL_MANAGED_BY`] on what a gateway created.
 pub const MANAGED_BY_GATEWAY: &str = "gateway";
+/// Label on PipelineRuns that a gateway created for a request: the gateway, as `status.runner` names it. No other one begins
+/// the run while that one is there.
+pub const LABEL_GATEWAY: &str = "russet.dev/gateway";
 /// Annotation on what a gateway created: the name that the client sent.
 pub const REQUESTED_NAME: &str = "russet.dev/requested-name";
 /// Annotation on what a gateway created: `namespace/name` of the client's AccessKey.

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Money};
+use crate::{LocalReference, Money, Zone};
 
 /// One run of a Pipeline. The steps are those that the Pipeline has when the run starts.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -50,8 +50,8 @@ use crate::{LocalReference, Money};
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "self.pipelineRef == oldSelf.pipelineRef && has(self.keyRef) == has(oldSelf.keyRef) && (!has(self.keyRef) || self.keyRef == oldSelf.keyRef) && has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)",
-     "message": "a PipelineRun runs as it was written, and only attempt may be raised; create another one"},
+    {"rule": "self.pipelineRef == oldSelf.pipelineRef && has(self.keyRef) == has(oldSelf.keyRef) && (!has(self.keyRef) || self.keyRef == oldSelf.keyRef) && has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters) && has(self.zone) == has(oldSelf.zone) && (!has(self.zone) || self.zone == oldSelf.zone)",
+     "message": "a PipelineRun runs as it was written; of what it does, only attempt may be raised; create another one"},
     {"rule": "self.attempt >= oldSelf.attempt", "message": "attempt can only be raised: it resumes a run that failed"},
 ]))]
 pub struct PipelineRunSpec {
@@ -65,6 +65,13 @@ pub struct PipelineRunSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub parameters: Vec<ParameterValue>,
+    /// How far from home anything of this run may go; it can only narrow the Pipeline's zone. Absent: as far as that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<Zone>,
+    /// Seconds after its end at which the run is deleted, with what it made. Absent: it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 31_536_000))]
+    pub ttl_seconds_after_finished: Option<u32>,
     /// Raise it to resume a run that failed, at the step that failed: `russet pipeline resume`.
     #[serde(default = "first")]
     #[schemars(range(min = 1, max = 1000))]

@@ -144,12 +144,14 @@ pub enum TargetPick {
     Unknown,
 }
 
-/// A target of a route: a deployment, or a model of a provider.
+/// A target of a route: a deployment, a model of a provider, or a Pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "has(self.deploymentRef) != has(self.providerRef)",
-     "message": "a target has a deploymentRef or a providerRef, and not both"},
+    {"rule": "[has(self.deploymentRef), has(self.providerRef), has(self.pipelineRef)].exists_one(is, is)",
+     "message": "a target has one of deploymentRef, providerRef and pipelineRef"},
+    {"rule": "has(self.pipelineRef) || !has(self.parameter)",
+     "message": "parameter is one of the Pipeline of a target with a pipelineRef"},
     {"rule": "has(self.providerRef) == has(self.model)",
      "message": "a target with a providerRef names one of its models, and no other target does"},
 ]))]
@@ -164,6 +166,14 @@ pub struct RouteTarget {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub model: Option<String>,
+    /// A Pipeline of the same namespace: each request starts a run of it as the holder of its AccessKey, which is of the same
+    /// namespace, and what the last step made is the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline_ref: Option<LocalReference>,
+    /// The parameter of the Pipeline that gets the text of the last message; all others have defaults. Absent: `prompt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63), regex(pattern = r"^[a-z][a-z0-9_]{0,62}$"))]
+    pub parameter: Option<String>,
     /// With `pick: InOrder`: its share of the conversations, by the sum of all weights. A conversation stays where it began.
     /// 0: it only takes what the others cannot. Absent everywhere: the first target takes all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,6 +200,16 @@ impl RouteTarget {
     /// Name of the provider, if it is a model of one.
     pub fn provider_name(&self) -> Option<&str> {
         self.provider_ref.as_ref().map(|reference| reference.name.as_str())
+    }
+
+    /// Name of the Pipeline, if it is one.
+    pub fn pipeline_name(&self) -> Option<&str> {
+        self.pipeline_ref.as_ref().map(|reference| reference.name.as_str())
+    }
+
+    /// The parameter of the Pipeline that gets the text of the last message.
+    pub fn parameter_name(&self) -> &str {
+        self.parameter.as_deref().unwrap_or("prompt")
     }
 }
 

@@ -40,6 +40,8 @@ pub enum ErrorKind {
     ZoneDenied,
     /// A provider outside of the cluster did not answer, or not to the end.
     ProviderFailed,
+    /// The run of a Pipeline that answers the request failed.
+    PipelineFailed,
     /// The key's request quota is used up, or a Budget's limit per minute.
     QuotaExceeded,
     /// A Budget has too little left for the request.
@@ -101,6 +103,7 @@ impl ErrorKind {
             Self::ModelForbidden => "model_forbidden",
             Self::ZoneDenied => "zone_denied",
             Self::ProviderFailed => "provider_failed",
+            Self::PipelineFailed => "pipeline_failed",
             Self::QuotaExceeded => "quota_exceeded",
             Self::BudgetExceeded => "budget_exceeded",
             Self::UnknownPath => "unknown_url",

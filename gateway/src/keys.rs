@@ -224,6 +224,14 @@ impl Caller {
         }
     }
 
+    /// Namespace and name of the caller's key; `None` without one.
+    pub(crate) fn key_names(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Anonymous => None,
+            Self::Key(key) => Some((&key.namespace, &key.name)),
+        }
+    }
+
     /// The caller's key where it may pull, copy and delete models; callers without a key never may.
     pub(crate) fn model_manager(&self) -> Option<&Arc<ApiKey>> {
         match self {

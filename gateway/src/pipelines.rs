@@ -16,6 +16,7 @@ mod calls;
 mod check;
 mod record;
 mod references;
+mod requested;
 mod run;
 mod schema;
 mod start;
@@ -31,7 +32,7 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
-use russet_crds::{Approval, HttpEndpoint, Pipeline, PipelineRun, PipelineRunStatus};
+use russet_crds::{Approval, HttpEndpoint, Pipeline, PipelineRun, PipelineRunStatus, names};
 use russet_rpc::cache_status::CacheStatus;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -47,6 +48,7 @@ use crate::routes::RoutingTable;
 use crate::watch::{Reflected, changes};
 use crate::zone_client::ZoneClients;
 use record::RunRecord;
+pub(crate) use requested::{RequestedRuns, RunAnswer, unfit_text};
 use run::PipelineRunner;
 use status::RunCondition;
 
@@ -82,6 +84,7 @@ pub(crate) struct PipelineContext {
     pub(crate) secrets: Arc<SecretReader>,
     pub(crate) audit: Option<AuditLog>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) requested: Arc<RequestedRuns>,
     objects: watch::Receiver<Arc<PipelineObjects>>,
 }
 
@@ -105,10 +108,10 @@ impl PipelineContext {
         (clients, secrets): (ZoneClients, Arc<SecretReader>),
         audit: Option<AuditLog>,
         metrics: Arc<Metrics>,
+        requested: Arc<RequestedRuns>,
     ) -> Self {
-        // Replaced by those of the controller when it starts.
-        let (_, objects) = watch::channel(Arc::default());
-        Self { client, offline, store, table, clients, secrets, audit, metrics, objects }
+        let objects = requested.objects.subscribe();
+        Self { client, offline, store, table, clients, secrets, audit, metrics, requested, objects }
     }
 
     /// An HTTPEndpoint as it is now.
@@ -182,7 +185,7 @@ struct PipelineController {
 }
 
 /// Runs PipelineRuns until `context.offline.stopping`; runs that are not at their end go on when the gateway starts again.
-pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
+pub(crate) async fn run(context: PipelineContext, caches: CacheStatus) {
     let name = match context.store.read(|store| store.gateway_name()).await {
         Ok(name) => name,
         Err(error) => return tracing::error!(%error, "no Pipelines are run: the store has no name"),
@@ -197,8 +200,8 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
     let mut endpoints = Reflected::<HttpEndpoint>::default();
     let mut approvals = Reflected::<Approval>::default();
     let mut seen = PipelineObjects::default();
-    let (publish, objects) = watch::channel(Arc::new(seen.clone()));
-    context.objects = objects;
+    let _ = context.requested.gateway.set(name.clone());
+    let requested = context.requested.clone();
     let stopping = context.offline.stopping.clone();
     let mut poll = tokio::time::interval(POLL_INTERVAL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -240,7 +243,7 @@ pub(crate) async fn run(mut context: PipelineContext, caches: CacheStatus) {
         };
         if changed {
             seen.listed = pipelines.listed && endpoints.listed && approvals.listed;
-            publish.send_replace(Arc::new(seen.clone()));
+            requested.objects.send_replace(Arc::new(seen.clone()));
         }
         let is_synced = runs.listed && seen.listed && controller.is_synced();
         if is_synced {
@@ -363,8 +366,19 @@ impl PipelineController {
     /// Whether a run that this gateway does not run may start now. One of its own goes on in any case.
     fn may_start(&self, uid: &str, run: &PipelineRun) -> bool {
         let is_own = runner(run) == Some(&self.name);
+        if self.is_asked_for_elsewhere(run) {
+            return false;
+        }
         let is_due = self.not_before.get(uid).is_none_or(|time| *time <= Instant::now());
         is_due && !self.runs_elsewhere(run) && (is_own || self.active.len() < MAX_OPEN)
+    }
+
+    /// Whether a request of another gateway waits for it, which begins it, unless that is gone.
+    fn is_asked_for_elsewhere(&self, run: &PipelineRun) -> bool {
+        let by = run.labels().get(names::LABEL_GATEWAY);
+        let created = run.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+        let age = Duration::try_from(Timestamp::now().duration_since(created)).unwrap_or_default();
+        runner(run).is_none() && by.is_some_and(|by| *by != self.name) && age < RUNNER_TIMEOUT
     }
 
     /// Whether another gateway with a recent heartbeat runs it.
@@ -380,11 +394,13 @@ impl PipelineController {
         let started = match start::record(&self.context, &objects, (run, &self.name), now).await {
             Ok(started) => started,
             Err(start::StartError::NotYet(reason, message)) => {
+                self.context.requested.refused(&full_name(run), &message);
                 let status = status::waiting(run, RunCondition::Stalled, reason, &message, now);
                 self.write_status(run, &status).await;
                 return false;
             }
             Err(start::StartError::Never(message)) => {
+                self.context.requested.refused(&full_name(run), &message);
                 let status = status::waiting(run, RunCondition::Stalled, Reason::Failed, &message, now);
                 return self.write_status(run, &status).await;
             }
@@ -412,6 +428,9 @@ impl PipelineController {
             stored.push(uid.to_owned());
         }
         let is_claimed = self.write_status(run, &status::of_record(run, &record, &self.name, now)).await;
+        if record.finished.is_some() {
+            self.context.requested.ended(&record).await;
+        }
         if !is_claimed || record.finished.is_some() {
             return is_claimed;
         }
@@ -457,6 +476,9 @@ impl PipelineController {
         let (has_ended, since) = (active.task.is_finished(), active.written.elapsed());
         let record = active.progress.borrow().clone();
         let is_over = record.finished.is_some();
+        if is_over {
+            self.context.requested.ended(&record).await;
+        }
         let has_news = is_over || active.progress.has_changed().unwrap_or(false);
         if (has_news && since >= MIN_STATUS_INTERVAL) || since >= RENEW_INTERVAL {
             active.progress.mark_unchanged();
@@ -496,6 +518,11 @@ impl PipelineController {
         }
         true
     }
+}
+
+/// Namespace and name of a run.
+fn full_name(run: &PipelineRun) -> (String, String) {
+    (run.namespace().unwrap_or_default(), run.name_any())
 }
 
 /// The gateway that runs it, as its status says.

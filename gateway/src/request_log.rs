@@ -26,8 +26,8 @@ use crate::keys::Caller;
 use crate::request_id::RequestId;
 use record::OutsideAnswer;
 pub use record::{
-    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, ProviderRecord,
-    RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, PipelineRecord,
+    ProviderRecord, RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
 };
 pub(crate) use recorder::{EngineRecorder, NewAttempt, Recorder};
 
@@ -216,7 +216,9 @@ impl LogEntry {
             prompt_tokens,
             cached_tokens,
             completion_tokens,
-            kept_answer: record.cached_response_ms.is_some(),
+            // Steps of a run have entries of their own.
+            kept_answer: record.cached_response_ms.is_some()
+                || record.attempts.iter().any(|attempt| attempt.pipeline.is_some()),
             provider: record.outside.values().next().map(|answer| answer.provider.clone()),
             cost: cost(&record.outside, completion_tokens),
             engine_microseconds,

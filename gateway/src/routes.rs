@@ -30,7 +30,7 @@ pub use follow::follow;
 pub use model_details::{FetchState, ModelDetails, ModelHeaders};
 pub use rules::{RoutePolicy, RouteTerms, TargetSelection, Targets, Verdict};
 pub use scope::ModelScope;
-pub use target::{Provider, Target, TargetName, deployments};
+pub use target::{PipelineTarget, Provider, Target, TargetName, deployments};
 
 /// Tokens of a prompt of which nothing is known, and of an answer, for which the prices of targets are compared.
 const TYPICAL_PROMPT: u64 = 3000;
@@ -404,6 +404,10 @@ impl RoutingTable {
                 let mut providers = self.providers.iter();
                 let is_named = |one: &&Provider| one.namespace == alias.namespace && one.name == *provider;
                 providers.find(is_named).map(|provider| Target::Provider(provider, model))
+            }
+            TargetName::Pipeline { pipeline, parameter } => {
+                let namespace = &alias.namespace;
+                Some(Target::Pipeline(PipelineTarget { namespace, name: pipeline, parameter }))
             }
         };
         let mut found: Vec<Target<'_>> = selection.in_order().filter_map(find).collect();

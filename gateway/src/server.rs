@@ -35,7 +35,7 @@ use crate::model_copies::ModelCopies;
 use crate::mqtt::{MqttGateway, MqttInbox};
 use crate::offline::OfflineContext;
 use crate::origins::OriginPolicy;
-use crate::pipelines::{self, PipelineContext};
+use crate::pipelines::{self, PipelineContext, RequestedRuns};
 use crate::providers::{self, Providers, SecretReader};
 use crate::rejection::{unknown_path, wrong_method};
 use crate::response_store::{ResponseStoreConfig, ResponseStoreError};
@@ -402,6 +402,10 @@ impl GatewayServer {
             let report = providers::report(client, providers.clone(), table.clone());
             reporting.spawn("provider reports", report);
         }
+        let requested = kept
+            .as_ref()
+            .zip(client.clone())
+            .map(|(kept, client)| Arc::new(RequestedRuns::new(client, kept.store())));
         let dispatcher = Dispatcher::new(
             table,
             backends,
@@ -411,7 +415,8 @@ impl GatewayServer {
             closing.clone(),
             providers,
         )
-        .with_budgets(budgets);
+        .with_budgets(budgets)
+        .with_pipelines(requested.clone());
         let api =
             ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits, kept.clone(), copies, managed)
                 .with_audit_log(audit.clone());
@@ -426,11 +431,19 @@ impl GatewayServer {
                 dialect_of: dialects::owner,
                 stopping: stopping.clone(),
             };
-            if let Some(client) = client {
+            if let Some((client, requested)) = client.zip(requested) {
                 let (store, table, metrics) = (kept.store(), pipeline_table, metrics.clone());
                 let outside = (clients, secrets);
-                let context =
-                    PipelineContext::new(client, context.clone(), store, table, outside, audit, metrics);
+                let context = PipelineContext::new(
+                    client,
+                    context.clone(),
+                    store,
+                    table,
+                    outside,
+                    audit,
+                    metrics,
+                    requested,
+                );
                 offline.spawn(pipelines::run(context, caches.clone()));
             }
             offline.spawn(kept.clone().run(context));

@@ -24,6 +24,7 @@ mod metrics;
 mod model;
 mod node;
 pub mod node_accounts;
+mod pipeline_run;
 mod planner;
 mod pool;
 mod reconcile;

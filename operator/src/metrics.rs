@@ -196,6 +196,8 @@ pub mod tests {
             shards: holding(objects.shards),
             routes: holding(Vec::new()),
             providers: holding(Vec::new()),
+            pipelines: holding(Vec::new()),
+            pipeline_runs: holding(Vec::new()),
             leases: holding(Vec::new()),
             requests: holding(Vec::new()),
             changes: std::sync::Arc::default(),

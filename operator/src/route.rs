@@ -1,4 +1,4 @@
-//! ModelRoutes: whether every deployment and provider they name exists, one of them answers, and their rules can be read.
+//! ModelRoutes: whether every deployment, provider and Pipeline they name exists, one of them answers, and their rules can be read.
 //! Not here: routing of requests (`gateway`).
 
 mod decide;
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use russet_crds::{ModelDeployment, ModelProvider, ModelRoute};
+use russet_crds::{ModelDeployment, ModelProvider, ModelRoute, Pipeline};
 use thiserror::Error;
 
 use self::decide::FoundTarget;
@@ -42,7 +42,11 @@ pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<
         let key: ObjectRef<ModelProvider> = ObjectRef::new(name).within(&namespace);
         context.stores.providers.get(&key)
     };
-    let find = |target| FoundTarget::of(target, deployment, provider);
+    let pipeline = |name: &str| {
+        let key: ObjectRef<Pipeline> = ObjectRef::new(name).within(&namespace);
+        context.stores.pipelines.get(&key)
+    };
+    let find = |target| FoundTarget::of(target, deployment, provider, pipeline);
     let targets: Vec<FoundTarget> = route.spec.all_targets().filter_map(find).collect();
     let status = decide::status(&route, &targets, Timestamp::now());
     if route.status.as_ref() != Some(&status) {

@@ -8,8 +8,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::reflector::Store;
 use kube::runtime::reflector::store::WriterDropped;
 use russet_crds::{
-    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelProvider, ModelRoute, NodePool, Shard,
-    ShardGroup, ShardingStrategy, Tier,
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelProvider, ModelRoute, NodePool,
+    Pipeline, PipelineRun, Shard, ShardGroup, ShardingStrategy, Tier,
 };
 
 /// One cache per kind.
@@ -39,6 +39,10 @@ pub struct Stores {
     pub routes: Store<ModelRoute>,
     /// Servers outside of the cluster.
     pub providers: Store<ModelProvider>,
+    /// Pipelines.
+    pub pipelines: Store<Pipeline>,
+    /// Runs of them.
+    pub pipeline_runs: Store<PipelineRun>,
     /// Leases of [`SYSTEM_NAMESPACE`](russet_crds::names::SYSTEM_NAMESPACE).
     pub leases: Store<Lease>,
     /// Certificate requests.
@@ -79,6 +83,7 @@ impl Stores {
     pub async fn route_kinds(&self) -> Result<(), WriterDropped> {
         self.deployments.wait_until_ready().await?;
         self.providers.wait_until_ready().await?;
+        self.pipelines.wait_until_ready().await?;
         self.routes.wait_until_ready().await
     }
 
@@ -93,6 +98,7 @@ impl Stores {
         self.placement_kinds().await?;
         self.node_kinds().await?;
         self.route_kinds().await?;
-        self.request_kinds().await
+        self.request_kinds().await?;
+        self.pipeline_runs.wait_until_ready().await
     }
 }

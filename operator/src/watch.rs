@@ -30,7 +30,9 @@ use crate::node_accounts::Credential;
 use crate::reconcile::run_controller;
 use crate::stores::Stores;
 use crate::work_queue::{QueueSender, WorkQueue, work_queue};
-use crate::{approval, autoscaling, ca, csr, deployment, group, model, node, pool, route, strategy, tier};
+use crate::{
+    approval, autoscaling, ca, csr, deployment, group, model, node, pipeline_run, pool, route, strategy, tier,
+};
 
 /// Watches everything and runs every controller; returns the name of the first that ends.
 pub async fn run(
@@ -51,6 +53,8 @@ pub async fn run(
     let (shards, shards_writer) = store();
     let (routes, routes_writer) = store();
     let (providers, providers_writer) = store();
+    let (pipelines, pipelines_writer) = store();
+    let (pipeline_runs, pipeline_runs_writer) = store();
     let (leases, leases_writer) = store();
     let (requests, requests_writer) = store();
     let stores = Stores {
@@ -66,6 +70,8 @@ pub async fn run(
         shards,
         routes,
         providers,
+        pipelines,
+        pipeline_runs,
         leases,
         requests,
         changes: Arc::new(AtomicU64::new(0)),
@@ -81,6 +87,7 @@ pub async fn run(
     let (scale_sender, scale_queue) = work_queue();
     let (group_sender, group_queue) = work_queue();
     let (route_sender, route_queue) = work_queue();
+    let (run_sender, run_queue) = work_queue();
     let (request_sender, request_queue) = work_queue();
     let wake = Arc::new(Triggers {
         stores: stores.clone(),
@@ -94,6 +101,7 @@ pub async fn run(
         scales: scale_sender,
         groups: group_sender,
         routes: route_sender,
+        pipeline_runs: run_sender,
         requests: request_sender,
     });
     let memories = Arc::<autoscaling::ScalingMemories>::default();
@@ -116,6 +124,8 @@ pub async fn run(
         reflect(&watching, shards_writer, Triggers::shard).boxed(),
         reflect(&watching, routes_writer, Triggers::route).boxed(),
         reflect(&watching, providers_writer, Triggers::provider).boxed(),
+        reflect(&watching, pipelines_writer, Triggers::pipeline).boxed(),
+        reflect(&watching, pipeline_runs_writer, Triggers::pipeline_run).boxed(),
         reflect_in(
             &watching,
             Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE),
@@ -141,6 +151,7 @@ pub async fn run(
             () = run.start("scale", stores.placement_kinds(), &stores.deployments, &wake.scales, scale_queue, scale) => "scale controller",
             () = run.start("group", stores.placement_kinds(), &stores.groups, &wake.groups, group_queue, group::reconcile) => "group controller",
             () = run.start("route", stores.route_kinds(), &stores.routes, &wake.routes, route_queue, route::reconcile) => "route controller",
+            () = run.start("pipeline run", stores.pipeline_runs.wait_until_ready(), &stores.pipeline_runs, &wake.pipeline_runs, run_queue, pipeline_run::reconcile) => "pipeline run controller",
             () = run.start("csr", stores.request_kinds(), &stores.requests, &wake.requests, request_queue, csr::reconcile) => "csr controller",
         }
     };

@@ -146,6 +146,9 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
         let (replicas, state) = match target {
             Target::Deployment(deployment) => (deployment.endpoints.len().to_string(), state(deployment)),
             Target::Provider(provider, _) => ("-".to_owned(), permission(provider, limit.as_ref())),
+            Target::Pipeline(_) => {
+                ("-".to_owned(), "a run of it answers, no farther than the zone".to_owned())
+            }
         };
         rows.push(vec![target.full_name(), replicas, state]);
     }

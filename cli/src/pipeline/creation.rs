@@ -105,6 +105,7 @@ fn pipeline_run(
         key_ref: key.map(|name| LocalReference { name }),
         parameters,
         attempt: 1,
+        ..PipelineRunSpec::default()
     };
     let mut run = PipelineRun::new(name.unwrap_or_default(), spec);
     if name.is_none() {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use russet_gateway::request_log::{
-    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, LimitsRecord, ProviderRecord, RequestEnd,
-    RequestRecord, RuleMismatch,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, LimitsRecord, PipelineRecord, ProviderRecord,
+    RequestEnd, RequestRecord, RuleMismatch,
 };
 
 use crate::get::format_table;
@@ -220,12 +220,17 @@ fn timeline(record: &RequestRecord) -> Vec<(f64, String)> {
         let mut add =
             |at: Option<f64>, words: String| events.extend(at.map(|at| (at, format!("{whose}{words}"))));
         let AttemptRecord { number, node, group, epoch, address, .. } = attempt;
-        let sent = match &attempt.provider {
-            Some(provider) => {
+        let sent = match (&attempt.provider, &attempt.pipeline) {
+            (Some(provider), _) => {
                 let ProviderRecord { name, model, zone, .. } = provider;
                 format!("attempt {number}: left for ModelProvider {name} (zone {zone}), model {model}")
             }
-            None => format!("attempt {number}: sent to node {node} ({group}, epoch {epoch}, {address})"),
+            (None, Some(PipelineRecord { name, run })) => {
+                format!("attempt {number}: run {run} of {name} started")
+            }
+            (None, None) => {
+                format!("attempt {number}: sent to node {node} ({group}, epoch {epoch}, {address})")
+            }
         };
         add(Some(attempt.sent_ms), sent);
         add(attempt.prepared_ms, "prompt prepared by the engine".to_owned());
@@ -343,6 +348,12 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
     for attempt in &record.attempts {
         if let Some(provider) = &attempt.provider {
             all.extend(departure(attempt, provider));
+            continue;
+        }
+        if let Some(PipelineRecord { name, run }) = &attempt.pipeline {
+            all.push(format!(
+                "Run {run} of {name} answered; `russet pipeline logs` shows its steps, which are requests of their own."
+            ));
             continue;
         }
         all.push(format!("Attempt {} went to node {}: {}.", attempt.number, attempt.node, choice(attempt)));

@@ -84,7 +84,8 @@ pub struct AuditUsage {
     pub cached_tokens: u64,
     /// Tokens of its answers, as many as there were when its client left.
     pub completion_tokens: u64,
-    /// Whether it got an answer that was kept: nothing computed these tokens again.
+    /// Whether it got an answer that was kept, so that nothing computed these tokens again, or that of a run of a Pipeline, whose
+    /// steps count them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub kept_answer: bool,
     /// `namespace/name` of the ModelProvider that answered; none where this cluster did, or nobody.

@@ -37,7 +37,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
         | ErrorKind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorKind::ProviderFailed => StatusCode::BAD_GATEWAY,
+        ErrorKind::ProviderFailed | ErrorKind::PipelineFailed => StatusCode::BAD_GATEWAY,
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         ErrorKind::StoreFull => StatusCode::INSUFFICIENT_STORAGE,
         ErrorKind::Internal | ErrorKind::PoisonRequest => StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,4 +1,4 @@
-//! The stream of an answer: of an engine, or of a provider. A provider never resumes an answer and none of its answers is
+//! The stream of an answer: of an engine, of a provider, or of a run of a Pipeline, which comes at once. A provider never resumes an answer and none of its answers is
 //! resumed: once a byte was sent, another one would go on with another answer.
 
 use std::pin::pin;
@@ -19,6 +19,8 @@ pub(super) enum AnswerStream {
     Engine(EngineStream),
     /// A provider outside of it.
     Provider(ProviderAnswer),
+    /// A run that has ended, whose last event this is.
+    Pipeline(GenerationEvent),
 }
 
 impl AnswerStream {
@@ -27,6 +29,7 @@ impl AnswerStream {
         match self {
             Self::Engine(stream) => stream.output().await,
             Self::Provider(answer) => answer.output().await,
+            Self::Pipeline(last) => Ok(last.clone()),
         }
     }
 
@@ -35,6 +38,8 @@ impl AnswerStream {
         match self {
             Self::Engine(stream) => stream.emitted.len(),
             Self::Provider(answer) => answer.emitted,
+            // Its steps count them.
+            Self::Pipeline(_) => 0,
         }
     }
 
@@ -42,7 +47,7 @@ impl AnswerStream {
     pub(super) fn finish(self) {
         match self {
             Self::Engine(stream) => stream.finish(),
-            Self::Provider(_) => {}
+            Self::Provider(_) | Self::Pipeline(_) => {}
         }
     }
 }

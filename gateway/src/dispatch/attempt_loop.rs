@@ -12,6 +12,7 @@
 
 mod first_text;
 pub(super) mod hedge;
+mod pipeline;
 mod provider;
 mod record;
 
@@ -232,7 +233,7 @@ impl<'a> AttemptLoop<'a> {
             let now = Instant::now();
             let table = self.latest_table(now);
             let decision = self.choose(&table);
-            if !matches!(decision, RouteDecision::Leave(_))
+            if !matches!(decision, RouteDecision::Leave(_) | RouteDecision::Run(_))
                 && let Some(error) = self.engine_error.take()
             {
                 return Err(error);
@@ -247,6 +248,10 @@ impl<'a> AttemptLoop<'a> {
                     if let Some(opened) = self.try_provider(*departure).await? {
                         return Ok(opened);
                     }
+                }
+                RouteDecision::Run(route) => {
+                    self.record_route(&table);
+                    return self.run_pipeline(*route).await;
                 }
                 RouteDecision::Try(deployment, endpoint, adapter) => {
                     self.lower_priority(&table);
@@ -331,6 +336,7 @@ impl<'a> AttemptLoop<'a> {
                     cause,
                     left: self.request.deadline.and_then(|deadline| deadline.remaining()),
                     closed: &|provider, model| self.closed(provider, model),
+                    not_run: &|pipeline| self.not_run(pipeline),
                 };
                 let (decision, model) = choose_model(table, self.request.models(), &query, quickest);
                 if self.decided != model {

@@ -18,6 +18,7 @@ use crate::demand::{DemandTracker, HeldRequest, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::Metrics;
+use crate::pipelines::RequestedRuns;
 use crate::providers::Providers;
 use crate::routes::{Deployment, RoutingTable};
 
@@ -99,6 +100,7 @@ pub struct Dispatcher {
     pub(super) response_cache: Arc<ResponseCache>,
     pub(super) providers: Arc<Providers>,
     pub(super) budgets: Option<Arc<Budgets>>,
+    pub(super) pipelines: Option<Arc<RequestedRuns>>,
 }
 
 impl Dispatcher {
@@ -127,12 +129,18 @@ impl Dispatcher {
             response_cache,
             providers,
             budgets: None,
+            pipelines: None,
         }
     }
 
     /// The same, which answers within these Budgets.
     pub(crate) fn with_budgets(self, budgets: Option<Arc<Budgets>>) -> Self {
         Self { budgets, ..self }
+    }
+
+    /// The same, which runs Pipelines that routes lead to.
+    pub(crate) fn with_pipelines(self, pipelines: Option<Arc<RequestedRuns>>) -> Self {
+        Self { pipelines, ..self }
     }
 
     /// The latest routing table.

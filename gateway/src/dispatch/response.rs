@@ -90,7 +90,7 @@ impl ResponseStream {
                         GatewayError::new(ErrorKind::Overloaded, message)
                     }
                     Err(AttemptError::Lost { message, .. }) => match stream {
-                        AnswerStream::Provider(_) => GatewayError::new(ErrorKind::ProviderFailed, message),
+                        AnswerStream::Provider(_) | AnswerStream::Pipeline(_) => GatewayError::new(ErrorKind::ProviderFailed, message),
                         AnswerStream::Engine(lost) => {
                             // It is large and seldom there: not a part of every response.
                             let resumed = dispatcher.resume(&mut request, lost, message, &mut tracker);

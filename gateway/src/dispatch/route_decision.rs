@@ -9,8 +9,8 @@ use russet_crds::{FallbackCause, TargetPick};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::providers::Closed;
 use crate::routes::{
-    Deployment, DeploymentState, Endpoint, ModelScope, Provider, RequestFacts, Resolved, RoutingTable,
-    Target, TargetName, deployments,
+    Deployment, DeploymentState, Endpoint, ModelScope, PipelineTarget, Provider, RequestFacts, Resolved,
+    RoutingTable, Target, TargetName, deployments,
 };
 use crate::zones::ZoneLimit;
 
@@ -21,6 +21,8 @@ pub(super) enum RouteDecision<'a> {
     Try(&'a Deployment, &'a Endpoint, &'a str),
     /// Send the request to a provider outside of the cluster.
     Leave(Box<Departure<'a>>),
+    /// Run a Pipeline with the request.
+    Run(Box<PipelineRoute<'a>>),
     /// No endpoint is ready, but this deployment may become ready; the text is the reason.
     Wait(&'a Deployment, String),
     /// Waiting would not help.
@@ -37,6 +39,14 @@ pub(super) struct Departure<'a> {
     pub(super) limit: ZoneLimit,
     /// The deployment that would have been preferred and may become ready: the request is its demand too.
     pub(super) awaited: Option<&'a Deployment>,
+}
+
+/// The Pipeline that a request starts a run of.
+#[derive(Debug, PartialEq)]
+pub(super) struct PipelineRoute<'a> {
+    pub(super) target: PipelineTarget<'a>,
+    /// How far anything of the run may go.
+    pub(super) limit: ZoneLimit,
 }
 
 /// Where a started response can be resumed.
@@ -102,6 +112,8 @@ pub(super) struct RouteQuery<'r> {
     pub(super) left: Option<Duration>,
     /// Why a provider is not asked.
     pub(super) closed: &'r dyn Fn(&Provider, &str) -> Option<Closed>,
+    /// Why a Pipeline is not run.
+    pub(super) not_run: &'r dyn Fn(PipelineTarget<'_>) -> Option<Closed>,
 }
 
 /// An endpoint, and how long a first token takes there, as far as that is known.
@@ -118,7 +130,9 @@ pub(super) fn choose_model<'a, 'm>(
     let mut best = None;
     for model in models {
         match (choose(table, model, query, &pick), &best) {
-            (decision @ (RouteDecision::Try(..) | RouteDecision::Leave(..)), _) => return (decision, model),
+            (decision @ (RouteDecision::Try(..) | RouteDecision::Leave(_) | RouteDecision::Run(_)), _) => {
+                return (decision, model);
+            }
             (decision, None) | (decision @ RouteDecision::Wait(..), Some((RouteDecision::Refuse(_), _))) => {
                 best = Some((decision, model));
             }
@@ -135,6 +149,7 @@ pub(super) fn choose_model<'a, 'm>(
 enum Step<'a> {
     Engines(Vec<&'a Deployment>),
     Provider(&'a Provider, &'a str),
+    Pipeline(PipelineTarget<'a>),
 }
 
 /// The targets in the order in which they are tried.
@@ -148,6 +163,7 @@ fn steps<'a>(targets: Vec<Target<'a>>, pick: TargetPick) -> Vec<Step<'a>> {
     let others = targets.into_iter().filter_map(|target| match target {
         Target::Deployment(deployment) => is_single.then(|| Step::Engines(vec![deployment])),
         Target::Provider(provider, model) => Some(Step::Provider(provider, model)),
+        Target::Pipeline(pipeline) => Some(Step::Pipeline(pipeline)),
     });
     engines.into_iter().chain(others).collect()
 }
@@ -194,6 +210,15 @@ pub(super) fn choose<'a>(
                         waiting = waiting.or_else(|| engines.iter().find_map(pending));
                         cause = Some(query.cause.unwrap_or(FallbackCause::Unavailable));
                     }
+                }
+            }
+            Step::Pipeline(_) if cause.is_some_and(|cause| !is_cause(cause)) => {}
+            Step::Pipeline(target) => {
+                let limit = alias.map(|(alias, selection)| table.zone_limit(alias, &selection, query.facts));
+                let Some(limit) = limit else { continue };
+                match (query.not_run)(target) {
+                    Some(Closed { why, kind }) => closed.push((kind, format!("{}: {why}", target.subject()))),
+                    None => return RouteDecision::Run(Box::new(PipelineRoute { target, limit })),
                 }
             }
             Step::Provider(provider, provider_model) => {

@@ -174,6 +174,11 @@ impl StepRecord {
 }
 
 impl RunRecord {
+    /// What all steps used.
+    pub(super) fn usage(&self) -> UsageRecord {
+        self.steps.iter().fold(UsageRecord::default(), |sum, step| sum.plus(step.usage()))
+    }
+
     /// The step that is next; none where all are over.
     pub(super) fn next_step(&self) -> Option<usize> {
         self.steps.iter().position(|step| !step.is_over())

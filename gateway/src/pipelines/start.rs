@@ -79,7 +79,8 @@ pub(super) async fn record(
         let message = format!("Pipeline {pipeline_name} does not exist in this namespace");
         return Err(StartError::NotYet(Reason::TargetNotFound, message));
     };
-    let pipeline = pipeline.spec.clone();
+    let mut pipeline = pipeline.spec.clone();
+    pipeline.zone = run.spec.zone.map_or(pipeline.zone, |zone| zone.as_limit().min(pipeline.zone.as_limit()));
     check(&pipeline).map_err(|error| StartError::Never(format!("Pipeline {pipeline_name}: {error}")))?;
     let owner = owner(context, run, &namespace)?;
     let (parameters, artifacts) = parameters(context, run, &owner, &pipeline.parameters).await?;

@@ -46,7 +46,7 @@ pub(super) fn of_record(
     let over = record.steps.iter().filter(|step| step.is_over()).count();
     let current = record.next_step();
     let steps = record.pipeline.steps.iter().zip(&record.steps);
-    let usage = record.steps.iter().fold(UsageRecord::default(), |sum, step| sum.plus(step.usage()));
+    let usage = record.usage();
     let finished = record.finished;
     let status = PipelineRunStatus {
         observed_generation: None,

@@ -50,6 +50,7 @@ pub(super) fn may_quote(kind: ErrorKind) -> bool {
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
         | ErrorKind::ProviderFailed
+        | ErrorKind::PipelineFailed
         | ErrorKind::PoisonRequest
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded

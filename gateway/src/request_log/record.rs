@@ -198,6 +198,9 @@ pub struct AttemptRecord {
     /// The provider outside of the cluster that was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderRecord>,
+    /// The Pipeline that was run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelineRecord>,
     /// The adapter that answers; empty where the model itself does.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub adapter: String,
@@ -247,6 +250,16 @@ pub struct ProviderRecord {
     pub limit: Word,
     /// Who says so.
     pub limit_by: String,
+}
+
+/// A Pipeline that was run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PipelineRecord {
+    /// Its kind and `namespace/name`.
+    pub name: String,
+    /// `namespace/name` of the PipelineRun.
+    pub run: String,
 }
 
 /// A replica that could have been chosen.

@@ -10,8 +10,8 @@ use russet_wire::event::{FinishReason, Usage};
 use super::message::{loggable, may_quote, shortened};
 use super::record::OutsideAnswer;
 use super::{
-    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, ProviderRecord,
-    RequestEnd, RequestOutcome, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
+    AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, PipelineRecord,
+    ProviderRecord, RequestEnd, RequestOutcome, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
 };
 use crate::audit::AuditLog;
 use crate::energy::EnginePart;
@@ -103,6 +103,11 @@ impl Recorder {
     /// Whether another response to the same request counts the prompt.
     pub(crate) fn repeats_prompt(&self) -> bool {
         self.repeats_prompt
+    }
+
+    /// Whether a step of a Pipeline sent the request.
+    pub(crate) fn is_of_step(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.0.record.lock().step.is_some())
     }
 
     /// Writes what an engine computes for it, until after the response.
@@ -288,6 +293,26 @@ impl Recorder {
                 number,
                 response,
                 provider,
+                sent_ms: now,
+                ..AttemptRecord::default()
+            });
+        });
+        self.attempt = number;
+    }
+
+    /// A run of a Pipeline answers the request: its `namespace/name`.
+    pub(crate) fn ran(&mut self, pipeline: &str, run: &str) {
+        self.outside = None;
+        let (response, mut number) = (self.response, 0);
+        self.write(|record, now| {
+            close_holds(record, response, now);
+            number = record.attempts.last().map_or(0, |last| last.number) + 1;
+            record.attempts_left_out += make_place(&mut record.attempts);
+            let pipeline = Some(PipelineRecord { name: pipeline.to_owned(), run: run.to_owned() });
+            record.attempts.push(AttemptRecord {
+                number,
+                response,
+                pipeline,
                 sent_ms: now,
                 ..AttemptRecord::default()
             });

@@ -180,10 +180,11 @@ impl RoutePolicy {
         !self.rules.is_empty() || !self.otherwise.weights.is_empty() || self.leads_outside()
     }
 
-    /// Whether a request may go to a provider, which takes to know its labels.
+    /// Whether a request may go to a provider, or to a Pipeline that asks one, which takes to know its labels.
     fn leads_outside(&self) -> bool {
         let all = self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise]);
-        all.flat_map(|targets| &targets.names).any(|name| matches!(name, TargetName::Provider { .. }))
+        all.flat_map(|targets| &targets.names)
+            .any(|name| matches!(name, TargetName::Provider { .. } | TargetName::Pipeline { .. }))
     }
 
     /// Whether it has rules.

@@ -1,4 +1,4 @@
-//! What a request may go to: deployments of this cluster, and models of providers outside of it.
+//! What a request may go to: deployments of this cluster, models of providers outside of it, and Pipelines.
 
 use std::fmt;
 
@@ -62,6 +62,26 @@ pub enum Target<'a> {
     Deployment(&'a Deployment),
     /// A model of a provider.
     Provider(&'a Provider, &'a str),
+    /// A run of a Pipeline.
+    Pipeline(PipelineTarget<'a>),
+}
+
+/// A Pipeline as a target. Whether there is one, and what it is, only the gateway knows that runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PipelineTarget<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// The parameter that gets the text of the last message.
+    pub parameter: &'a str,
+}
+
+impl PipelineTarget<'_> {
+    /// Its kind and full name.
+    pub(crate) fn subject(&self) -> String {
+        format!("Pipeline {}/{}", self.namespace, self.name)
+    }
 }
 
 impl<'a> Target<'a> {
@@ -70,6 +90,7 @@ impl<'a> Target<'a> {
         match self {
             Self::Deployment(deployment) => deployment.full_name(),
             Self::Provider(provider, model) => format!("{model} of ModelProvider {}", provider.full_name()),
+            Self::Pipeline(pipeline) => pipeline.subject(),
         }
     }
 
@@ -78,14 +99,16 @@ impl<'a> Target<'a> {
         match self {
             Self::Deployment(deployment) => &deployment.namespace,
             Self::Provider(provider, _) => &provider.namespace,
+            Self::Pipeline(pipeline) => pipeline.namespace,
         }
     }
 
     /// What a request costs there with so many tokens in its prompt and its answer: nothing at home, and the most where nobody
-    /// knows it.
+    /// knows it, as of Pipelines.
     pub(super) fn cost(self, prompt: u64, answer: u64) -> Money {
         match self {
             Self::Deployment(_) => Money::ZERO,
+            Self::Pipeline(_) => Money { nanos: u64::MAX },
             Self::Provider(provider, model) => {
                 provider.price(model).map_or(Money { nanos: u64::MAX }, |price| price.of(prompt, 0, answer))
             }
@@ -96,7 +119,7 @@ impl<'a> Target<'a> {
     pub fn deployment(self) -> Option<&'a Deployment> {
         match self {
             Self::Deployment(deployment) => Some(deployment),
-            Self::Provider(..) => None,
+            Self::Provider(..) | Self::Pipeline(_) => None,
         }
     }
 }
@@ -118,6 +141,13 @@ pub enum TargetName {
         /// The model, as the provider names it.
         model: String,
     },
+    /// A Pipeline.
+    Pipeline {
+        /// Its name.
+        pipeline: String,
+        /// The parameter that gets the text of the last message.
+        parameter: String,
+    },
 }
 
 impl TargetName {
@@ -127,7 +157,13 @@ impl TargetName {
             let (provider, model) = (target.provider_name()?.to_owned(), target.model.clone()?);
             Some(Self::Provider { provider, model })
         };
-        target.deployment_name().map(|name| Self::Deployment(name.to_owned())).or_else(provider)
+        let pipeline = || {
+            let (pipeline, parameter) =
+                (target.pipeline_name()?.to_owned(), target.parameter_name().to_owned());
+            Some(Self::Pipeline { pipeline, parameter })
+        };
+        let deployment = target.deployment_name().map(|name| Self::Deployment(name.to_owned()));
+        deployment.or_else(provider).or_else(pipeline)
     }
 }
 
@@ -136,6 +172,7 @@ impl fmt::Display for TargetName {
         match self {
             Self::Deployment(name) => formatter.write_str(name),
             Self::Provider { provider, model } => write!(formatter, "{model} of ModelProvider {provider}"),
+            Self::Pipeline { pipeline, .. } => write!(formatter, "Pipeline {pipeline}"),
         }
     }
 }

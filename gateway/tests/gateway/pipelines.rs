@@ -5,6 +5,7 @@
 mod capture;
 mod failures;
 mod kills;
+mod requested;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::active_hours::{InvalidSchedule, active_hours};
 use russet_crds::conditions::{self, Reason, Type, is_true};
-use russet_crds::{ModelDeployment, ModelProvider, ModelRoute, ModelRouteStatus, RouteTarget, Zone};
+use russet_crds::{
+    ModelDeployment, ModelProvider, ModelRoute, ModelRouteStatus, Pipeline, RouteTarget, Zone,
+};
 
 /// A target's name, and what has it.
 pub enum FoundTarget<'a> {
@@ -14,6 +16,8 @@ pub enum FoundTarget<'a> {
     Deployment(&'a str, Option<Arc<ModelDeployment>>),
     /// A provider, if there is one.
     Provider(&'a str, Option<Arc<ModelProvider>>),
+    /// A Pipeline, if there is one.
+    Pipeline(&'a str, Option<Arc<Pipeline>>),
 }
 
 impl<'a> FoundTarget<'a> {
@@ -22,9 +26,12 @@ impl<'a> FoundTarget<'a> {
         target: &'a RouteTarget,
         deployment: impl Fn(&str) -> Option<Arc<ModelDeployment>>,
         provider: impl Fn(&str) -> Option<Arc<ModelProvider>>,
+        pipeline: impl Fn(&str) -> Option<Arc<Pipeline>>,
     ) -> Option<Self> {
         let deployed = target.deployment_name().map(|name| Self::Deployment(name, deployment(name)));
-        deployed.or_else(|| target.provider_name().map(|name| Self::Provider(name, provider(name))))
+        let provided = || target.provider_name().map(|name| Self::Provider(name, provider(name)));
+        let run = || target.pipeline_name().map(|name| Self::Pipeline(name, pipeline(name)));
+        deployed.or_else(provided).or_else(run)
     }
 
     /// Its kind and name, where nothing has that.
@@ -32,11 +39,12 @@ impl<'a> FoundTarget<'a> {
         match self {
             Self::Deployment(name, None) => Some(format!("ModelDeployment {name}")),
             Self::Provider(name, None) => Some(format!("ModelProvider {name}")),
-            Self::Deployment(_, Some(_)) | Self::Provider(_, Some(_)) => None,
+            Self::Pipeline(name, None) => Some(format!("Pipeline {name}")),
+            Self::Deployment(_, Some(_)) | Self::Provider(_, Some(_)) | Self::Pipeline(_, Some(_)) => None,
         }
     }
 
-    /// Its name, where it answers as far as the operator knows: whether a provider does, only gateways see.
+    /// Its name, where it answers as far as the operator knows: whether a provider or a Pipeline does, only gateways see.
     fn answers(&self) -> Option<&'a str> {
         match self {
             Self::Deployment(name, found) => {
@@ -44,6 +52,7 @@ impl<'a> FoundTarget<'a> {
                 is_true(&status.conditions, Type::Available).then_some(*name)
             }
             Self::Provider(name, found) => found.as_ref().map(|_| *name),
+            Self::Pipeline(name, found) => found.as_ref().map(|_| *name),
         }
     }
 }
@@ -88,7 +97,7 @@ fn out_of_zone(route: &ModelRoute, targets: &[FoundTarget<'_>]) -> Option<String
     let zone_of = |name: &str| {
         targets.iter().find_map(|target| match target {
             FoundTarget::Provider(found, Some(provider)) if *found == name => Some(provider.spec.zone),
-            FoundTarget::Provider(..) | FoundTarget::Deployment(..) => None,
+            FoundTarget::Provider(..) | FoundTarget::Deployment(..) | FoundTarget::Pipeline(..) => None,
         })
     };
     let outside = |of: &[RouteTarget], limit: Zone| {

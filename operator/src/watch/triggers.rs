@@ -10,7 +10,8 @@ use kube::{Resource, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
     Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelProvider,
-    ModelRoute, NodePool, RouteTarget, Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
+    ModelRoute, NodePool, Pipeline, PipelineRun, RouteTarget, Scheduling, Shard, ShardGroup,
+    ShardingStrategy, Tier, names,
 };
 
 use crate::stores::Stores;
@@ -30,6 +31,7 @@ pub struct Triggers {
     pub scales: QueueSender<ModelDeployment>,
     pub groups: QueueSender<ShardGroup>,
     pub routes: QueueSender<ModelRoute>,
+    pub pipeline_runs: QueueSender<PipelineRun>,
     pub requests: QueueSender<CertificateSigningRequest>,
 }
 
@@ -83,6 +85,7 @@ impl Triggers {
         enqueue(&stores.deployments, &self.scales, |_| true);
         enqueue(&stores.groups, &self.groups, |_| true);
         enqueue(&stores.routes, &self.routes, |_| true);
+        enqueue(&stores.pipeline_runs, &self.pipeline_runs, |_| true);
         enqueue(&stores.requests, &self.requests, |_| true);
         self.enqueue_pools();
         self.enqueue_strategies();
@@ -258,6 +261,14 @@ impl Triggers {
 
     pub fn provider(&self, provider: &ModelProvider, _: ObjectChange<ModelProvider>) {
         self.enqueue_routes(provider, RouteTarget::provider_name);
+    }
+
+    pub fn pipeline(&self, pipeline: &Pipeline, _: ObjectChange<Pipeline>) {
+        self.enqueue_routes(pipeline, RouteTarget::pipeline_name);
+    }
+
+    pub fn pipeline_run(&self, run: &PipelineRun, _: ObjectChange<PipelineRun>) {
+        self.pipeline_runs.add(ObjectRef::from_obj(run));
     }
 
     /// Routes of which a target is this object.

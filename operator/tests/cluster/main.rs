@@ -8,6 +8,7 @@ mod energy;
 mod harness;
 mod joining;
 mod pipeline_approvals;
+mod pipeline_runs;
 mod pools;
 mod preemption;
 mod rollouts;

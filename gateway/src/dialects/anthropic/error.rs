@@ -40,6 +40,7 @@ fn status_and_type(kind: ErrorKind) -> (u16, &'static str) {
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
         | ErrorKind::ProviderFailed
+        | ErrorKind::PipelineFailed
         | ErrorKind::ShuttingDown => (529, "overloaded_error"),
     }
 }

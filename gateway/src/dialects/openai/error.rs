@@ -40,6 +40,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::GatewayFull
         | ErrorKind::EngineLost
         | ErrorKind::ProviderFailed
+        | ErrorKind::PipelineFailed
         | ErrorKind::ShuttingDown
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded

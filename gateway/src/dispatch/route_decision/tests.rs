@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use russet_crds::{ModelProviderSpec, ModelRoute, ModelRouteSpec, RouteTarget, Zone};
+use russet_crds::{LocalReference, ModelProviderSpec, ModelRoute, ModelRouteSpec, RouteTarget, Zone};
 
 use super::*;
 use crate::request_defaults::RequestDefaults;
@@ -67,6 +67,7 @@ fn summary(decision: RouteDecision<'_>) -> String {
             let awaited = departure.awaited.map_or(String::new(), |one| format!(", awaits {}", one.name));
             format!("leave for {} of {}{awaited}", departure.model, departure.provider.name)
         }
+        RouteDecision::Run(route) => format!("run {} within {}", route.target.name, route.limit.zone()),
         RouteDecision::Wait(_, message) => format!("wait: {message}"),
         RouteDecision::Refuse(error) => format!("{}: {}", error.kind.as_str(), error.message),
     }
@@ -80,9 +81,24 @@ fn is_shut(_: &Provider, _: &str) -> Option<Closed> {
     Some(Closed::for_good("503"))
 }
 
+fn may_run(_: PipelineTarget<'_>) -> Option<Closed> {
+    None
+}
+
+fn may_not_run(_: PipelineTarget<'_>) -> Option<Closed> {
+    Some(Closed { why: "it is asked for text alone".into(), kind: ErrorKind::InvalidRequest })
+}
+
 fn plain_query() -> RouteQuery<'static> {
     static EVERYTHING: ModelScope = ModelScope::ALL;
-    RouteQuery { scope: &EVERYTHING, facts: None, cause: None, left: None, closed: &is_open }
+    RouteQuery {
+        scope: &EVERYTHING,
+        facts: None,
+        cause: None,
+        left: None,
+        closed: &is_open,
+        not_run: &may_run,
+    }
 }
 
 /// Picks the first endpoint that is none of these.
@@ -227,11 +243,14 @@ fn facts(zone: Option<&str>) -> RequestFacts {
     RequestFacts::of_prompt("Hi", &[], &headers, FactsCaller::default(), Timestamp::UNIX_EPOCH)
 }
 
-/// A table with a route `m` to these targets: names of deployments, or of providers with a zone.
+/// A table with a route `m` to these targets: names of deployments, of providers with a zone, or of the Pipeline `brief`.
 fn outside(targets: &[&str], change: impl Fn(&mut ModelRouteSpec)) -> RoutingTable {
-    let target = |name: &&str| match zone_of(name) {
-        Some(_) => RouteTarget::provider(*name, "big"),
-        None => RouteTarget::deployment(*name),
+    let target = |name: &&str| match (*name, zone_of(name)) {
+        ("brief", _) => {
+            RouteTarget { pipeline_ref: Some(LocalReference::new(*name)), ..RouteTarget::default() }
+        }
+        (_, Some(_)) => RouteTarget::provider(*name, "big"),
+        (_, None) => RouteTarget::deployment(*name),
     };
     let mut spec = ModelRouteSpec {
         models: vec!["m".into()],
@@ -306,6 +325,35 @@ fn a_provider_is_asked_where_no_deployment_before_it_answers() {
         decided(&outside(&["soon", "far"], any), Some(&open), |query| query.closed = &is_shut),
         "wait: copying"
     );
+}
+
+#[test]
+fn a_pipeline_runs_where_its_turn_comes() {
+    let any = |_: &mut ModelRouteSpec| {};
+    let open = facts(None);
+    for (targets, expected, without) in [
+        (
+            &["brief"][..],
+            "run brief within Cloud",
+            "invalid_request: model `m` cannot be answered now: Pipeline default/brief: it is asked for text alone",
+        ),
+        (&["brief", "up"], "run brief within Cloud", "try 1"),
+        (&["up", "brief"], "try 1", "try 1"),
+        (&["soon", "brief"], "run brief within Cloud", "wait: copying"),
+        (&["brief", "far"], "run brief within Cloud", "leave for big of far"),
+    ] {
+        let table = outside(targets, any);
+        assert_eq!(decided(&table, Some(&open), |_| {}), expected, "{targets:?}");
+        let decision = decided(&table, Some(&open), |query| query.not_run = &may_not_run);
+        assert_eq!(decision, without, "{targets:?}");
+    }
+    // What it does goes no farther than the request may.
+    for zone in ["Local", "Lan"] {
+        let decision = decided(&outside(&["brief"], any), Some(&facts(Some(zone))), |_| {});
+        assert_eq!(decision, format!("run brief within {zone}"));
+    }
+    let patient = |spec: &mut ModelRouteSpec| spec.fallback_on = vec![FallbackCause::Overloaded];
+    assert_eq!(decided(&outside(&["soon", "brief"], patient), Some(&open), |_| {}), "wait: copying");
 }
 
 #[test]

@@ -1,0 +1,288 @@
+//! Runs of Pipelines that requests ask for, by a ModelRoute that has a Pipeline as a target. Each is a PipelineRun like any
+//! other, as the holder of the caller's key, and is deleted where its client leaves before its end. Not here: which requests
+//! those are, see `dispatch`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, OnceLock};
+
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt as _};
+use parking_lot::Mutex;
+use russet_crds::{
+    LocalReference, ParameterType, ParameterValue, PipelineRun, PipelineRunSpec, PipelineSpec, Zone, names,
+};
+use russet_wire::event::Usage;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::PipelineObjects;
+use super::record::RunRecord;
+use crate::api_timeout::{WriteError, with_timeout};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::response_store::ResponseStore;
+use crate::routes::PipelineTarget;
+
+/// How long a run stays that a request asked for: somebody may want to know what it did.
+const TTL_SECONDS: u32 = 3600;
+/// Characters of the Pipeline's name in that of a run, which ends with a random number.
+const MAX_NAME_PREFIX: usize = 50;
+/// Longest text of a parameter.
+const MAX_PARAMETER_CHARS: usize = 65_536;
+
+/// The runs that requests of this gateway wait for.
+pub(crate) struct RequestedRuns {
+    client: Client,
+    store: Arc<ResponseStore>,
+    pub(super) objects: watch::Sender<Arc<PipelineObjects>>,
+    /// The name of this gateway in `status.runner`, once it runs Pipelines.
+    pub(super) gateway: OnceLock<String>,
+    waiting: Mutex<HashMap<RunName, oneshot::Sender<Result<RunAnswer, String>>>>,
+}
+
+/// Namespace and name.
+type RunName = (String, String);
+
+/// What a run made of a request.
+#[derive(Debug)]
+pub(crate) struct RunAnswer {
+    /// The output of its last step that has one.
+    pub(crate) text: String,
+    /// What all steps used.
+    pub(crate) usage: Usage,
+}
+
+/// A run that a request waits for. Dropped before its end, it is deleted.
+pub(crate) struct RequestedRun {
+    runs: Arc<RequestedRuns>,
+    pub(crate) name: RunName,
+    answer: oneshot::Receiver<Result<RunAnswer, String>>,
+    /// The object that is being created, whether its client waits or not.
+    created: Creation,
+    has_ended: bool,
+}
+
+/// How far the object of a run is.
+enum Creation {
+    Pending(JoinHandle<Result<PipelineRun, WriteError>>),
+    Created(PipelineRun),
+    Failed,
+}
+
+impl RequestedRuns {
+    pub(crate) fn new(client: Client, store: Arc<ResponseStore>) -> Self {
+        let (objects, gateway, waiting) = (watch::Sender::default(), OnceLock::new(), Mutex::default());
+        Self { client, store, objects, gateway, waiting }
+    }
+
+    /// Why no request can start a run of a Pipeline, if so.
+    pub(crate) fn refusal(&self, target: PipelineTarget<'_>) -> Option<String> {
+        let objects = self.objects.borrow();
+        if !objects.listed || self.gateway.get().is_none() {
+            return Some("the gateway has not listed the Pipelines yet".to_owned());
+        }
+        let key = (target.namespace.to_owned(), target.name.to_owned());
+        match objects.pipelines.get(&key) {
+            Some(pipeline) => unfit(&pipeline.spec, target.parameter),
+            None => Some("it does not exist".to_owned()),
+        }
+    }
+
+    /// Starts a run with this text, as the holder of a key of its namespace, no farther from home than that.
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        target: PipelineTarget<'_>,
+        text: &str,
+        key: Option<&str>,
+        zone: Zone,
+    ) -> Result<RequestedRun, GatewayError> {
+        let prefix: String = target.name.chars().take(MAX_NAME_PREFIX).collect();
+        let name = format!("{prefix}-{:08x}", rand::random::<u32>());
+        let spec = PipelineRunSpec {
+            pipeline_ref: LocalReference::new(target.name),
+            key_ref: key.map(LocalReference::new),
+            parameters: vec![ParameterValue {
+                name: target.parameter.to_owned(),
+                value: text.to_owned(),
+                sha256: None,
+            }],
+            zone: Some(zone),
+            ttl_seconds_after_finished: Some(TTL_SECONDS),
+            attempt: 1,
+        };
+        let mut run = PipelineRun::new(&name, spec);
+        let gateway = self.gateway.get().cloned().unwrap_or_default();
+        run.metadata.namespace = Some(target.namespace.to_owned());
+        run.metadata.labels = Some(BTreeMap::from([
+            (names::LABEL_MANAGED_BY.to_owned(), names::MANAGED_BY_GATEWAY.to_owned()),
+            (names::LABEL_GATEWAY.to_owned(), gateway),
+        ]));
+        let name = (target.namespace.to_owned(), name);
+        let (done, answer) = oneshot::channel();
+        self.waiting.lock().insert(name.clone(), done);
+        let api: Api<PipelineRun> = Api::namespaced(self.client.clone(), target.namespace);
+        let creating = async move { with_timeout(api.create(&PostParams::default(), &run)).await };
+        let created = Creation::Pending(tokio::spawn(creating));
+        // From here on it is deleted when it is dropped.
+        let mut requested = RequestedRun { runs: self.clone(), name, answer, created, has_ended: false };
+        requested.created().await.map_err(|cause| {
+            let message = format!("no run of {} can be started: {cause}", target.subject());
+            GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER)
+        })?;
+        Ok(requested)
+    }
+
+    /// Whether a request waits for this run.
+    pub(super) fn has(&self, name: &RunName) -> bool {
+        self.waiting.lock().contains_key(name)
+    }
+
+    /// A run is at its end: whoever waits for it has its answer.
+    pub(super) async fn ended(&self, record: &RunRecord) {
+        let name = (record.namespace.clone(), record.name.clone());
+        if !self.has(&name) {
+            return;
+        }
+        let answer = match &record.failure {
+            Some(failure) => Err(failure.clone()),
+            None => self.answer(record).await,
+        };
+        self.tell(&name, answer);
+    }
+
+    /// A run cannot start, and nobody waits for it any more.
+    pub(super) fn refused(&self, name: &RunName, why: &str) {
+        self.tell(name, Err(why.to_owned()));
+    }
+
+    fn tell(&self, name: &RunName, answer: Result<RunAnswer, String>) {
+        if let Some(waiting) = self.waiting.lock().remove(name) {
+            // A client that has just left needs none.
+            let _ = waiting.send(answer);
+        }
+    }
+
+    async fn answer(&self, record: &RunRecord) -> Result<RunAnswer, String> {
+        let mut made = record.steps.iter().rev().filter_map(|step| step.output.as_ref());
+        let Some(output) = made.find(|output| output.bytes > 0) else {
+            return Err("none of its steps made anything".to_owned());
+        };
+        let (owner, digest) = (record.owner.clone(), output.digest.clone());
+        let bytes = self.store.read(move |store| store.artifact(&owner, &digest)).await;
+        let bytes = bytes.map_err(|error| error.to_string())?;
+        let bytes = bytes.ok_or_else(|| "what it made is kept no longer".to_owned())?;
+        let used = record.usage();
+        let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        Ok(RunAnswer {
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+            usage: Usage {
+                prompt_tokens: tokens(used.prompt_tokens),
+                completion_tokens: tokens(used.completion_tokens),
+                cached_tokens: 0,
+            },
+        })
+    }
+}
+
+/// Why a Pipeline cannot run with one text in this parameter, if so.
+fn unfit(pipeline: &PipelineSpec, parameter: &str) -> Option<String> {
+    match pipeline.parameters.iter().find(|one| one.name == parameter) {
+        None => return Some(format!("it has no parameter {parameter}; set the parameter of the target")),
+        Some(found) if found.kind != ParameterType::Text => {
+            return Some(format!("its parameter {parameter} is no text"));
+        }
+        Some(_) => {}
+    }
+    let other = pipeline.parameters.iter().find(|one| one.name != parameter && one.default.is_none())?;
+    Some(format!("its parameter {} has no default, and a request gives it none", other.name))
+}
+
+/// Why a text cannot be that of a parameter, if so.
+pub(crate) fn unfit_text(text: &str) -> Option<String> {
+    let count = text.chars().count();
+    let is_long = count > MAX_PARAMETER_CHARS;
+    is_long.then(|| {
+        format!("the last message has {count} characters, and a parameter at most {MAX_PARAMETER_CHARS}")
+    })
+}
+
+impl RequestedRun {
+    /// Waits until the object is there.
+    async fn created(&mut self) -> Result<(), String> {
+        let Creation::Pending(creating) = &mut self.created else { return Ok(()) };
+        let (created, result) = match creating.await {
+            Ok(Ok(run)) => (Creation::Created(run), Ok(())),
+            Ok(Err(error)) => (Creation::Failed, Err(error.cause)),
+            Err(error) => (Creation::Failed, Err(error.to_string())),
+        };
+        self.created = created;
+        result
+    }
+
+    /// Its answer, or why there is none. Cancel-safe.
+    pub(crate) async fn answer(&mut self) -> Result<RunAnswer, String> {
+        let answer = (&mut self.answer).await;
+        self.has_ended = true;
+        answer.unwrap_or_else(|_| Err("the gateway runs no Pipelines any more".to_owned()))
+    }
+}
+
+impl Drop for RequestedRun {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        self.runs.waiting.lock().remove(&self.name);
+        let created = std::mem::replace(&mut self.created, Creation::Failed);
+        let api: Api<PipelineRun> = Api::namespaced(self.runs.client.clone(), &self.name.0);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let run = match created {
+                Creation::Created(run) => run,
+                Creation::Pending(creating) => match creating.await {
+                    Ok(Ok(run)) => run,
+                    _ => return,
+                },
+                Creation::Failed => return,
+            };
+            let preconditions = Some(Preconditions { uid: run.uid(), resource_version: None });
+            let exactly = DeleteParams { preconditions, ..DeleteParams::default() };
+            let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
+            if let Err(error) = with_timeout(api.delete(&name, &exactly)).await
+                && error.code() != Some(404)
+            {
+                tracing::warn!(namespace, run = name, "a run whose client left stays: {}", error.cause);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::PipelineParameter;
+
+    use super::*;
+
+    #[test]
+    fn a_pipeline_takes_one_text_and_defaults() {
+        let parameter = |name: &str, kind, default: Option<&str>| PipelineParameter {
+            name: name.to_owned(),
+            kind,
+            default: default.map(str::to_owned),
+        };
+        let spec = |parameters| PipelineSpec { parameters, ..PipelineSpec::default() };
+        let text = || parameter("prompt", ParameterType::Text, None);
+        for (pipeline, why) in [
+            (spec(vec![text()]), None),
+            (spec(vec![text(), parameter("tone", ParameterType::Text, Some("dry"))]), None),
+            (spec(vec![]), Some("it has no parameter prompt")),
+            (spec(vec![parameter("prompt", ParameterType::File, None)]), Some("is no text")),
+            (spec(vec![text(), parameter("tone", ParameterType::Text, None)]), Some("tone has no default")),
+        ] {
+            let found = unfit(&pipeline, "prompt");
+            assert_eq!(found.is_some(), why.is_some(), "{found:?}");
+            assert!(found.unwrap_or_default().contains(why.unwrap_or_default()), "{why:?}");
+        }
+        assert_eq!(unfit_text(&"é".repeat(MAX_PARAMETER_CHARS)), None);
+        assert!(unfit_text(&"é".repeat(MAX_PARAMETER_CHARS + 1)).is_some());
+    }
+}
