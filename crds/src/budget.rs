@@ -1,5 +1,5 @@
-//! Budget: how many requests, tokens and joules, and how much money the keys, owners and routes of a namespace may use in a minute, an
-//! hour, a day and a month.
+//! Budget: how many requests, tokens and joules, and how much money the keys, owners and routes of a namespace may use in a
+//! minute, an hour, a day and a month.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;

@@ -47,8 +47,8 @@ pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 pub const LABEL_MANAGED_BY: &str = "russet.dev/managed-by";
 /// The value of [`LABEL_MANAGED_BY`] on what a gateway created.
 pub const MANAGED_BY_GATEWAY: &str = "gateway";
-/// Label on PipelineRuns that a gateway created for a request: the gateway, as `status.runner` names it. No other one begins
-/// the run while that one is there.
+/// Label on PipelineRuns that a gateway created for a request: the gateway, as `status.runner` names it. In its first minute no
+/// other one begins the run.
 pub const LABEL_GATEWAY: &str = "russet.dev/gateway";
 /// Annotation on what a gateway created: the name that the client sent.
 pub const REQUESTED_NAME: &str = "russet.dev/requested-name";

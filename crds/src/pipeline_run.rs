@@ -88,7 +88,8 @@ pub struct ParameterValue {
     /// The text, or the id of a file.
     #[schemars(length(max = 65536))]
     pub value: String,
-    /// SHA-256 of the file; the run fails where the file is another one. Absent: it is not looked at.
+    /// SHA-256 of the file; the run fails where the file is another one. Absent: it is not looked at. Of a text that is empty
+    /// here: that of the text, which the gateway of a request has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
     pub sha256: Option<String>,

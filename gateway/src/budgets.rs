@@ -414,6 +414,9 @@ impl Budgets {
         for _ in 0..3 {
             self.give_back().await;
         }
+        if let Some(journal) = &self.journal {
+            journal.fold().await;
+        }
     }
 
     /// Writes entries to the journal, and waits until they are on the disk.

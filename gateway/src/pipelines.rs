@@ -101,16 +101,15 @@ struct PipelineObjects {
 impl PipelineContext {
     /// What runs need, which look at the objects of a controller.
     pub(crate) fn new(
-        client: Client,
+        requested: Arc<RequestedRuns>,
         offline: OfflineContext,
-        store: Arc<ResponseStore>,
         table: watch::Receiver<Arc<RoutingTable>>,
         (clients, secrets): (ZoneClients, Arc<SecretReader>),
         audit: Option<AuditLog>,
         metrics: Arc<Metrics>,
-        requested: Arc<RequestedRuns>,
     ) -> Self {
         let objects = requested.objects.subscribe();
+        let (client, store) = (requested.client.clone(), requested.store.clone());
         Self { client, offline, store, table, clients, secrets, audit, metrics, requested, objects }
     }
 
@@ -317,8 +316,19 @@ impl PipelineController {
             // Its object cannot be read, so nothing of it can be written.
             run.written = now;
         }
+        self.context.requested.observe(all.iter().copied(), |run| self.is_of_another(run));
         for run in all {
             let uid = run.uid().unwrap_or_default();
+            let has_ended = |run: &ActiveRun| run.progress.borrow().finished.is_some();
+            if self.context.requested.is_abandoned(run)
+                && !self.is_of_another(run)
+                && !self.active.get(&uid).is_some_and(has_ended)
+            {
+                // It stops here; what is kept of it goes once the watch says that it is deleted.
+                self.active.remove(&uid);
+                RequestedRuns::delete(self.context.client.clone(), run).await;
+                continue;
+            }
             if self.outdated.lock().get(&uid) == Some(&run.resource_version()) {
                 continue;
             }
@@ -394,13 +404,13 @@ impl PipelineController {
         let started = match start::record(&self.context, &objects, (run, &self.name), now).await {
             Ok(started) => started,
             Err(start::StartError::NotYet(reason, message)) => {
-                self.context.requested.refused(&full_name(run), &message);
+                self.context.requested.refused(run, &message);
                 let status = status::waiting(run, RunCondition::Stalled, reason, &message, now);
                 self.write_status(run, &status).await;
                 return false;
             }
             Err(start::StartError::Never(message)) => {
-                self.context.requested.refused(&full_name(run), &message);
+                self.context.requested.refused(run, &message);
                 let status = status::waiting(run, RunCondition::Stalled, Reason::Failed, &message, now);
                 return self.write_status(run, &status).await;
             }
@@ -504,7 +514,12 @@ impl PipelineController {
     async fn stop(mut self) {
         for run in self.active.values_mut() {
             let _ = (&mut run.task).await;
+            let record = run.progress.borrow().clone();
+            if record.finished.is_some() {
+                self.context.requested.ended(&record).await;
+            }
         }
+        self.context.requested.close();
     }
 
     /// Writes a status if it differs; true if the object now has it.
@@ -521,7 +536,9 @@ impl PipelineController {
 }
 
 /// Namespace and name of a run.
-fn full_name(run: &PipelineRun) -> (String, String) {
+type RunName = (String, String);
+
+fn full_name(run: &PipelineRun) -> RunName {
     (run.namespace().unwrap_or_default(), run.name_any())
 }
 

@@ -216,9 +216,7 @@ impl LogEntry {
             prompt_tokens,
             cached_tokens,
             completion_tokens,
-            // Steps of a run have entries of their own.
-            kept_answer: record.cached_response_ms.is_some()
-                || record.attempts.iter().any(|attempt| attempt.pipeline.is_some()),
+            kept_answer: record.cached_response_ms.is_some(),
             provider: record.outside.values().next().map(|answer| answer.provider.clone()),
             cost: cost(&record.outside, completion_tokens),
             engine_microseconds,
@@ -232,6 +230,11 @@ impl LogEntry {
             key: self.caller.key_name(),
             model: record.model.clone(),
             step: record.step.as_deref().map(str::to_owned),
+            run: record
+                .attempts
+                .iter()
+                .rev()
+                .find_map(|attempt| Some(attempt.pipeline.as_ref()?.run.clone())),
             zone: record.farthest.to_string(),
             outcome: outcome.to_owned(),
             usage: Some(usage),

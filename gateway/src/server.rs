@@ -431,19 +431,11 @@ impl GatewayServer {
                 dialect_of: dialects::owner,
                 stopping: stopping.clone(),
             };
-            if let Some((client, requested)) = client.zip(requested) {
-                let (store, table, metrics) = (kept.store(), pipeline_table, metrics.clone());
+            if let Some(requested) = requested {
+                let (table, metrics) = (pipeline_table, metrics.clone());
                 let outside = (clients, secrets);
-                let context = PipelineContext::new(
-                    client,
-                    context.clone(),
-                    store,
-                    table,
-                    outside,
-                    audit,
-                    metrics,
-                    requested,
-                );
+                let context =
+                    PipelineContext::new(requested, context.clone(), table, outside, audit, metrics);
                 offline.spawn(pipelines::run(context, caches.clone()));
             }
             offline.spawn(kept.clone().run(context));

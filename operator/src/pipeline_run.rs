@@ -34,8 +34,9 @@ pub async fn reconcile(run: Arc<PipelineRun>, context: Arc<Context>) -> Result<A
         Some(Duration::ZERO) => {
             let api = ssa::namespaced_api(&context.client, run.as_ref());
             let failed = |source| Error::Delete { name: run.name_any(), source };
-            ssa::delete(&api, run.as_ref()).await.map_err(failed)?;
-            Ok(Action::await_change())
+            // One that was resumed meanwhile is another version.
+            ssa::delete_version(&api, run.as_ref()).await.map_err(failed)?;
+            Ok(requeue_after([]))
         }
         left => Ok(requeue_after([left])),
     }

@@ -132,7 +132,22 @@ pub async fn delete<K>(api: &Api<K>, object: &K) -> Result<(), kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let preconditions = Preconditions { uid: object.uid(), resource_version: None };
+    delete_with(api, object, None).await
+}
+
+/// The same of exactly this version; one that was changed stays.
+pub async fn delete_version<K>(api: &Api<K>, object: &K) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    delete_with(api, object, object.resource_version()).await
+}
+
+async fn delete_with<K>(api: &Api<K>, object: &K, resource_version: Option<String>) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let preconditions = Preconditions { uid: object.uid(), resource_version };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(&object.name_any(), &params).await {
         Ok(_) => Ok(()),

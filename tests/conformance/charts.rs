@@ -123,6 +123,7 @@ fn refused() -> Result<()> {
         ("dashboard.folder=llm", &["folder", "additional"]),
         ("gateway.responsesStore.maxSize=much", &["maxsize", "pattern"]),
         ("gateway.responsesStore.enabled=true", &["gateway.replicas to 1"]),
+        ("gateway.auditLog.enabled=true", &["gateway.responsesStore.enabled to true"]),
     ] {
         let (ok, text) = helm(&["template", "x", &chart("russet"), "-n", "russet-system", "--set", values])?;
         ensure!(!ok, "{values} was taken");
@@ -174,7 +175,7 @@ async fn install(plane: &KubernetesControlPlane) -> Result<()> {
     let claim = plane.kubectl(&["-n", "russet-system", "get", "pvc", "-o", "name"]).await?;
     has(&claim, &["persistentvolumeclaim/russet-responses"])?;
     let more = "operator.replicas=2,networkPolicy.enabled=true,gateway.tls.secretName=from-cert-manager,\
-                gateway.replicas=2,gateway.responsesStore.enabled=false";
+                gateway.replicas=2,gateway.responsesStore.enabled=false,gateway.auditLog.enabled=false";
     plane.helm(&["upgrade", "russet", &chart("russet"), "--reuse-values", "--set", more]).await?;
     let claim = plane.kubectl(&["-n", "russet-system", "get", "pvc", "-o", "name"]).await?;
     has(&claim, &["persistentvolumeclaim/russet-responses"])

@@ -112,7 +112,7 @@ impl CostReport {
                 "Requests on machines without a price of electricity, not in ELECTRICITY",
                 all.unpriced_electricity,
             ),
-            ("Requests that got a kept answer, or that of a Pipeline, not in the table", *kept_answers),
+            ("Requests that got an answer which was kept, not in the table", *kept_answers),
             ("Requests of an earlier release, which did not write what they used", *uncounted),
             ("Entries of the log that could not be written", *lost),
         ] {
@@ -314,7 +314,7 @@ In no row, of machines that are here now, since the log or the period began: har
 What this cluster answered through this gateway would have cost 2.50 there: electricity and hardware cost 0.9925 less than there, without the electricity that nobody knows, and without the hardware of 1 of 3 machines.
 Answers of providers without a price, not in COST: 1.
 Requests of which nobody knows what they drew, not in ENERGY: 2.
-Requests that got a kept answer, or that of a Pipeline, not in the table: 3.
+Requests that got an answer which was kept, not in the table: 3.
 Entries of the log that could not be written: 1.
 ";
         assert_eq!(report(true, machines("1.50")).shown(), expected);

@@ -352,7 +352,7 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
         }
         if let Some(PipelineRecord { name, run }) = &attempt.pipeline {
             all.push(format!(
-                "Run {run} of {name} answered; `russet pipeline logs` shows its steps, which are requests of their own."
+                "Run {run} of {name} was started; `russet pipeline logs` shows its steps, which are requests of their own."
             ));
             continue;
         }

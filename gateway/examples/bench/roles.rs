@@ -243,6 +243,7 @@ fn budget() -> Budget {
         requests: Some(1_000_000_000),
         tokens: Some(1_000_000_000_000),
         money: "1000".parse().ok(),
+        joules: Some(1_000_000_000_000),
     };
     let mut budget = Budget::new("bench", BudgetSpec { limits: vec![limit], ..BudgetSpec::default() });
     budget.metadata.namespace = Some("default".into());

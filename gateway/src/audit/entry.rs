@@ -65,6 +65,10 @@ pub struct CompletedRequest {
     /// `namespace/pipeline/step` of the step of a Pipeline that sent it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
+    /// `namespace/name` of the PipelineRun that answered it: its steps have entries of their own, with how far they went and what
+    /// they used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
     /// The farthest zone that it went to.
     pub zone: String,
     /// How it ended: `finished`, `client_left`, or the code of an error.
@@ -84,8 +88,7 @@ pub struct AuditUsage {
     pub cached_tokens: u64,
     /// Tokens of its answers, as many as there were when its client left.
     pub completion_tokens: u64,
-    /// Whether it got an answer that was kept, so that nothing computed these tokens again, or that of a run of a Pipeline, whose
-    /// steps count them.
+    /// Whether it got an answer that was kept: nothing computed these tokens again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub kept_answer: bool,
     /// `namespace/name` of the ModelProvider that answered; none where this cluster did, or nobody.

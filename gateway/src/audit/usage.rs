@@ -184,6 +184,7 @@ mod tests {
             request: "r".into(),
             key: (!key.is_empty()).then(|| key.to_owned()),
             model: model.into(),
+            run: None,
             step: None,
             zone: "Local".into(),
             outcome: "finished".into(),

@@ -110,12 +110,11 @@ pub(super) fn verify_each(
                 if public_key.is_some_and(|known| known != named) {
                     return Err(damaged(format!("it is signed by another key, {named}")));
                 }
-                let named_key =
-                    hex::decode(named).map_err(|_| damaged("its key is not hexadecimal".to_owned()))?;
-                if let Some((path, line)) = unsigned.take_if(|_| key.as_ref() != Some(&named_key)) {
+                // A gateway that begins takes nothing over that is not signed.
+                if let Some((path, line)) = unsigned.take() {
                     return Err(unsigned_line(path, line));
                 }
-                key = Some(named_key);
+                key = Some(hex::decode(named).map_err(|_| damaged("its key is not hexadecimal".to_owned()))?);
                 if !report.public_keys.contains(named) {
                     report.public_keys.push(named.clone());
                 }
@@ -158,8 +157,8 @@ pub(super) fn verify_each(
 
 /// A line after which its key signed nothing.
 fn unsigned_line(path: PathBuf, line: usize) -> AuditError {
-    let what = "neither it nor a line after it is signed by its key; if its gateway was killed a moment ago, start it \
-                again, and it signs what it wrote";
+    let what = "it is not signed, and no line that was written with it is; if its gateway was killed a moment ago, it takes \
+                such lines back when it starts again";
     AuditError::Damaged { path, line, what: what.to_owned() }
 }
 
@@ -322,7 +321,7 @@ mod tests {
             lines[4].truncate(place);
         });
         let error = check(folder.path(), &unsigned).unwrap_err();
-        assert!(error.contains("neither it nor a line after it is signed"), "{error}");
+        assert!(error.contains("it is not signed, and no line that was written with it is"), "{error}");
         // Every byte counts.
         let bytes = text.as_bytes();
         for place in (0..bytes.len()).step_by(7) {
@@ -331,16 +330,33 @@ mod tests {
             fs::write(folder.path().join("audit-00000001.log"), &other).unwrap();
             assert!(verify(folder.path(), &AuditPeriod::default(), None).is_err(), "byte {place}");
         }
-        // Lines that a process was killed behind are signed by what goes on with them, unless that has another key.
-        fs::write(folder.path().join("audit-00000001.log"), &unsigned).unwrap();
-        drop(AuditLog::open(folder.path()).unwrap());
-        assert_eq!(verify(folder.path(), &AuditPeriod::default(), None).unwrap().entries, 6);
-        fs::write(folder.path().join("audit-00000001.log"), &unsigned).unwrap();
-        fs::rename(folder.path().join("key.pk8"), folder.path().join("first.pk8")).unwrap();
-        drop(AuditLog::open(folder.path()).unwrap());
-        let error = verify(folder.path(), &AuditPeriod::default(), None).unwrap_err().to_string();
-        assert!(error.contains("neither it nor a line after it is signed"), "{error}");
-        fs::rename(folder.path().join("first.pk8"), folder.path().join("key.pk8")).unwrap();
+        // A gateway that starts again signs nothing that it did not write: it takes it back.
+        let forged = with(&|lines| {
+            let (mut entry, ..) = AuditEntry::read(&lines[4]).unwrap();
+            if let AuditEvent::Left(departed) = &mut entry.event {
+                departed.zone = "Local".into();
+            }
+            lines[4] = entry.line(None).0.trim_end_matches('\n').to_owned();
+        });
+        for unsigned in [&unsigned, &forged] {
+            fs::write(folder.path().join("audit-00000001.log"), unsigned).unwrap();
+            drop(AuditLog::open(folder.path()).unwrap());
+            let report = verify(folder.path(), &AuditPeriod::default(), None).unwrap();
+            assert!(
+                report.entries <= 5 && !report.departures.contains_key(&("default/q".into(), "Local".into()))
+            );
+        }
+        // Whoever writes an opening of their own behind it has another key.
+        let mine = {
+            let other = tempfile::tempdir().unwrap();
+            drop(AuditLog::open(other.path()).unwrap());
+            fs::read_to_string(other.path().join("audit-00000001.log")).unwrap()
+        };
+        let (mut opening, ..) = AuditEntry::read(mine.trim_end()).unwrap();
+        let (last, hash, _) = AuditEntry::read(forged.lines().last().unwrap()).unwrap();
+        (opening.number, opening.previous) = (last.number + 1, hex::encode(hash));
+        let error = check(folder.path(), &format!("{forged}{}", opening.line(None).0)).unwrap_err();
+        assert!(error.contains("it is not signed"), "{error}");
         // One who goes on writing has a chain that goes on.
         fs::write(folder.path().join("audit-00000001.log"), &text).unwrap();
         let log = AuditLog::open(folder.path()).unwrap();

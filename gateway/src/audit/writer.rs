@@ -1,7 +1,7 @@
 //! Writes the audit log: a chain of lines over files that are begun anew when they are large.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ impl AuditWriter {
         let at = path(folder, file_number);
         let mut file =
             OpenOptions::new().read(true).append(true).create(true).open(&at).map_err(AuditError::io(&at))?;
-        let (next, previous) = match last_line(&mut file).map_err(AuditError::io(&at))? {
+        let (next, previous) = match last_signed_line(&mut file).map_err(AuditError::io(&at))? {
             None => (1, Hash::default()),
             Some(line) => {
                 let damaged = |what| AuditError::Damaged { path: at.clone(), line: 0, what };
@@ -220,24 +220,25 @@ fn key(path: &Path) -> Result<Ed25519KeyPair, AuditError> {
     Ed25519KeyPair::from_pkcs8(&bytes).map_err(|_| AuditError::Key(path.to_owned()))
 }
 
-/// The last whole line of a file, from which the beginning of another one is cut off: a crash left that, and nobody was told
-/// that it is written.
-fn last_line(file: &mut File) -> io::Result<Option<String>> {
-    /// More than the longest line.
-    const MAX_LINE_BYTES: u64 = 64 * 1024;
-    let length = file.metadata()?.len();
-    let start = length.saturating_sub(2 * MAX_LINE_BYTES);
-    file.seek(SeekFrom::Start(start))?;
-    let mut tail = Vec::new();
-    file.read_to_end(&mut tail)?;
-    let Some(end) = tail.iter().rposition(|byte| *byte == b'\n') else {
-        file.set_len(if start == 0 { 0 } else { length })?;
-        return Ok(None);
-    };
-    file.set_len(start + end as u64 + 1)?;
-    let line = tail.get(..end).unwrap_or_default();
-    let begin = line.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    Ok(Some(String::from_utf8_lossy(line.get(begin..).unwrap_or_default()).into_owned()))
+/// The last signed line of a file, from which what follows is cut off: a crash left that, and nobody was told that it is
+/// written. To sign it now would be to sign what somebody else may have put there.
+fn last_signed_line(file: &mut File) -> io::Result<Option<String>> {
+    file.seek(SeekFrom::Start(0))?;
+    let (mut reader, mut line) = (BufReader::new(&*file), Vec::new());
+    let (mut at, mut signed) = (0, (0, None));
+    loop {
+        line.clear();
+        let length = reader.read_until(b'\n', &mut line)?;
+        let Some(whole) = line.strip_suffix(b"\n") else { break };
+        at += length as u64;
+        // The line is read as one, and its signature verified, by whoever verifies the log.
+        if !whole.ends_with(b"\t") {
+            signed = (at, Some(String::from_utf8_lossy(whole).into_owned()));
+        }
+    }
+    let (end, line) = signed;
+    file.set_len(end)?;
+    Ok(line)
 }
 
 #[cfg(test)]
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_file_goes_on_after_its_last_whole_line() {
+    fn a_torn_file_goes_on_after_its_last_signed_line() {
         let (whole, key) = {
             let folder = tempfile::tempdir().unwrap();
             let mut writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
@@ -262,16 +263,21 @@ mod tests {
             (fs::read(path(folder.path(), 1)).unwrap(), fs::read(folder.path().join(KEY_FILE)).unwrap())
         };
         let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
+        // The first line, that of the opening, is signed, and of those that were written together the last.
+        let kept = |torn: &[u8]| match lines(torn) {
+            2 => 1,
+            other => other,
+        };
         for cut in 0..=whole.len() {
             let folder = tempfile::tempdir().unwrap();
-            // The same key: what was written stays valid, and what it did not sign before it does now.
+            // The same key: what was signed stays valid.
             fs::write(folder.path().join(KEY_FILE), &key).unwrap();
             let torn = whole.get(..cut).unwrap();
             fs::write(path(folder.path(), 1), torn).unwrap();
             let writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
-            assert_eq!(writer.next, lines(torn) as u64 + 2, "cut at {cut}");
+            assert_eq!(writer.next, kept(torn) as u64 + 2, "cut at {cut}");
             let text = fs::read(path(folder.path(), 1)).unwrap();
-            assert_eq!(lines(&text), lines(torn) + 1, "cut at {cut}");
+            assert_eq!(lines(&text), kept(torn) + 1, "cut at {cut}");
             let report = verify(folder.path(), &AuditPeriod::default(), None).unwrap();
             assert_eq!(report.entries, lines(&text) as u64);
         }

@@ -106,7 +106,12 @@ impl Journal {
     /// Opens or creates the file. One that cannot be read is kept aside, and a new one begun: with another name this gateway
     /// takes nothing of what it was granted under the old one. An error where no file can be written.
     pub(super) fn open(path: &Path, now: i64) -> Result<(Self, Recovered), JournalError> {
-        let damaged = match Self::open_file(path, now) {
+        Self::open_with(path, now, MAX_LOG_BYTES)
+    }
+
+    /// The same with a log of so many bytes.
+    fn open_with(path: &Path, now: i64, log_bytes: usize) -> Result<(Self, Recovered), JournalError> {
+        let damaged = match Self::open_file(path, now, log_bytes) {
             Err(JournalError { is_damaged: true, message }) => message,
             opened => return opened,
         };
@@ -119,10 +124,10 @@ impl Journal {
             name.push(suffix);
             let _ = std::fs::remove_file(name);
         }
-        Self::open_file(path, now)
+        Self::open_file(path, now, log_bytes)
     }
 
-    fn open_file(path: &Path, now: i64) -> Result<(Self, Recovered), JournalError> {
+    fn open_file(path: &Path, now: i64, log_bytes: usize) -> Result<(Self, Recovered), JournalError> {
         let mut connection = Connection::open(path)?;
         // A gateway that ended a moment ago may still have it, and one that runs keeps it: two would spend one grant twice.
         connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -157,13 +162,18 @@ impl Journal {
         let recovered = recover(&mut connection, now)?;
         let (sender, receiver) = mpsc::channel();
         let write = move || {
-            if let Err(error) = run(&connection, &receiver) {
+            if let Err(error) = run(&connection, &receiver, log_bytes) {
                 tracing::error!("{error}");
             }
         };
         let thread = std::thread::Builder::new().name("budgets".to_owned());
         thread.spawn(write).map_err(|error| JournalError::new(&error))?;
         Ok((Self { sender }, recovered))
+    }
+
+    /// Brings the log into the tables, for a release before this one, which reads these alone.
+    pub(super) async fn fold(&self) {
+        let _ = self.write(Vec::new()).await;
     }
 
     /// Writes entries; whoever awaits the answer knows that they are on the disk.
@@ -265,16 +275,23 @@ fn period(name: &str) -> Option<BudgetPeriod> {
     RETENTION_SECONDS.into_iter().map(|(per, _)| per).find(|per| per.as_str() == name)
 }
 
-fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), JournalError> {
+fn run(
+    connection: &Connection,
+    receiver: &Receiver<Waiting>,
+    max_log_bytes: usize,
+) -> Result<(), JournalError> {
     let mut statements = Statements::prepare(connection)?;
     let mut backlog = Backlog::default();
     let mut log_bytes = 0;
     let mut expiry_due = Instant::now() + EXPIRY_INTERVAL;
     while let Ok((mut entries, first)) = receiver.recv() {
+        // Nothing to write is a wish to have all in the tables.
+        let mut is_fold_due = entries.is_empty();
         let mut done = vec![first];
         while done.len() < MAX_GROUP
             && let Ok((more, waiting)) = receiver.try_recv()
         {
+            is_fold_due |= more.is_empty();
             entries.extend(more);
             done.push(waiting);
         }
@@ -286,16 +303,16 @@ fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), Jour
             }
             Err(error) => tracing::error!("{error}"),
         }
-        for waiting in done {
-            // A request that was cancelled needs no word of it.
-            let _ = waiting.send(result.clone().map(|_| ()));
-        }
-        if log_bytes >= MAX_LOG_BYTES {
+        if is_fold_due || log_bytes >= max_log_bytes {
             // Where it fails, the log has it still.
             match fold(connection, &mut statements, &mut backlog) {
                 Ok(()) => log_bytes = 0,
                 Err(error) => tracing::error!("{error}"),
             }
+        }
+        for waiting in done {
+            // A request that was cancelled needs no word of it.
+            let _ = waiting.send(result.clone().map(|_| ()));
         }
         if expiry_due <= Instant::now() {
             expiry_due = Instant::now() + EXPIRY_INTERVAL;
@@ -304,7 +321,6 @@ fn run(connection: &Connection, receiver: &Receiver<Waiting>) -> Result<(), Jour
             }
         }
     }
-    // A release before this one reads the tables alone.
     fold(connection, &mut statements, &mut backlog)
 }
 
@@ -402,7 +418,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_log_that_is_cut_anywhere_is_what_was_written() {
+    async fn a_journal_whose_process_is_killed_is_what_was_written() {
         const NOW: i64 = 1_800_000_000;
         let folder = tempfile::tempdir().unwrap();
         let mut path = folder.path().join("budgets.db");
@@ -410,7 +426,8 @@ mod tests {
         let (mut used, mut open) = (HashMap::<AccountKey, u64>::new(), HashMap::<(u64, i64), u64>::new());
         let random = &mut rand::rng();
         for round in 0..20 {
-            let (journal, recovered) = Journal::open(&path, NOW).unwrap();
+            // Most of them go into the tables, and the last are in the log.
+            let (journal, recovered) = Journal::open_with(&path, NOW, 1 << 11).unwrap();
             // What ran when the process was killed used all that it might.
             for ((_, window), tokens) in open.drain() {
                 *used.entry(account(window)).or_default() += tokens;

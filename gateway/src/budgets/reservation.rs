@@ -27,6 +27,8 @@ pub(crate) struct Reservation {
     noted: Usage,
     /// Whether its prompt is that of another answer to the same request, which counts it.
     repeats_prompt: bool,
+    /// Whether it counts as a request, and nothing of an answer.
+    is_request_alone: bool,
 }
 
 /// A hold of a Budget, given back when it is dropped.
@@ -92,6 +94,7 @@ impl Reservation {
             prompt_bound,
             noted: Usage::default(),
             repeats_prompt: false,
+            is_request_alone: false,
         }
     }
 
@@ -183,11 +186,20 @@ impl Reservation {
         }
     }
 
+    /// Settles a request whose answer other requests make, which count all but itself.
+    pub(crate) async fn settle_request(mut self) {
+        self.is_request_alone = true;
+        if let Some(written) = self.close() {
+            // The thread that writes logs why it could not.
+            let _ = written.await;
+        }
+    }
+
     fn close(&mut self) -> Option<impl Future<Output = Result<(), GatewayError>> + use<>> {
         let Usage { prompt_tokens, completion_tokens, cached_tokens } = self.noted;
         let (prompt, cached, answer) =
             (prompt_tokens.into(), cached_tokens.into(), u64::from(completion_tokens));
-        let is_used = prompt + answer > 0;
+        let is_used = prompt + answer > 0 || self.is_request_alone;
         let counted_prompt = if self.repeats_prompt { 0 } else { prompt };
         let attempt = self.attempt.take();
         let money = attempt.as_ref().map_or(0, |attempt| attempt.price.of(prompt, cached, answer).nanos);

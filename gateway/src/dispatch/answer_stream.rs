@@ -1,9 +1,9 @@
-//! The stream of an answer: of an engine, of a provider, or of a run of a Pipeline, which comes at once. A provider never resumes an answer and none of its answers is
-//! resumed: once a byte was sent, another one would go on with another answer.
+//! The stream of an answer: of an engine, of a provider, or of a run of a Pipeline, which comes at once. A provider never
+//! resumes an answer and none of its answers is resumed: once a byte was sent, another one would go on with another answer.
 
 use std::pin::pin;
 
-use russet_wire::event::GenerationEvent;
+use russet_wire::event::{GenerationEvent, Usage};
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::Deadline;
@@ -40,6 +40,14 @@ impl AnswerStream {
             Self::Provider(answer) => answer.emitted,
             // Its steps count them.
             Self::Pipeline(_) => 0,
+        }
+    }
+
+    /// What of a usage is to be counted: the steps of a run have counted theirs.
+    pub(super) fn counted(&self, usage: Usage) -> Usage {
+        match self {
+            Self::Engine(_) | Self::Provider(_) => usage,
+            Self::Pipeline(_) => Usage::default(),
         }
     }
 

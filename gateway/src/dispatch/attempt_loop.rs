@@ -4,6 +4,7 @@
 //! ```text
 //! ┌─▶ set_remaining_time ─▶ latest_table ─▶ choose ─▶ Refuse ─▶ error
 //! ├──────── busy or failed ───────────────────┼─▶ Leave ─▶ try_provider ─▶ first text
+//! │                                           ├─▶ Run ─▶ run_pipeline ─▶ all of its text
 //! │                                           ├─▶ Try ─▶ try_endpoint ─▶ first text
 //! ├──────── busy or lost: backoff ────────────┼──────────────┘
 //! │                                           └─▶ Wait ─▶ hold_deadline ─▶ hold ─▶ wait_for_change

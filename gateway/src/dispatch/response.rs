@@ -68,9 +68,10 @@ impl ResponseStream {
             loop {
                 let error = match event {
                     Ok(GenerationEvent::Finished { reason, usage }) => {
-                        tracker.finished(usage);
-                        request.recorder().finished(Some(reason), usage);
-                        request.settle(usage).await;
+                        let counted = stream.counted(usage);
+                        tracker.finished(counted);
+                        request.recorder().finished(Some(reason), counted);
+                        request.settle(counted).await;
                         stream.finish();
                         yield Ok(GenerationEvent::Finished { reason, usage });
                         return;
@@ -90,7 +91,9 @@ impl ResponseStream {
                         GatewayError::new(ErrorKind::Overloaded, message)
                     }
                     Err(AttemptError::Lost { message, .. }) => match stream {
-                        AnswerStream::Provider(_) | AnswerStream::Pipeline(_) => GatewayError::new(ErrorKind::ProviderFailed, message),
+                        AnswerStream::Provider(_) | AnswerStream::Pipeline(_) => {
+                            GatewayError::new(ErrorKind::ProviderFailed, message)
+                        }
                         AnswerStream::Engine(lost) => {
                             // It is large and seldom there: not a part of every response.
                             let resumed = dispatcher.resume(&mut request, lost, message, &mut tracker);

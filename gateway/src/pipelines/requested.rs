@@ -1,8 +1,10 @@
 //! Runs of Pipelines that requests ask for, by a ModelRoute that has a Pipeline as a target. Each is a PipelineRun like any
-//! other, as the holder of the caller's key, and is deleted where its client leaves before its end. Not here: which requests
+//! other, as the holder of the caller's key. It is deleted where nobody waits for it any more before its end: its client left,
+//! or the gateway ended. The text of the request is in the memory and the store of the gateway alone. Not here: which requests
 //! those are, see `dispatch`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -12,35 +14,48 @@ use russet_crds::{
     LocalReference, ParameterType, ParameterValue, PipelineRun, PipelineRunSpec, PipelineSpec, Zone, names,
 };
 use russet_wire::event::Usage;
+use sha2::Digest as _;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::PipelineObjects;
 use super::record::RunRecord;
+use super::{PipelineObjects, RunName, full_name, is_over};
 use crate::api_timeout::{WriteError, with_timeout};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::providers::Closed;
 use crate::response_store::ResponseStore;
 use crate::routes::PipelineTarget;
 
 /// How long a run stays that a request asked for: somebody may want to know what it did.
-const TTL_SECONDS: u32 = 3600;
+const TTL_SECONDS: u32 = 600;
+/// Runs of requests that a gateway has at once, those that stay for a while included.
+const MAX_RUNS: usize = 1000;
 /// Characters of the Pipeline's name in that of a run, which ends with a random number.
 const MAX_NAME_PREFIX: usize = 50;
-/// Longest text of a parameter.
-const MAX_PARAMETER_CHARS: usize = 65_536;
+/// Longest text of a request.
+const MAX_TEXT_CHARS: usize = 65_536;
 
 /// The runs that requests of this gateway wait for.
 pub(crate) struct RequestedRuns {
-    client: Client,
-    store: Arc<ResponseStore>,
+    pub(super) client: Client,
+    pub(super) store: Arc<ResponseStore>,
     pub(super) objects: watch::Sender<Arc<PipelineObjects>>,
     /// The name of this gateway in `status.runner`, once it runs Pipelines.
     pub(super) gateway: OnceLock<String>,
-    waiting: Mutex<HashMap<RunName, oneshot::Sender<Result<RunAnswer, String>>>>,
+    waiting: Mutex<HashMap<RunName, WaitingRequest>>,
+    /// Runs of requests that exist.
+    count: AtomicUsize,
+    is_closed: AtomicBool,
 }
 
-/// Namespace and name.
-type RunName = (String, String);
+/// A request that waits for a run.
+struct WaitingRequest {
+    /// What the run is given.
+    text: String,
+    /// Whether the object was there.
+    is_seen: bool,
+    done: oneshot::Sender<Result<RunAnswer, String>>,
+}
 
 /// What a run made of a request.
 #[derive(Debug)]
@@ -64,26 +79,44 @@ pub(crate) struct RequestedRun {
 /// How far the object of a run is.
 enum Creation {
     Pending(JoinHandle<Result<PipelineRun, WriteError>>),
-    Created(PipelineRun),
+    Created(Box<PipelineRun>),
+    /// If it is there all the same, the controller finds nobody who waits for it.
     Failed,
 }
 
 impl RequestedRuns {
     pub(crate) fn new(client: Client, store: Arc<ResponseStore>) -> Self {
-        let (objects, gateway, waiting) = (watch::Sender::default(), OnceLock::new(), Mutex::default());
-        Self { client, store, objects, gateway, waiting }
+        Self {
+            client,
+            store,
+            objects: watch::Sender::default(),
+            gateway: OnceLock::new(),
+            waiting: Mutex::default(),
+            count: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        }
     }
 
     /// Why no request can start a run of a Pipeline, if so.
-    pub(crate) fn refusal(&self, target: PipelineTarget<'_>) -> Option<String> {
+    pub(crate) fn refusal(&self, target: PipelineTarget<'_>) -> Option<Closed> {
+        let not_ready = |why: &str| Some(Closed { why: why.to_owned(), kind: ErrorKind::ModelNotReady });
+        if self.is_closed.load(Ordering::Acquire) {
+            return not_ready("the gateway shuts down");
+        }
         let objects = self.objects.borrow();
         if !objects.listed || self.gateway.get().is_none() {
-            return Some("the gateway has not listed the Pipelines yet".to_owned());
+            return not_ready("the gateway has not listed the Pipelines yet");
+        }
+        let count = self.count.load(Ordering::Relaxed).max(self.waiting.lock().len());
+        if count >= MAX_RUNS {
+            return Some(Closed::busy(format!(
+                "the gateway has {count} runs of requests, {MAX_RUNS} at most"
+            )));
         }
         let key = (target.namespace.to_owned(), target.name.to_owned());
         match objects.pipelines.get(&key) {
-            Some(pipeline) => unfit(&pipeline.spec, target.parameter),
-            None => Some("it does not exist".to_owned()),
+            Some(pipeline) => unfit(&pipeline.spec, target.parameter).and_then(|why| not_ready(&why)),
+            None => not_ready("it does not exist"),
         }
     }
 
@@ -96,14 +129,15 @@ impl RequestedRuns {
         zone: Zone,
     ) -> Result<RequestedRun, GatewayError> {
         let prefix: String = target.name.chars().take(MAX_NAME_PREFIX).collect();
-        let name = format!("{prefix}-{:08x}", rand::random::<u32>());
+        // Before a hyphen no name has a dot.
+        let name = format!("{}-{:08x}", prefix.trim_end_matches(['.', '-']), rand::random::<u32>());
         let spec = PipelineRunSpec {
             pipeline_ref: LocalReference::new(target.name),
             key_ref: key.map(LocalReference::new),
             parameters: vec![ParameterValue {
                 name: target.parameter.to_owned(),
-                value: text.to_owned(),
-                sha256: None,
+                value: String::new(),
+                sha256: Some(digest(text)),
             }],
             zone: Some(zone),
             ttl_seconds_after_finished: Some(TTL_SECONDS),
@@ -118,7 +152,8 @@ impl RequestedRuns {
         ]));
         let name = (target.namespace.to_owned(), name);
         let (done, answer) = oneshot::channel();
-        self.waiting.lock().insert(name.clone(), done);
+        let waiting = WaitingRequest { text: text.to_owned(), is_seen: false, done };
+        self.waiting.lock().insert(name.clone(), waiting);
         let api: Api<PipelineRun> = Api::namespaced(self.client.clone(), target.namespace);
         let creating = async move { with_timeout(api.create(&PostParams::default(), &run)).await };
         let created = Creation::Pending(tokio::spawn(creating));
@@ -131,15 +166,58 @@ impl RequestedRuns {
         Ok(requested)
     }
 
-    /// Whether a request waits for this run.
-    pub(super) fn has(&self, name: &RunName) -> bool {
-        self.waiting.lock().contains_key(name)
+    /// The text of the request that waits for this run, if it has this digest.
+    pub(super) fn text(&self, run: &PipelineRun, sha256: &str) -> Option<String> {
+        let waiting = self.waiting.lock();
+        let text = &waiting.get(&full_name(run))?.text;
+        (digest(text) == sha256).then(|| text.clone())
+    }
+
+    /// Whether this run was made for a request of this gateway that waits for it no longer, and has not ended.
+    pub(super) fn is_abandoned(&self, run: &PipelineRun) -> bool {
+        // Who raises the attempt wants it for itself.
+        self.is_own(run)
+            && run.spec.attempt <= 1
+            && !is_over(run)
+            && !self.waiting.lock().contains_key(&full_name(run))
+    }
+
+    fn is_own(&self, run: &PipelineRun) -> bool {
+        let by = run.labels().get(names::LABEL_GATEWAY);
+        names::is_managed_by_gateway(&run.metadata) && by.is_some() && by == self.gateway.get()
+    }
+
+    /// Takes over which runs exist: nobody waits for one that was deleted, or that another gateway runs.
+    pub(super) fn observe<'r>(
+        &self,
+        all: impl Iterator<Item = &'r PipelineRun>,
+        is_of_another: impl Fn(&PipelineRun) -> bool,
+    ) {
+        let (mut existing, mut lost) = (HashSet::new(), Vec::new());
+        for run in all.filter(|run| self.is_own(run)) {
+            let name = full_name(run);
+            if is_of_another(run) {
+                lost.push((name.clone(), "another gateway runs it now"));
+            }
+            existing.insert(name);
+        }
+        self.count.store(existing.len(), Ordering::Relaxed);
+        for (name, waiting) in self.waiting.lock().iter_mut() {
+            if existing.contains(name) {
+                waiting.is_seen = true;
+            } else if waiting.is_seen {
+                lost.push((name.clone(), "it was deleted"));
+            }
+        }
+        for (name, why) in lost {
+            self.tell(&name, Err(why.to_owned()));
+        }
     }
 
     /// A run is at its end: whoever waits for it has its answer.
     pub(super) async fn ended(&self, record: &RunRecord) {
         let name = (record.namespace.clone(), record.name.clone());
-        if !self.has(&name) {
+        if !self.waiting.lock().contains_key(&name) {
             return;
         }
         let answer = match &record.failure {
@@ -149,15 +227,24 @@ impl RequestedRuns {
         self.tell(&name, answer);
     }
 
-    /// A run cannot start, and nobody waits for it any more.
-    pub(super) fn refused(&self, name: &RunName, why: &str) {
-        self.tell(name, Err(why.to_owned()));
+    /// A run cannot start: whoever waits for it is told why.
+    pub(super) fn refused(&self, run: &PipelineRun, why: &str) {
+        self.tell(&full_name(run), Err(why.to_owned()));
+    }
+
+    /// No run goes on, because the gateway shuts down.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        let names: Vec<RunName> = self.waiting.lock().keys().cloned().collect();
+        for name in names {
+            self.tell(&name, Err("the gateway shuts down".to_owned()));
+        }
     }
 
     fn tell(&self, name: &RunName, answer: Result<RunAnswer, String>) {
         if let Some(waiting) = self.waiting.lock().remove(name) {
             // A client that has just left needs none.
-            let _ = waiting.send(answer);
+            let _ = waiting.done.send(answer);
         }
     }
 
@@ -181,6 +268,23 @@ impl RequestedRuns {
             },
         })
     }
+
+    /// Deletes exactly this run.
+    pub(super) async fn delete(client: Client, run: &PipelineRun) {
+        let (namespace, name) = full_name(run);
+        let api: Api<PipelineRun> = Api::namespaced(client, &namespace);
+        let preconditions = Some(Preconditions { uid: run.uid(), resource_version: None });
+        let exactly = DeleteParams { preconditions, ..DeleteParams::default() };
+        if let Err(error) = with_timeout(api.delete(&name, &exactly)).await
+            && error.code() != Some(404)
+        {
+            tracing::warn!(namespace, run = name, "a run that nobody waits for stays: {}", error.cause);
+        }
+    }
+}
+
+fn digest(text: &str) -> String {
+    hex::encode(sha2::Sha256::digest(text))
 }
 
 /// Why a Pipeline cannot run with one text in this parameter, if so.
@@ -199,10 +303,9 @@ fn unfit(pipeline: &PipelineSpec, parameter: &str) -> Option<String> {
 /// Why a text cannot be that of a parameter, if so.
 pub(crate) fn unfit_text(text: &str) -> Option<String> {
     let count = text.chars().count();
-    let is_long = count > MAX_PARAMETER_CHARS;
-    is_long.then(|| {
-        format!("the last message has {count} characters, and a parameter at most {MAX_PARAMETER_CHARS}")
-    })
+    let is_long = count > MAX_TEXT_CHARS;
+    is_long
+        .then(|| format!("the last message has {count} characters, and a parameter at most {MAX_TEXT_CHARS}"))
 }
 
 impl RequestedRun {
@@ -210,7 +313,7 @@ impl RequestedRun {
     async fn created(&mut self) -> Result<(), String> {
         let Creation::Pending(creating) = &mut self.created else { return Ok(()) };
         let (created, result) = match creating.await {
-            Ok(Ok(run)) => (Creation::Created(run), Ok(())),
+            Ok(Ok(run)) => (Creation::Created(Box::new(run)), Ok(())),
             Ok(Err(error)) => (Creation::Failed, Err(error.cause)),
             Err(error) => (Creation::Failed, Err(error.to_string())),
         };
@@ -232,25 +335,19 @@ impl Drop for RequestedRun {
             return;
         }
         self.runs.waiting.lock().remove(&self.name);
+        // At once; the controller would find it later.
         let created = std::mem::replace(&mut self.created, Creation::Failed);
-        let api: Api<PipelineRun> = Api::namespaced(self.runs.client.clone(), &self.name.0);
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (client, runtime) = (self.runs.client.clone(), tokio::runtime::Handle::try_current());
+        let Ok(runtime) = runtime else { return };
         runtime.spawn(async move {
-            let run = match created {
-                Creation::Created(run) => run,
-                Creation::Pending(creating) => match creating.await {
-                    Ok(Ok(run)) => run,
-                    _ => return,
-                },
-                Creation::Failed => return,
-            };
-            let preconditions = Some(Preconditions { uid: run.uid(), resource_version: None });
-            let exactly = DeleteParams { preconditions, ..DeleteParams::default() };
-            let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
-            if let Err(error) = with_timeout(api.delete(&name, &exactly)).await
-                && error.code() != Some(404)
-            {
-                tracing::warn!(namespace, run = name, "a run whose client left stays: {}", error.cause);
+            match created {
+                Creation::Created(run) => RequestedRuns::delete(client, &run).await,
+                Creation::Pending(creating) => {
+                    if let Ok(Ok(run)) = creating.await {
+                        RequestedRuns::delete(client, &run).await;
+                    }
+                }
+                Creation::Failed => {}
             }
         });
     }
@@ -282,7 +379,7 @@ mod tests {
             assert_eq!(found.is_some(), why.is_some(), "{found:?}");
             assert!(found.unwrap_or_default().contains(why.unwrap_or_default()), "{why:?}");
         }
-        assert_eq!(unfit_text(&"é".repeat(MAX_PARAMETER_CHARS)), None);
-        assert!(unfit_text(&"é".repeat(MAX_PARAMETER_CHARS + 1)).is_some());
+        assert_eq!(unfit_text(&"é".repeat(MAX_TEXT_CHARS)), None);
+        assert!(unfit_text(&"é".repeat(MAX_TEXT_CHARS + 1)).is_some());
     }
 }

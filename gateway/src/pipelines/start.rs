@@ -165,7 +165,13 @@ async fn parameters(
                 String::from_utf8(bytes)
                     .map_err(|_| never(format!("parameter {name}: file {value} is no text in UTF-8")))?
             }
-            _ => value.clone(),
+            _ => match given.and_then(|given| given.sha256.as_ref()).filter(|_| value.is_empty()) {
+                // Of a request, whose text only its gateway has.
+                Some(sha256) => context.requested.text(run, sha256).ok_or_else(|| {
+                    never(format!("the parameter {name} is of a request that nobody waits for any more"))
+                })?,
+                None => value.clone(),
+            },
         };
         let (made, artifact) = ArtifactRef::of(text.into_bytes(), false);
         parameters.insert(name.clone(), made);

@@ -110,6 +110,11 @@ impl Recorder {
         self.request.as_ref().is_some_and(|request| request.0.record.lock().step.is_some())
     }
 
+    /// Whether the request asks for several responses.
+    pub(crate) fn is_one_of_several(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.0.record.lock().responses > 1)
+    }
+
     /// Writes what an engine computes for it, until after the response.
     pub(crate) fn of_engine(&self) -> EngineRecorder {
         EngineRecorder(self.request.clone())

@@ -127,8 +127,8 @@ impl KubernetesControlPlane {
             &format!(
                 "--set=operator.metrics.port={metrics},gateway.port={gateway},gateway.metrics.port={health}"
             ),
-            // It keeps responses and batches, as the gateways of the other control planes do.
-            "--set=gateway.replicas=1,gateway.responsesStore.enabled=true",
+            // It keeps responses and batches and writes an audit log, as the gateways of the other control planes do.
+            "--set=gateway.replicas=1,gateway.responsesStore.enabled=true,gateway.auditLog.enabled=true",
         ])
         .await?;
         Ok(())

@@ -23,6 +23,9 @@ impl AttemptLoop<'_> {
             let why = "a step of a Pipeline starts no run of another one";
             return Some(Closed { why: why.to_owned(), kind: ErrorKind::ModelForbidden });
         }
+        if self.request.recorder.is_one_of_several() {
+            return invalid("a run makes one answer, and the request asks for several".to_owned());
+        }
         if let Some(requirement) = requirement(&self.request.request) {
             return invalid(format!("a run has no place for what the request asks for: {requirement}"));
         }
@@ -46,7 +49,7 @@ impl AttemptLoop<'_> {
             let why = "this gateway runs no Pipelines, because it has no store (--responses-store)";
             return Some(not_ready(why.to_owned()));
         };
-        runs.refusal(target).map(not_ready)
+        runs.refusal(target)
     }
 
     /// Starts a run and waits for its answer. There is no other target after that: what a run did may have had effects.
@@ -55,8 +58,10 @@ impl AttemptLoop<'_> {
         let (Some(runs), Some(text)) = (&self.dispatcher.pipelines, last_text(&self.request.request)) else {
             return Err(GatewayError::new(ErrorKind::Internal, "a request without text starts no run"));
         };
-        // Its steps are requests of their own, which Budgets count.
-        drop(self.request.reservation.take());
+        // Its steps are requests of their own, whose tokens Budgets count.
+        if let Some(reservation) = self.request.reservation.take() {
+            reservation.settle_request().await;
+        }
         let key = self.request.caller.key_names().map(|(_, name)| name);
         let mut run = runs.start(target, text, key, limit.zone()).await?;
         let (namespace, name) = &run.name;
@@ -108,6 +113,8 @@ fn requirement(request: &GenerationRequest) -> Option<&'static str> {
         (request.logprobs.is_some(), "log-probabilities"),
         (!request.stop.is_empty() || !request.stop_token_ids.is_empty(), "texts that end the answer"),
         (request.ignore_eos, "an answer that does not end"),
+        (request.truncate_prompt_tokens.is_some(), "a prompt that is cut"),
+        (request.thinking_budget.is_some(), "a budget of thinking"),
     ];
     requirements.into_iter().find(|(wanted, _)| *wanted).map(|(_, requirement)| requirement)
 }

@@ -77,10 +77,11 @@ async fn a_run_answers_requests_of_a_route() {
     assert_eq!(body["usage"]["completion_tokens"], 6, "of both steps");
     let run = lab.only_run();
     let spec = json!({
-        "pipelineRef": {"name": "brief"}, "parameters": [{"name": "topic", "value": "green tea"}], "zone": "Local",
-        "ttlSecondsAfterFinished": 3600, "attempt": 1,
+        "pipelineRef": {"name": "brief"}, "zone": "Local",
+        "parameters": [{"name": "topic", "value": "", "sha256": hex::encode(sha2::Sha256::digest("green tea"))}],
+        "ttlSecondsAfterFinished": 600, "attempt": 1,
     });
-    assert_eq!(run["spec"], spec, "no farther than the route lets a request go");
+    assert_eq!(run["spec"], spec, "no farther than the route lets a request go, and without its text");
     assert_eq!(run["metadata"]["labels"]["russet.dev/managed-by"], "gateway");
     assert_eq!(run["metadata"]["labels"]["russet.dev/gateway"], run["status"]["runner"]);
     // It stays for whoever wants to know, and its client is told which it was.
@@ -112,6 +113,8 @@ async fn a_run_answers_requests_of_a_route() {
     };
     assert_eq!((tokens("m"), tokens("writer")), ((7 * 6, 3 * 6), (0, 0)));
     assert_eq!(used.totals[&vec!["m".to_owned()]].requests, 6);
+    let log = std::fs::read_to_string(audit.join("audit-00000001.log")).unwrap();
+    assert!(log.contains(&format!(r#""run":"default/{name}""#)), "the entry of a request names its run");
 }
 
 #[tokio::test]
@@ -128,6 +131,7 @@ async fn what_no_run_can_answer_is_refused() {
         ("response_format", json!({"type": "json_object"}), "a schema of the answer"),
         ("stop", json!(["x"]), "texts that end the answer"),
         ("logprobs", json!(true), "log-probabilities"),
+        ("n", json!(2), "the request asks for several"),
     ] {
         let mut body = says("green tea");
         body[field] = value;
@@ -182,38 +186,87 @@ async fn what_no_run_can_answer_is_refused() {
     gateway.await.unwrap();
 }
 
-#[tokio::test]
-async fn a_run_goes_with_the_client_that_leaves() {
-    let hangs = |_: &russet_rpc::engine::GenerateRequest| vec![started(), ScriptStep::Hang];
-    let lab = PipelineLab::start(hangs, accept).await;
+/// A gateway at which a request waits for a run whose first step hangs: the request, and the name of the run.
+async fn waiting(lab: &PipelineLab) -> (tokio::task::JoinHandle<reqwest::Result<reqwest::Response>>, String) {
     lab.object("Pipeline", "brief", brief("Local"));
     lab.route("brief");
-    let (gateway, stop) = lab.gateway();
-    let running = async {
+    let begun = async {
         loop {
-            // The gateway may not have seen the route yet.
-            let ask = lab.ask("/v1/chat/completions", says("tea")).send();
-            if tokio::time::timeout(Duration::from_secs(1), ask).await.is_err() {
-                return;
+            let ask = tokio::spawn(lab.ask("/v1/chat/completions", says("tea")).send());
+            while !ask.is_finished() {
+                if let Some(name) = lab.objects.names("pipelineruns").first() {
+                    return (ask, name.clone());
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
+            // The gateway has not seen the route yet.
         }
     };
-    tokio::time::timeout(TEST_TIMEOUT, running).await.expect("a request waits for its run");
-    let deleted = async {
-        while !lab
-            .objects
-            .writes
-            .lock()
-            .unwrap()
-            .iter()
-            .any(|write| write.starts_with("delete pipelineruns brief-"))
-        {
+    tokio::time::timeout(TEST_TIMEOUT, begun).await.expect("a request waits for its run")
+}
+
+fn hangs(_: &russet_rpc::engine::GenerateRequest) -> Vec<ScriptStep> {
+    vec![started(), ScriptStep::Hang]
+}
+
+async fn no_runs(lab: &PipelineLab) {
+    let gone = async {
+        while !lab.objects.names("pipelineruns").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(TEST_TIMEOUT, deleted).await.expect("the run of a client that left is deleted");
+    tokio::time::timeout(TEST_TIMEOUT, gone).await.expect("a run that nobody waits for is deleted");
     lab.engine.running(0).await;
-    assert_eq!(lab.objects.names("pipelineruns"), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_run_goes_with_the_client_that_leaves() {
+    let lab = PipelineLab::start(hangs, accept).await;
+    let (gateway, stop) = lab.gateway();
+    let (ask, _) = waiting(&lab).await;
+    ask.abort();
+    no_runs(&lab).await;
+    stop.cancel();
+    gateway.await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_run_that_is_gone_is_told() {
+    let lab = PipelineLab::start(hangs, accept).await;
+    let (gateway, stop) = lab.gateway();
+    let said = async |ask: tokio::task::JoinHandle<reqwest::Result<reqwest::Response>>| {
+        let response = tokio::time::timeout(TEST_TIMEOUT, ask).await.expect("it is told").unwrap().unwrap();
+        let status = response.status();
+        let body: Value = response.json().await.unwrap();
+        (status.as_u16(), body["error"]["message"].as_str().unwrap_or_default().to_owned())
+    };
+    // Somebody deletes it.
+    let (ask, name) = waiting(&lab).await;
+    lab.status(&name, |status| status["runner"].is_string()).await;
+    lab.objects.delete("pipelineruns", &name);
+    let (status, message) = said(ask).await;
+    assert!(status == 502 && message.ends_with("failed: it was deleted"), "{message}");
+    lab.engine.running(0).await;
+    // Another gateway takes it over.
+    let (ask, name) = waiting(&lab).await;
+    lab.status(&name, |status| status["runner"].is_string()).await;
+    let mut run = lab.objects.get("pipelineruns", &name).unwrap();
+    run["status"]["runner"] = json!("another");
+    run["metadata"]["resourceVersion"] = json!("1000");
+    lab.objects.apply("pipelineruns", run);
+    let (status, message) = said(ask).await;
+    assert!(status == 502 && message.ends_with("failed: another gateway runs it now"), "{message}");
+    lab.objects.delete("pipelineruns", &name);
+    lab.engine.running(0).await;
+    // The gateway ends, and one that starts again does not go on with what nobody waits for.
+    let (ask, name) = waiting(&lab).await;
+    lab.status(&name, |status| status["runner"].is_string()).await;
+    stop.cancel();
+    let (status, message) = said(ask).await;
+    assert!(status >= 500 && message.contains("shut"), "{status} {message}");
+    gateway.await.unwrap();
+    let (gateway, stop) = lab.gateway();
+    no_runs(&lab).await;
     stop.cancel();
     gateway.await.unwrap();
 }
