@@ -3,6 +3,7 @@
 
 use std::pin::pin;
 
+use russet_crds::Money;
 use russet_wire::event::GenerationEvent;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +36,14 @@ impl AnswerStream {
         match self {
             Self::Engine(stream) => stream.emitted.len(),
             Self::Provider(answer) => answer.emitted,
+        }
+    }
+
+    /// What a provider says that the answer cost.
+    pub(super) fn reported_cost(&self) -> Option<Money> {
+        match self {
+            Self::Engine(_) => None,
+            Self::Provider(answer) => answer.stream.reported_cost(),
         }
     }
 

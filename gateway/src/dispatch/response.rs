@@ -69,6 +69,7 @@ impl ResponseStream {
                 let error = match event {
                     Ok(GenerationEvent::Finished { reason, usage }) => {
                         tracker.finished(usage);
+                        request.recorder.reported_cost(stream.reported_cost());
                         request.recorder().finished(Some(reason), usage);
                         request.settle(usage).await;
                         stream.finish();
