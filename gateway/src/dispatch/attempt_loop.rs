@@ -44,6 +44,7 @@ use crate::metrics::RequestTracker;
 use crate::providers::Closed;
 use crate::request_log::{Recorder, SkippedTarget};
 use crate::routes::{Deployment, Endpoint, Provider, RouteTerms, RoutingTable};
+use crate::serving::Session;
 use first_text::{EngineProgress, FirstText, StreamAttempt};
 use hedge::Hedge;
 
@@ -309,7 +310,13 @@ impl<'a> AttemptLoop<'a> {
         let (scored, skipped) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         let GenerationRequest { prefix_marks: marks, max_tokens, .. } = &self.request.request;
         let prompt = RankedPrompt { marks, max_tokens: *max_tokens, session: self.request.session };
+        let conversation = self.request.facts().map(|facts| Session::of_conversation(facts.conversation));
         let quickest = |endpoints: Vec<&'t Endpoint>| {
+            // Replicas of one model may answer by turns; a conversation that two models answer by turns is of neither.
+            let is_of_several =
+                endpoints.windows(2).any(|two| matches!(two, [one, other] if one.model != other.model));
+            let session = prompt.session.or(conversation.filter(|_| is_of_several));
+            let prompt = RankedPrompt { session, ..prompt };
             let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
             let mut candidates = self.dispatcher.backends.ranked(ready, &prompt);
             candidates.sort_by_key(|one| self.dispatcher.overtaken.has(one.endpoint));
