@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use kube::Api;
 use kube::api::ListParams;
-use russet_crds::{InferenceNode, ModelProvider, Money, TokenPrice};
+use russet_crds::{InferenceNode, ModelPrice, ModelProvider, Money, TokenPrice};
 use russet_gateway::audit::{AuditPeriod, UsageField, usage};
 use russet_gateway::routes::Provider;
 
@@ -110,7 +110,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { since, until, by, against, against_price, folder, json, connection } = arguments;
     let elsewhere = match against {
         Some(named) => Some(price_of(&connection, &named).await?),
-        None => against_price,
+        None => against_price.map(ModelPrice::from),
     };
     let folder = match folder {
         Some(folder) => folder,
@@ -142,7 +142,7 @@ async fn ask_machines(connection: &Connection, since: Timestamp, until: Timestam
 }
 
 /// The price of a provider's model.
-async fn price_of(connection: &Connection, named: &str) -> Result<TokenPrice> {
+async fn price_of(connection: &Connection, named: &str) -> Result<ModelPrice> {
     let namespace = connection.namespace();
     let (name, model) = named.split_once('/').with_context(|| {
         format!("--against {named} names no model; write for example openrouter/qwen/qwen3-30b-a3b")
@@ -152,7 +152,8 @@ async fn price_of(connection: &Connection, named: &str) -> Result<TokenPrice> {
     let spec = provider.with_context(|| format!("there is no ModelProvider {namespace}/{name}"))?.spec;
     let provider =
         Provider { namespace: namespace.clone(), name: name.to_owned(), spec, ..Provider::default() };
-    match provider.known(model).and_then(|known| known.price_per_million_tokens) {
+    let has_price = provider.known(model).is_some_and(|known| known.price_per_million_tokens.is_some());
+    match provider.price(model).filter(|_| has_price) {
         Some(price) => Ok(price),
         None => bail!(
             "spec.models of ModelProvider {namespace}/{name} has no pricePerMillionTokens for {model:?}; write it there, or give \

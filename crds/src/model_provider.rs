@@ -105,6 +105,10 @@ pub struct ProviderModel {
     /// goes there whose Budget counts money.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_million_tokens: Option<TokenPrice>,
+    /// What each answer costs beside its tokens, such as `"0.005"`. Absent: nothing. In the zone Cloud it is no price without
+    /// that of the tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_per_request: Option<Money>,
 }
 
 /// What a million tokens cost.
@@ -128,6 +132,28 @@ impl TokenPrice {
             .for_tokens(prompt - cached)
             .plus(self.cached_input.unwrap_or(self.input).for_tokens(cached))
             .plus(self.output.for_tokens(answer))
+    }
+}
+
+/// What answers of a model cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelPrice {
+    /// What a million tokens cost.
+    pub tokens: TokenPrice,
+    /// What each answer costs beside its tokens.
+    pub request: Money,
+}
+
+impl ModelPrice {
+    /// What an answer costs that has so many tokens in its prompt, of which so many were cached, and so many of its own.
+    pub fn of(&self, prompt: u64, cached: u64, answer: u64) -> Money {
+        self.request.plus(self.tokens.of(prompt, cached, answer))
+    }
+}
+
+impl From<TokenPrice> for ModelPrice {
+    fn from(tokens: TokenPrice) -> Self {
+        Self { tokens, request: Money::ZERO }
     }
 }
 
@@ -168,8 +194,75 @@ pub struct ModelProviderStatus {
     /// When it last answered a request, to the minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answered: Option<Time>,
+    /// Models that gateways leave alone until a time that the provider named, or until it may have credits again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub pauses: Vec<ProviderPause>,
     /// Ready: the last request was answered, or none has gone there yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Models of a provider that are not asked until a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProviderPause {
+    /// Which models.
+    pub scope: PauseScope,
+    /// The model, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub model: Option<String>,
+    /// Why.
+    pub reason: PauseReason,
+    /// Until when.
+    pub until: Time,
+}
+
+impl ProviderPause {
+    /// Whether it is about this model, as the provider names it.
+    pub fn is_about(&self, model: &str) -> bool {
+        let is_free = model.ends_with(FREE_SUFFIX);
+        match self.scope {
+            PauseScope::Model => self.model.as_deref() == Some(model),
+            PauseScope::Free => is_free,
+            PauseScope::Paid => !is_free,
+            PauseScope::All => true,
+            PauseScope::Unknown => false,
+        }
+    }
+}
+
+/// The end of the names of models that cost nothing, as OpenRouter has it: such as `qwen/qwen3-8b:free`.
+pub const FREE_SUFFIX: &str = ":free";
+
+/// Which models of a provider are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PauseScope {
+    /// One.
+    Model,
+    /// Those whose names end with `:free`.
+    Free,
+    /// Those whose names do not.
+    Paid,
+    /// All.
+    All,
+    /// A value from a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// Why models of a provider are not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PauseReason {
+    /// The provider said that nothing of its rate limit remains.
+    RateLimited,
+    /// The provider wants to be paid first.
+    NoCredits,
+    /// A value from a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }

@@ -11,7 +11,9 @@ mod anthropic;
 mod circuit;
 mod client;
 mod openai;
+mod pauses;
 mod provider_stream;
+mod rate_limits;
 mod report;
 mod request;
 mod secrets;
@@ -22,8 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use parking_lot::Mutex;
+use russet_crds::{PauseReason, PauseScope, ProviderPause};
 use tokio::time::Instant;
 
 use crate::audit::AuditLog;
@@ -33,6 +35,7 @@ use crate::routes::Provider;
 use crate::zone_client::ZoneClients;
 use circuit::Circuit;
 pub(crate) use client::ProviderError;
+use pauses::{Moment, Pauses};
 pub(crate) use provider_stream::ProviderStream;
 use report::ProviderHealth;
 pub(crate) use report::report;
@@ -64,8 +67,10 @@ const MAX_CIRCUITS: usize = 10_000;
 /// Why a provider is not asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
-    /// For people.
+    /// For people, in the gateway's words.
     pub(crate) why: String,
+    /// What the provider said, which may quote a request.
+    pub(crate) said: Option<String>,
     /// What that makes of a request that nothing else answers.
     pub(crate) kind: ErrorKind,
 }
@@ -73,12 +78,42 @@ pub(crate) struct Closed {
 impl Closed {
     /// Closed because it has too much to do.
     pub(crate) fn busy(why: impl Into<String>) -> Self {
-        Self { why: why.into(), kind: ErrorKind::Overloaded }
+        Self::of(why, ErrorKind::Overloaded)
     }
 
     /// Closed for another reason than too many requests.
     pub(crate) fn for_good(why: impl Into<String>) -> Self {
-        Self { why: why.into(), kind: ErrorKind::ProviderFailed }
+        Self::of(why, ErrorKind::ProviderFailed)
+    }
+
+    /// Closed for a reason that makes this of a request.
+    pub(crate) fn of(why: impl Into<String>, kind: ErrorKind) -> Self {
+        Self { why: why.into(), said: None, kind }
+    }
+
+    /// All that is known.
+    pub(crate) fn message(&self) -> String {
+        let Self { why, said, kind: _ } = self;
+        said.as_ref().map_or_else(|| why.clone(), |said| format!("{why}: {said}"))
+    }
+
+    /// Closed until a time that the provider named.
+    fn paused(pause: &ProviderPause) -> Self {
+        let until = format!("{:.0}", pause.until.0);
+        let (models, are) = match pause.scope {
+            PauseScope::Model => ("this model", "is"),
+            PauseScope::Free => ("free models", "are"),
+            PauseScope::Paid => ("models that are not free", "are"),
+            PauseScope::All | PauseScope::Unknown => ("all of its models", "are"),
+        };
+        match pause.reason {
+            PauseReason::NoCredits => {
+                Self::for_good(format!("it has no credits, and {models} {are} left alone until {until}"))
+            }
+            PauseReason::RateLimited | PauseReason::Unknown => Self::busy(format!(
+                "nothing of its rate limit remains until {until}, and {models} {are} left alone until then"
+            )),
+        }
     }
 }
 
@@ -119,11 +154,28 @@ impl Providers {
 
     /// Why a model of a provider is not asked now, if it is not.
     pub(crate) fn closed(&self, provider: &Provider, model: &str) -> Option<Closed> {
+        let now = Instant::now();
+        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let pause = self
+            .health
+            .lock()
+            .get(&seen)
+            .and_then(|health| health.pauses.of(model, provider.generation, now).map(Closed::paused));
+        if pause.is_some() {
+            return pause;
+        }
         let circuits = self.circuits.lock();
         let circuit = circuits.get(&key(provider, model))?;
-        let left = circuit.open_for(Instant::now())?;
-        let why = format!("it is left alone for {} s: {}", left.as_secs().max(1), circuit.last_error());
-        Some(if circuit.is_busy() { Closed::busy(why) } else { Closed::for_good(why) })
+        let left = circuit.open_for(now)?;
+        let why = format!("it is left alone for {} s", left.as_secs().max(1));
+        let kind = if circuit.is_busy() { ErrorKind::Overloaded } else { ErrorKind::ProviderFailed };
+        Some(Closed { why, said: Some(circuit.last_error().to_owned()), kind })
+    }
+
+    /// Changes which models of the provider are left alone.
+    fn pause(&self, provider: &Provider, change: impl FnOnce(&mut Pauses, Option<i64>, Moment)) {
+        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        change(&mut self.health.lock().entry(seen).or_default().pauses, provider.generation, Moment::now());
     }
 
     /// One of the requests that the provider may have at once; none while it has as many as it may have.
@@ -141,7 +193,7 @@ impl Providers {
         let name = provider.full_name();
         self.metrics.provider_request(&name, outcome.as_str());
         let seen = (name.clone(), provider.spec.endpoint.clone());
-        self.health.lock().entry(seen).or_default().record(&name, outcome, Timestamp::now());
+        self.health.lock().entry(seen).or_default().record(&name, outcome, Moment::now().time);
         let mut circuits = self.circuits.lock();
         if circuits.len() >= MAX_CIRCUITS {
             circuits.clear();

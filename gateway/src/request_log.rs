@@ -27,7 +27,7 @@ use crate::request_id::RequestId;
 use record::OutsideAnswer;
 pub use record::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LimitsRecord, PipelineRecord,
-    ProviderRecord, RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart,
+    ProviderRecord, RequestEnd, RequestRecord, RouteRecord, RuleMismatch, Score, ScorePart, SkippedTarget,
 };
 pub(crate) use recorder::{EngineRecorder, NewAttempt, Recorder};
 
@@ -149,14 +149,14 @@ impl RequestLog {
     }
 }
 
-/// What answers of providers cost, of a request whose responses have so many tokens; none where nobody knows one of the prices.
-/// A provider takes the prompt of each of several responses. One that did not complete cost its prompt and what came of it.
+/// What answers of providers cost, of a request whose responses have so many tokens; none where nobody knows one of the prices
+/// and the provider does not say the cost. A provider takes the prompt of each of several responses. One that did not complete cost its prompt and what came of it.
 fn cost(outside: &BTreeMap<u32, OutsideAnswer>, completion_tokens: u64) -> Option<Money> {
     let complete = outside.values().filter_map(|answer| answer.usage);
     let complete: u64 = complete.map(|usage| u64::from(usage.completion_tokens)).sum();
     let mut rest = completion_tokens.saturating_sub(complete);
     let costs = outside.values().map(|answer| {
-        let price = answer.price?;
+        let Some(price) = answer.price else { return answer.reported_cost };
         Some(match answer.usage {
             Some(usage) => {
                 let [prompt, cached, completion] =
@@ -272,10 +272,12 @@ impl LogEntry {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::TokenPrice;
+    use russet_crds::{ModelPrice, ModelProviderSpec, ProviderModel, TokenPrice, Zone};
     use russet_wire::event::Usage;
 
     use super::*;
+    use crate::routes::Provider;
+    use crate::zones::ZoneLimit;
 
     fn id(shown: &str, unique: u32) -> RequestId {
         RequestId { unique: format!("{unique:024x}"), shown: shown.into() }
@@ -288,25 +290,69 @@ mod tests {
     #[test]
     fn a_request_costs_what_each_of_its_responses_does() {
         let money = |text: &str| text.parse::<Money>().unwrap();
-        let price = TokenPrice { input: money("1"), cached_input: None, output: money("10") };
+        let tokens = TokenPrice { input: money("1"), cached_input: None, output: money("10") };
+        let price = ModelPrice { tokens, request: money("0.25") };
         let answer = |price, completion: Option<u32>| {
             let usage =
                 |completion_tokens| Usage { prompt_tokens: 1_000_000, completion_tokens, cached_tokens: 0 };
             let usage = completion.map(usage);
-            OutsideAnswer { provider: "p".into(), price, prompt_tokens: 2_000_000, usage }
+            OutsideAnswer {
+                provider: "p".into(),
+                price,
+                prompt_tokens: 2_000_000,
+                reported_cost: None,
+                usage,
+            }
         };
+        let says = |cost, answer| OutsideAnswer { reported_cost: Some(money(cost)), ..answer };
         let (some, known) = (Some(100_000), Some(price));
         for (answers, completion_tokens, expected) in [
             (vec![], 5, None),
-            (vec![answer(known, some)], 100_000, Some("2")),
+            (vec![answer(known, some)], 100_000, Some("2.25")),
             // Each response has its prompt, and one that did not complete its estimated one and what came of it.
-            (vec![answer(known, some), answer(known, some)], 200_000, Some("4")),
-            (vec![answer(known, some), answer(known, None)], 150_000, Some("4.5")),
-            (vec![answer(known, None)], 0, Some("2")),
+            (vec![answer(known, some), answer(known, some)], 200_000, Some("4.5")),
+            (vec![answer(known, some), answer(known, None)], 150_000, Some("5")),
+            (vec![answer(known, None)], 0, Some("2.25")),
             (vec![answer(known, some), answer(None, some)], 200_000, None),
+            // What a provider says counts where nobody knows its price.
+            (vec![says("0.5", answer(None, some))], 100_000, Some("0.5")),
+            (vec![says("0.5", answer(known, some))], 100_000, Some("2.25")),
+            (vec![says("0.5", answer(None, some)), answer(known, some)], 200_000, Some("2.75")),
         ] {
             let outside = (0..).zip(answers).collect();
             assert_eq!(cost(&outside, completion_tokens), expected.map(money), "{outside:?}");
+        }
+    }
+
+    #[test]
+    fn a_reported_cost_counts_where_nobody_knows_the_price() {
+        let log = RequestLog::default();
+        let spec = |price: &str| {
+            let prices = format!(r#"{{"input": "{price}", "output": "0"}}"#);
+            let models = vec![ProviderModel {
+                name: "priced".into(),
+                price_per_million_tokens: serde_json::from_str(&prices).ok(),
+                ..ProviderModel::default()
+            }];
+            ModelProviderSpec { models, zone: Zone::Cloud, ..ModelProviderSpec::default() }
+        };
+        let provider = Provider { spec: spec("2"), ..Provider::default() };
+        let limit = ZoneLimit::of_route(Zone::Cloud, "the route".into());
+        let usage = Usage { prompt_tokens: 1_000_000, completion_tokens: 0, cached_tokens: 0 };
+        for (number, (model, reported, expected)) in
+            [("priced", Some("7"), Some("2")), ("other", Some("7"), Some("7")), ("other", None, None)]
+                .into_iter()
+                .enumerate()
+        {
+            let id = id("r", number as u32);
+            let mut recorder = log.begin(&id, &Caller::Anonymous, "openai");
+            recorder.left(&provider, model, &limit, 5);
+            recorder.first_token();
+            recorder.reported_cost(reported.map(|text| text.parse().unwrap()));
+            recorder.finished(None, usage);
+            let slot = log.slots[number].lock().clone().unwrap();
+            let used = slot.completed().usage.unwrap();
+            assert_eq!(used.cost, expected.map(|text| text.parse().unwrap()), "{model} {reported:?}");
         }
     }
 

@@ -4,7 +4,7 @@
 mod aider;
 mod claude_code;
 mod codex;
-mod hermes;
+pub mod hermes;
 mod opencode;
 mod qwen_code;
 
@@ -24,18 +24,18 @@ pub const ALL: &[&Agent] =
     &[&codex::AGENT, &opencode::AGENT, &claude_code::AGENT, &qwen_code::AGENT, &aider::AGENT, &hermes::AGENT];
 
 /// Time for one run of an agent, which reads a prompt of up to 20,000 tokens on a CPU.
-const RUN_TIMEOUT: Duration = Duration::from_secs(300);
+pub const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 /// The largest share of its prompts that the second run may read again.
 const MAX_READ_AGAIN: f64 = 0.1;
 
 /// The file before and after.
 pub const BEFORE: &str = "apples\npears\nplums\n";
-const AFTER: &str = "apples\ncherries\nplums\n";
+pub const AFTER: &str = "apples\ncherries\nplums\n";
 /// Its name in the agent's folder.
 pub const FILE: &str = "fruit.txt";
 /// The command that an agent runs, and what it leaves.
 pub const COMMAND: &str = "echo traced | tee -a trace.txt";
-const TRACE: &str = "traced\n";
+pub const TRACE: &str = "traced\n";
 /// What the person asks for. The model follows its script.
 const TASK: &str = "In fruit.txt, replace pears by cherries. Then run the command that leaves a trace.";
 /// The last answer.

@@ -40,6 +40,15 @@ pub struct TokenCounts {
     pub cached: u64,
 }
 
+/// A request that ended.
+#[derive(Clone, Debug)]
+pub struct EndedRequest {
+    /// Its unique id.
+    pub id: String,
+    /// The model that its client named.
+    pub model: String,
+}
+
 impl Machine {
     /// Starts it.
     pub async fn start() -> Result<Self> {
@@ -143,6 +152,47 @@ impl Machine {
             self.russet(self.folder.path(), &["delete", &format!("{kind}/{name}")]).await?;
         }
         Ok(())
+    }
+
+    /// Applies objects.
+    pub async fn apply(&self, objects: &str) -> Result<()> {
+        let path = self.folder("objects")?.join("objects.yaml");
+        std::fs::write(&path, objects)?;
+        self.russet(self.folder.path(), &["apply", "-f", &path.display().to_string()]).await.map(drop)
+    }
+
+    /// Deletes an object.
+    pub async fn delete_object(&self, name: &str) -> Result<()> {
+        self.russet(self.folder.path(), &["delete", name]).await.map(drop)
+    }
+
+    /// Unique ids of the requests that ended, in their order, each with the model that its client named: from the audit log.
+    pub fn ended_requests(&self) -> Result<Vec<EndedRequest>> {
+        let folder = self.folder.path().join("up/gateway/audit");
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "log"));
+        files.sort();
+        let mut ended = Vec::new();
+        for file in files {
+            let text = std::fs::read_to_string(file)?;
+            // The last line may be half written.
+            for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                let entry: Value = serde_json::from_str(line.split('\t').next().unwrap_or_default())?;
+                if let (Some("completed"), Some(id), Some(model)) =
+                    (entry["event"].as_str(), entry["request"].as_str(), entry["model"].as_str())
+                {
+                    ended.push(EndedRequest { id: id.to_owned(), model: model.to_owned() });
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    /// What the gateway says of one of its last requests.
+    pub async fn why(&self, id: &str) -> Result<Value> {
+        let sent = chat::client()?.get(format!("{GATEWAY}/requests/{id}/why")).send().await?;
+        Ok(sent.error_for_status()?.json().await?)
     }
 
     /// What the gateway counted so far for a model.

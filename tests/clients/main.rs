@@ -6,6 +6,7 @@
 mod agents;
 mod machine;
 mod report;
+mod routing;
 mod sdks;
 
 use std::sync::{Arc, Mutex};
@@ -92,7 +93,10 @@ fn main() -> Result<()> {
     let agents = agents::ALL.iter().map(|agent| {
         trial(agent.name, agent.program, &shared, async |machine| agents::run(agent, machine).await)
     });
-    let conclusion = libtest_mimic::run(&arguments, sdks.chain(agents).collect());
+    let routing =
+        trial(routing::NAME, routing::PROGRAM, &shared, async |machine| routing::run(machine).await);
+    let trials = sdks.chain(agents).chain([routing]).collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
     if let Err(error) = shared.stop() {
         println!("{error:#}");
     }

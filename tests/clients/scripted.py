@@ -3,7 +3,8 @@
     scripted.py VOCABULARY SCRIPT FOLDER
 
 SCRIPT is JSON: `steps`, each an `answer` and a text that the last result of a tool has to have (`seen`); and `aside`, the
-answer to requests without tools (titles and summaries). Of a client `without_tools` the messages have the text. The model
+answer to requests without tools (titles and summaries). Of a client `without_tools` the messages have the text. With a
+`question` the steps are for conversations whose user says `question.unless`, and all others get `question.answer`. The model
 is a llama of one layer whose next token depends on the last one alone. The chat template counts the results of tools and
 ends the prompt with the mark of a step, with which a chain of tokens begins: its answer. The tokens of prompts are GPT-2's,
 from VOCABULARY (GGUF).
@@ -24,7 +25,7 @@ END, START = "<|im_end|>", "<|im_start|>"
 
 # It shows all of the conversation, and the format of calls, by which the engine finds their parser.
 TEMPLATE = """
-{%- set at = namespace(step=0, result='') -%}
+{%- set at = namespace(step=0, result='', has_task=not UNLESS) -%}
 {%- if tools -%}
 {{- '<|im_start|>system\\nCall one of these: ' + (tools | tojson) + '\\nas <tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call><|im_end|>\\n' -}}
 {%- endif -%}
@@ -37,7 +38,10 @@ TEMPLATE = """
 {%- if message.role == 'tool' -%}
 {%- set at.step = at.step + 1 -%}
 {%- set at.result = message.content or '' -%}
-{%- elif ALONE -%}
+{%- elif message.role == 'user' and UNLESS in (message.content or '') -%}
+{%- set at.has_task = true -%}
+{%- endif -%}
+{%- if message.role != 'tool' and ALONE -%}
 {%- set at.result = at.result + (message.content or '') -%}
 {%- endif -%}
 {%- endfor -%}
@@ -46,6 +50,8 @@ TEMPLATE = """
 {%- set step = [at.step, LAST] | min -%}
 {%- if not tools and not ALONE -%}
 {{- '<|aside|>' -}}
+{%- elif not at.has_task -%}
+{{- '<|question|>' -}}
 {%- elif SEEN[step] in at.result -%}
 {{- '<|step-' + (step | string) + '|>' -}}
 {%- else -%}
@@ -85,6 +91,8 @@ def pieces(text, used):
 def chains(script):
     """What begins with which mark."""
     made = {"<|aside|>": script["aside"]}
+    if "question" in script:
+        made["<|question|>"] = script["question"]["answer"]
     for at, step in enumerate(script["steps"]):
         made[f"<|step-{at}|>"] = step["answer"]
         made[f"<|lost-{at}|>"] = f"Step {at}: the last result has no {step.get('seen', '')!r}."
@@ -153,6 +161,7 @@ def main(vocabulary_path, script_path, folder):
             json.dump(fields, file, ensure_ascii=False)
     seen = [step.get("seen", "") for step in script["steps"]]
     template = TEMPLATE.strip().replace("LAST", str(len(seen) - 1)).replace("SEEN", json.dumps(seen))
+    template = template.replace("UNLESS", json.dumps(script.get("question", {}).get("unless", "")))
     with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
         file.write(template.replace("ALONE", "true" if script.get("without_tools") else "false"))
 

@@ -7,7 +7,10 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
-use russet_crds::{AccessKey, Model, ModelDeployment, ModelProvider, ModelRoute, ShardGroup, TargetPick};
+use russet_crds::{
+    AccessKey, Model, ModelDeployment, ModelProvider, ModelRoute, PauseReason, ProviderPause, ShardGroup,
+    TargetPick,
+};
 use russet_gateway::routes::{
     Deployment, DeploymentState, FactsCaller, ModelScope, Provider, RequestFacts, Resolved, RouteHeaders,
     RoutingTable, Target, task_name,
@@ -92,12 +95,18 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     let at = at.unwrap_or_else(Timestamp::now);
     let facts = RequestFacts::of_prompt(&prompt, &tools, &headers, caller, at);
-    out!("{}", explain(&table, &model, &scope, &facts)?)?;
+    out!("{}", explain(&table, &model, &scope, &facts, at)?)?;
     Ok(())
 }
 
 /// Where the request goes, as text.
-fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &RequestFacts) -> Result<String> {
+fn explain(
+    table: &RoutingTable,
+    model: &str,
+    scope: &ModelScope,
+    facts: &RequestFacts,
+    at: Timestamp,
+) -> Result<String> {
     let mut text = String::new();
     let alias = table.matching_alias(model, scope);
     let route = alias.map_or("no name of a ModelRoute".to_owned(), |alias| {
@@ -145,9 +154,11 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
     for target in &targets {
         let (replicas, state) = match target {
             Target::Deployment(deployment) => (deployment.endpoints.len().to_string(), state(deployment)),
-            Target::Provider(provider, _) => ("-".to_owned(), permission(provider, limit.as_ref())),
             Target::Pipeline(_) => {
                 ("-".to_owned(), "a run of it answers, no farther than the zone".to_owned())
+            }
+            Target::Provider(provider, model) => {
+                ("-".to_owned(), permission((provider, model), limit.as_ref(), at))
             }
         };
         rows.push(vec![target.full_name(), replicas, state]);
@@ -172,15 +183,22 @@ fn explain(table: &RoutingTable, model: &str, scope: &ModelScope, facts: &Reques
     Ok(text)
 }
 
-/// Whether a request may go to a provider.
-fn permission(provider: &Provider, limit: Option<&ZoneLimit>) -> String {
+/// Whether a request may go to a model of a provider, and whether that is left alone at this time.
+fn permission((provider, model): (&Provider, &str), limit: Option<&ZoneLimit>, at: Timestamp) -> String {
     let zone = provider.spec.zone;
-    match limit {
-        Some(limit) if limit.allows(zone) => {
-            format!("zone {zone}, allowed; where no deployment before it answers")
-        }
-        _ => format!("zone {zone}, not allowed"),
+    if !limit.is_some_and(|limit| limit.allows(zone)) {
+        return format!("zone {zone}, not allowed");
     }
+    let rest = match provider.pause(model, at) {
+        None => "where no deployment before it answers".to_owned(),
+        Some(ProviderPause { reason: PauseReason::NoCredits, until, .. }) => {
+            format!("it has no credits, and is left alone until {:.0}", until.0)
+        }
+        Some(ProviderPause { until, .. }) => {
+            format!("nothing of its rate limit remains, and it is left alone until {:.0}", until.0)
+        }
+    };
+    format!("zone {zone}, allowed; {rest}")
 }
 
 fn state(deployment: &Deployment) -> String {
@@ -193,9 +211,61 @@ fn state(deployment: &Deployment) -> String {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{ModelDeploymentSpec, ModelRouteSpec, RouteMatch, RouteRule, RouteTarget, RouteTask};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use russet_crds::{
+        ModelDeploymentSpec, ModelProviderSpec, ModelProviderStatus, ModelRouteSpec, PauseScope, RouteMatch,
+        RouteRule, RouteTarget, RouteTask, Zone,
+    };
 
     use super::*;
+
+    #[test]
+    fn an_explanation_says_until_when_a_provider_is_left_alone() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let shown = |pauses: &[(PauseScope, PauseReason)], model: &str, second: i64| {
+            let pause = |(scope, reason): &(PauseScope, PauseReason)| ProviderPause {
+                scope: *scope,
+                model: None,
+                reason: *reason,
+                until: Time(at(60)),
+            };
+            let pauses = pauses.iter().map(pause).collect();
+            let spec = ModelProviderSpec { zone: Zone::Lan, ..ModelProviderSpec::default() };
+            let mut provider = ModelProvider::new("p", spec);
+            provider.metadata.namespace = Some("default".into());
+            provider.status = Some(ModelProviderStatus { pauses, ..ModelProviderStatus::default() });
+            let target = serde_json::json!({"providerRef": {"name": "p"}, "model": model});
+            let spec = serde_json::json!({"models": ["auto"], "zone": "Lan", "targets": [target]});
+            let mut route = ModelRoute::new("auto", serde_json::from_value(spec).unwrap());
+            route.metadata.namespace = Some("default".into());
+            let namespace = Namespace {
+                metadata: kube::core::ObjectMeta { name: Some("default".into()), ..Default::default() },
+                ..Namespace::default()
+            };
+            let table = RoutingTable::from_objects(&[], &[], &[route])
+                .with_providers(&[provider])
+                .with_namespaces(&[namespace]);
+            let (headers, caller) = (RouteHeaders::default(), FactsCaller::default());
+            let facts = RequestFacts::of_prompt("Hi", &[], &headers, caller, at(second));
+            explain(&table, "auto", &ModelScope::ALL, &facts, at(second)).unwrap()
+        };
+        let limited = (PauseScope::Free, PauseReason::RateLimited);
+        let unpaid = (PauseScope::Paid, PauseReason::NoCredits);
+        for (pauses, model, second, expected) in [
+            (
+                &[limited, unpaid][..],
+                "m:free",
+                59,
+                "rate limit remains, and it is left alone until 1970-01-01T00:01:00Z",
+            ),
+            (&[limited, unpaid], "m", 59, "it has no credits, and is left alone until 1970-01-01T00:01:00Z"),
+            (&[limited], "m", 59, "where no deployment before it answers"),
+            (&[limited], "m:free", 60, "where no deployment before it answers"),
+        ] {
+            let text = shown(pauses, model, second);
+            assert!(text.contains("zone Lan, allowed; ") && text.contains(expected), "{model}: {text}");
+        }
+    }
 
     #[test]
     fn an_explanation_shows_rules_and_targets() {
@@ -234,7 +304,8 @@ mod tests {
             let headers = RouteHeaders::default().or_task(table.named_task(model, &ModelScope::ALL));
             let caller = FactsCaller::default();
             let facts = RequestFacts::of_prompt(prompt, &[], &headers, caller, Timestamp::UNIX_EPOCH);
-            explain(&table, model, &ModelScope::ALL, &facts).map_err(|error| error.to_string())
+            explain(&table, model, &ModelScope::ALL, &facts, Timestamp::UNIX_EPOCH)
+                .map_err(|error| error.to_string())
         };
         let expected = "\
 Model        auto:code: `auto` of ModelRoute default/auto

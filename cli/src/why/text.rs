@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use russet_gateway::request_log::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, LimitsRecord, PipelineRecord, ProviderRecord,
-    RequestEnd, RequestRecord, RuleMismatch,
+    RequestEnd, RequestRecord, RuleMismatch, SkippedTarget,
 };
 
 use crate::get::format_table;
@@ -345,6 +345,9 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
         let age = Duration::from_millis(age as u64);
         all.push(format!("It got an answer that its ModelRoute keeps, {age:?} old; no engine was asked."));
     }
+    for SkippedTarget { provider, model, reason } in &record.skipped {
+        all.push(format!("ModelProvider {provider} was not asked for {model}: {reason}."));
+    }
     for attempt in &record.attempts {
         if let Some(provider) = &attempt.provider {
             all.extend(departure(attempt, provider));
@@ -466,7 +469,9 @@ mod tests {
 
     #[test]
     fn a_departure_is_said_with_who_allowed_it() {
-        let json = r#"{"model": "auto", "attempts": [
+        let json = r#"{"model": "auto",
+            "skipped": [{"provider": "default/q", "model": "a:free", "reason": "nothing of its rate limit remains until noon"}],
+            "attempts": [
             {"number": 1, "sent_ms": 1, "ended_ms": 2, "outcome": {"kind": "lost", "message": "ModelProvider default/p: 503", "after_tokens": 0},
              "provider": {"name": "default/p", "model": "org/big", "zone": "Cloud", "limit": "Cloud",
                           "limit_by": "spec.zone of ModelRoute default/auto"}}]}"#;
@@ -476,6 +481,7 @@ mod tests {
             "Attempt 1 left the cluster for ModelProvider default/p in the zone Cloud",
             "as far as Cloud, by spec.zone of ModelRoute default/auto.",
             "ModelProvider default/p did not answer, so the gateway went on",
+            "ModelProvider default/q was not asked for a:free: nothing of its rate limit remains until noon.",
         ] {
             let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(flat.contains(expected), "{expected}\n{text}");

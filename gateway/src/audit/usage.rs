@@ -6,7 +6,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use russet_crds::{Money, PowerSource, TokenPrice};
+use russet_crds::{ModelPrice, Money, PowerSource};
 
 use super::AuditError;
 use super::entry::{AuditEvent, AuditUsage, CompletedRequest};
@@ -90,7 +90,7 @@ impl UsageReport {
         })
     }
 
-    fn count(&mut self, key: Vec<String>, used: &AuditUsage, elsewhere: Option<&TokenPrice>) {
+    fn count(&mut self, key: Vec<String>, used: &AuditUsage, elsewhere: Option<&ModelPrice>) {
         let AuditUsage {
             prompt_tokens,
             cached_tokens,
@@ -123,11 +123,12 @@ impl UsageReport {
         total.cost = total.cost.plus(cost.unwrap_or_default());
         match (provider, elsewhere) {
             (Some(_), _) => total.unpriced += u64::from(cost.is_none()),
-            (None, Some(price)) => {
+            // What nothing answered would not have cost a fee either.
+            (None, Some(price)) if is_computed_here => {
                 let there = price.of(*prompt_tokens, *cached_tokens, *completion_tokens);
                 total.elsewhere = total.elsewhere.plus(there);
             }
-            (None, None) => {}
+            (None, _) => {}
         }
     }
 }
@@ -139,7 +140,7 @@ pub fn usage(
     period: &AuditPeriod,
     fields: &[UsageField],
     time_zone: &TimeZone,
-    elsewhere: Option<&TokenPrice>,
+    elsewhere: Option<&ModelPrice>,
 ) -> Result<UsageReport, AuditError> {
     let mut report = UsageReport::default();
     let verified = verify_each(folder, period, None, |at, event| {
@@ -176,6 +177,8 @@ fn value(
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::TokenPrice;
+
     use super::super::{AuditLog, DepartedRequest};
     use super::*;
 
@@ -239,20 +242,21 @@ mod tests {
         }
         // Whoever waits for this one has all before it.
         log.departed(DepartedRequest::default()).await.unwrap();
-        let price = TokenPrice { input: money("3"), cached_input: Some(money("0.3")), output: money("15") };
+        let tokens = TokenPrice { input: money("3"), cached_input: Some(money("0.3")), output: money("15") };
+        let price = ModelPrice { tokens, request: money("0.01") };
         let read = |fields: &[UsageField], elsewhere| {
             usage(folder.path(), &AuditPeriod::default(), fields, &TimeZone::UTC, elsewhere).unwrap()
         };
         let report = read(&[UsageField::Key, UsageField::Model], Some(&price));
         assert_eq!((report.kept_answers, report.uncounted, report.lost), (1, 1, 0));
         let key = |key: &str, model: &str| vec![key.to_owned(), model.to_owned()];
-        // 600 tokens at 3, 400 at 0.3 and 100 at 15, and 1,000 at 3 with 100 at 15, each for a million.
+        // 600 tokens at 3, 400 at 0.3 and 100 at 15, and 1,000 at 3 with 100 at 15, each for a million; and two fees.
         let expected = UsageTotal {
             requests: 2,
             prompt_tokens: 2000,
             cached_tokens: 400,
             completion_tokens: 200,
-            elsewhere: money("0.00792"),
+            elsewhere: money("0.02792"),
             millijoules: 4000,
             measured_millijoules: 2000,
             electricity: money("0.02"),

@@ -1,7 +1,8 @@
-//! Follows the routing table: closes the channels of engines that it no longer has, and follows what the engines of
-//! deployments with several replicas say of themselves, each for as long as it is there.
+//! Follows the routing table: closes the channels of engines that it no longer has, and follows what those engines say of
+//! themselves among which requests choose, each for as long as it is there: replicas of one deployment, and deployments that
+//! a ModelRoute has beside other targets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,10 +27,9 @@ pub(crate) async fn follow(backends: Arc<Backends>, mut table: watch::Receiver<A
     loop {
         let latest = table.borrow_and_update().clone();
         backends.prune(&latest);
-        let several = latest.deployments.iter().filter(|deployment| deployment.endpoints.len() > 1);
-        let wanted: Vec<&Endpoint> = several.flat_map(|deployment| &deployment.endpoints).collect();
+        let wanted = compared(&latest);
         followed.retain(|endpoint, task| {
-            let is_wanted = wanted.contains(&endpoint);
+            let is_wanted = wanted.contains(endpoint);
             if !is_wanted {
                 task.abort();
             }
@@ -48,6 +48,18 @@ pub(crate) async fn follow(backends: Arc<Backends>, mut table: watch::Receiver<A
             else => std::future::pending().await,
         }
     }
+}
+
+/// The engines among which requests choose by what they say.
+fn compared(table: &RoutingTable) -> HashSet<&Endpoint> {
+    let routes = table.aliases.iter().map(|alias| (alias.namespace.as_str(), &alias.policy));
+    let named: HashSet<(&str, &str)> = routes
+        .flat_map(|(namespace, policy)| policy.compared_deployments().map(move |name| (namespace, name)))
+        .collect();
+    let several = table.deployments.iter().filter(|deployment| {
+        deployment.endpoints.len() > 1 || named.contains(&(&*deployment.namespace, &*deployment.name))
+    });
+    several.flat_map(|deployment| &deployment.endpoints).collect()
 }
 
 /// Follows one engine until the task is aborted.

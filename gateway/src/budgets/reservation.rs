@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use russet_crds::TokenPrice;
+use russet_crds::ModelPrice;
 use russet_wire::event::Usage;
 
 use super::account::Hold;
@@ -75,7 +75,7 @@ impl EnergyCharge {
 
 struct ProviderAttempt {
     _holds: Vec<EntryHold>,
-    price: TokenPrice,
+    price: ModelPrice,
 }
 
 impl Reservation {
@@ -137,7 +137,7 @@ impl Reservation {
     }
 
     /// Reserves what an answer of a provider with these prices may cost; an error names the Budget that has too little left.
-    pub(crate) async fn begin_attempt(&mut self, price: TokenPrice) -> Result<(), GatewayError> {
+    pub(crate) async fn begin_attempt(&mut self, price: ModelPrice) -> Result<(), GatewayError> {
         self.end_attempt();
         let money = price.of(self.prompt_bound, 0, self.answer_tokens.into()).nanos;
         let need = Amount { money, ..Amount::ZERO };

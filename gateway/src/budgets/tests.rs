@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use prometheus::Registry;
 use rand::Rng as _;
-use russet_crds::{BudgetLimit, BudgetPeriod, BudgetSpec, Money, TokenPrice};
+use russet_crds::{BudgetLimit, BudgetPeriod, BudgetSpec, ModelPrice, Money, TokenPrice};
 use russet_wire::event::Usage;
 
 use super::*;
@@ -480,10 +480,9 @@ fn journals_of_earlier_releases_go_on() {
 
 #[tokio::test]
 async fn money_is_reserved_for_each_try_of_a_provider() {
-    let price = |input: &str, output: &str| TokenPrice {
-        input: input.parse().unwrap(),
-        cached_input: Some("1".parse().unwrap()),
-        output: output.parse().unwrap(),
+    let price = |input: &str, output: &str| {
+        let [input, output] = [input, output].map(|text| text.parse().unwrap());
+        ModelPrice::from(TokenPrice { input, cached_input: Some("1".parse().unwrap()), output })
     };
     let memory = MemoryBudgets::of([budget("b", vec![per_month(None, None, Some("0.01"))])]);
     let budgets = memory.gateway(None);
@@ -514,6 +513,28 @@ async fn money_is_reserved_for_each_try_of_a_provider() {
     drop(budgets.reserve(&[ANNA], bound(1000, 1000)).await.unwrap());
     assert_eq!(budgets.give_back().await, None);
     assert_eq!(memory.used("b").requests, 3);
+}
+
+#[tokio::test]
+async fn a_fee_per_request_is_reserved_and_settled() {
+    let fee: Money = "0.006".parse().unwrap();
+    let price = ModelPrice { request: fee, ..ModelPrice::default() };
+    let memory = MemoryBudgets::of([budget("b", vec![per_month(None, None, Some("0.01"))])]);
+    let budgets = memory.gateway(None);
+    let mut first = budgets.reserve(&[ANNA], bound(10, 10)).await.unwrap().unwrap();
+    let mut second = budgets.reserve(&[ANNA], bound(10, 10)).await.unwrap().unwrap();
+    first.begin_attempt(price).await.unwrap();
+    let refused = second.begin_attempt(price).await.unwrap_err();
+    assert!(refused.message.contains("0.004 are left, and this request may need 0.006"), "{refused}");
+    // A try that fails before its answer costs no fee, and an answer costs one, however many tries there were.
+    first.end_attempt();
+    second.begin_attempt(price).await.unwrap();
+    second.end_attempt();
+    second.begin_attempt(price).await.unwrap();
+    second.settle(used(3, 1)).await;
+    drop(first);
+    assert_eq!(budgets.give_back().await, None);
+    assert_eq!(memory.used("b"), Amount { requests: 1, tokens: 4, money: fee.nanos, millijoules: 0 });
 }
 
 #[tokio::test]

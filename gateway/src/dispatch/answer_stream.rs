@@ -3,6 +3,7 @@
 
 use std::pin::pin;
 
+use russet_crds::Money;
 use russet_wire::event::{GenerationEvent, Usage};
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +49,14 @@ impl AnswerStream {
         match self {
             Self::Engine(_) | Self::Provider(_) => usage,
             Self::Pipeline(_) => Usage::default(),
+        }
+    }
+
+    /// What a provider says that the answer cost.
+    pub(super) fn reported_cost(&self) -> Option<Money> {
+        match self {
+            Self::Engine(_) | Self::Pipeline(_) => None,
+            Self::Provider(answer) => answer.stream.reported_cost(),
         }
     }
 

@@ -44,8 +44,9 @@ use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 use crate::providers::Closed;
-use crate::request_log::Recorder;
-use crate::routes::{Deployment, Endpoint, RouteTerms, RoutingTable};
+use crate::request_log::{Recorder, SkippedTarget};
+use crate::routes::{Deployment, Endpoint, Provider, RouteTerms, RoutingTable};
+use crate::serving::Session;
 use first_text::{EngineProgress, FirstText, StreamAttempt};
 use hedge::Hedge;
 
@@ -312,10 +313,16 @@ impl<'a> AttemptLoop<'a> {
 
     /// The next action: the endpoint without a backoff that is expected to answer first, or why there is none.
     fn choose<'t>(&mut self, table: &'t RoutingTable) -> RouteDecision<'t> {
-        let scored = RefCell::new(Vec::new());
+        let (scored, skipped) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         let GenerationRequest { prefix_marks: marks, max_tokens, .. } = &self.request.request;
         let prompt = RankedPrompt { marks, max_tokens: *max_tokens, session: self.request.session };
+        let conversation = self.request.facts().map(|facts| Session::of_conversation(facts.conversation));
         let quickest = |endpoints: Vec<&'t Endpoint>| {
+            // Replicas of one model may answer by turns; a conversation that two models answer by turns is of neither.
+            let is_of_several =
+                endpoints.windows(2).any(|two| matches!(two, [one, other] if one.model != other.model));
+            let session = prompt.session.or(conversation.filter(|_| is_of_several));
+            let prompt = RankedPrompt { session, ..prompt };
             let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
             let mut candidates = self.dispatcher.backends.ranked(ready, &prompt);
             candidates.sort_by_key(|one| self.dispatcher.overtaken.has(one.endpoint));
@@ -331,12 +338,22 @@ impl<'a> AttemptLoop<'a> {
         };
         let decision = match &self.request.resume_point {
             None => {
+                let closed = |provider: &Provider, model: &str| {
+                    let closed = self.closed(provider, model)?;
+                    // What did not answer this request is in the log as an attempt.
+                    if !self.refusals.contains_key(&(provider.full_name(), model.to_owned())) {
+                        let (provider, model, reason) =
+                            (provider.full_name(), model.to_owned(), closed.why.clone());
+                        skipped.borrow_mut().push(SkippedTarget { provider, model, reason });
+                    }
+                    Some(closed)
+                };
                 let query = RouteQuery {
                     scope: self.request.scope(),
                     facts: self.request.facts(),
                     cause,
                     left: self.request.deadline.and_then(|deadline| deadline.remaining()),
-                    closed: &|provider, model| self.closed(provider, model),
+                    closed: &closed,
                     not_run: &|pipeline| self.not_run(pipeline),
                 };
                 let (decision, model) = choose_model(table, self.request.models(), &query, quickest);
@@ -347,6 +364,7 @@ impl<'a> AttemptLoop<'a> {
             }
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };
+        self.request.recorder.skipped(skipped.into_inner());
         let scored = scored.into_inner();
         self.unread_tokens = scored.first().map_or(0, |best| best.unread_tokens);
         let scores = scored.into_iter().map(|one| ScoredReplica {

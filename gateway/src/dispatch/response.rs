@@ -70,6 +70,7 @@ impl ResponseStream {
                     Ok(GenerationEvent::Finished { reason, usage }) => {
                         let counted = stream.counted(usage);
                         tracker.finished(counted);
+                        request.recorder.reported_cost(stream.reported_cost());
                         request.recorder().finished(Some(reason), counted);
                         request.settle(counted).await;
                         stream.finish();

@@ -217,7 +217,9 @@ pub(super) fn choose<'a>(
                 let limit = alias.map(|(alias, selection)| table.zone_limit(alias, &selection, query.facts));
                 let Some(limit) = limit else { continue };
                 match (query.not_run)(target) {
-                    Some(Closed { why, kind }) => closed.push((kind, format!("{}: {why}", target.subject()))),
+                    Some(reason) => {
+                        closed.push((reason.kind, format!("{}: {}", target.subject(), reason.why)));
+                    }
                     None => return RouteDecision::Run(Box::new(PipelineRoute { target, limit })),
                 }
             }
@@ -229,9 +231,9 @@ pub(super) fn choose<'a>(
                 let Some(limit) = limit else { continue };
                 if !limit.allows(provider.spec.zone) {
                     denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.subject()));
-                } else if let Some(Closed { why, kind }) = (query.closed)(provider, provider_model) {
-                    let why = format!("ModelProvider {} ({provider_model}): {why}", provider.full_name());
-                    closed.push((kind, why));
+                } else if let Some(reason) = (query.closed)(provider, provider_model) {
+                    let (name, why) = (provider.full_name(), reason.message());
+                    closed.push((reason.kind, format!("ModelProvider {name} ({provider_model}): {why}")));
                 } else {
                     let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
                     return RouteDecision::Leave(Box::new(Departure {

@@ -99,7 +99,7 @@ impl RequestedRuns {
 
     /// Why no request can start a run of a Pipeline, if so.
     pub(crate) fn refusal(&self, target: PipelineTarget<'_>) -> Option<Closed> {
-        let not_ready = |why: &str| Some(Closed { why: why.to_owned(), kind: ErrorKind::ModelNotReady });
+        let not_ready = |why: &str| Some(Closed::of(why, ErrorKind::ModelNotReady));
         if self.is_closed.load(Ordering::Acquire) {
             return not_ready("the gateway shuts down");
         }

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::openai::error_message;
 use super::provider_stream::ProviderStream;
+use super::rate_limits::{self, SpentLimit};
 use super::{Outcome, ProviderPermit, ProviderRequest, Providers, anthropic, openai};
 use crate::audit::DepartedRequest;
 use crate::error::{ErrorKind, GatewayError, shown};
@@ -105,6 +106,7 @@ impl Providers {
             }
             Err(_) => return Err(failed(format!("it sent nothing for {} s", patience.as_secs()))),
         };
+        self.limited(wanted, &rate_limits::of_headers(response.headers(), Timestamp::now()));
         if response.status() == StatusCode::OK {
             return Ok(ProviderStream::new(self.clone(), wanted, response, permit));
         }
@@ -113,7 +115,21 @@ impl Providers {
         {
             self.secrets.forget(&provider.namespace, &secret.name);
         }
-        Err(refusal(&name, response, patience).await)
+        if response.status() == StatusCode::PAYMENT_REQUIRED {
+            self.pause(provider, |pauses, generation, now| pauses.unpaid(&wanted.model, generation, now));
+        }
+        let (error, limits) = refusal(&name, response, patience).await;
+        self.limited(wanted, &limits);
+        Err(error)
+    }
+
+    /// Leaves models alone of whose limits nothing remains.
+    fn limited(&self, wanted: &ProviderRequest, limits: &[SpentLimit]) {
+        if !limits.is_empty() {
+            self.pause(&wanted.provider, |pauses, generation, now| {
+                pauses.spent(&wanted.model, limits, generation, now);
+            });
+        }
     }
 }
 
@@ -128,16 +144,17 @@ fn authorized(call: RequestBuilder, api: ProviderApi, token: Option<&str>) -> Re
     }
 }
 
-/// What an answer without a stream means.
-async fn refusal(name: &str, response: Response, patience: Duration) -> ProviderError {
+/// What an answer without a stream means, and the limits that its body names.
+async fn refusal(name: &str, response: Response, patience: Duration) -> (ProviderError, Vec<SpentLimit>) {
     let status = response.status();
     let pause = retry_after(response.headers(), Timestamp::now());
     let text = timeout(patience, beginning(response)).await.unwrap_or_default();
     let error: Option<Value> = serde_json::from_str(&text).ok();
+    let limits = error.as_ref().map(|error| rate_limits::of_error(error, Timestamp::now()));
     let said = error.as_ref().map_or_else(|| text.clone(), error_message);
     let said = shown(said.trim());
     let message = format!("ModelProvider {name} answers {status}: {said}");
-    match status.as_u16() {
+    let error = match status.as_u16() {
         400 | 413 | 422 => {
             let is_too_long = ["context length", "context_length", "prompt is too long", "context window"]
                 .iter()
@@ -149,7 +166,8 @@ async fn refusal(name: &str, response: Response, patience: Duration) -> Provider
         503 | 529 if pause.is_some() => ProviderError::Busy(message, pause),
         300..=399 => ProviderError::Failed(format!("{message}; redirects are not followed")),
         _ => ProviderError::Failed(message),
-    }
+    };
+    (error, limits.unwrap_or_default())
 }
 
 /// The beginning of a body as text.

@@ -2,6 +2,7 @@
 //! too, each with its own variants: where thinking is (`reasoning_content`, `reasoning`), whether usage comes with the last
 //! chunk or after it, and errors in the middle of a stream.
 
+use russet_crds::Money;
 use russet_wire::conversation::{Message, Tool, ToolCall, ToolChoice};
 use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use russet_wire::request::StructuredOutput;
@@ -177,6 +178,9 @@ struct ChunkUsage {
     completion_tokens: u64,
     #[serde(default)]
     prompt_tokens_details: Option<PromptDetails>,
+    /// What the answer cost, as OpenRouter says; of any type, since others may mean something else by it.
+    #[serde(default)]
+    cost: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -192,7 +196,11 @@ pub(super) struct OpenAiParser {
     calls: Vec<(usize, ToolCall)>,
     reason: Option<FinishReason>,
     usage: Option<Usage>,
+    reported_cost: Option<Money>,
 }
+
+/// The most that an answer is believed to cost: dearer ones are a mistake of the provider, or a lie.
+const MAX_REPORTED_COST: f64 = 1000.0;
 
 /// Most calls of tools in one answer.
 const MAX_CALLS: usize = 128;
@@ -212,6 +220,7 @@ impl EventParser for OpenAiParser {
             return Err(ParseError::Reported(error_message(&error)));
         }
         if let Some(usage) = chunk.usage {
+            self.reported_cost = usage.cost.as_ref().and_then(reported_cost).or(self.reported_cost);
             let cached = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
             self.usage = Some(Usage {
                 prompt_tokens: bounded(usage.prompt_tokens),
@@ -241,6 +250,17 @@ impl EventParser for OpenAiParser {
     fn end(&mut self) -> Option<GenerationEvent> {
         self.finished()
     }
+
+    fn reported_cost(&self) -> Option<Money> {
+        self.reported_cost
+    }
+}
+
+/// The cost that a provider reports, to the billionth; none where it is no amount of at least nothing.
+fn reported_cost(cost: &Value) -> Option<Money> {
+    const NANOS: f64 = 1e9;
+    let cost = cost.as_f64().filter(|cost| cost.is_finite() && *cost >= 0.0)?;
+    Some(Money::of_nanos((cost.min(MAX_REPORTED_COST) * NANOS).round() as u128))
 }
 
 impl OpenAiParser {
@@ -366,6 +386,30 @@ mod tests {
         let openai = ProviderRequest { provider: provider("https://api.openai.com/v1"), ..wanted };
         assert_eq!(body(&openai)["max_completion_tokens"], 50);
         assert_eq!(body(&openai).get("max_tokens"), None);
+    }
+
+    #[test]
+    fn reported_costs_are_amounts_within_bounds() {
+        let end = |usage: &str| {
+            let mut parser = OpenAiParser::default();
+            let data = format!(r#"{{"choices":[],"usage":{{"prompt_tokens":3,"cost":{usage}}}}}"#);
+            parser.parse(&data).unwrap();
+            parser.reported_cost().map(|cost| cost.nanos)
+        };
+        for (text, nanos) in [
+            ("0.00014", Some(140_000)),
+            ("1.4e-4", Some(140_000)),
+            ("0", Some(0)),
+            ("2", Some(2_000_000_000)),
+            ("1e300", Some(1_000_000_000_000)),
+            ("18446744073709551615", Some(1_000_000_000_000)),
+            ("-0.5", None),
+            ("null", None),
+            (r#""0.5""#, None),
+            ("{}", None),
+        ] {
+            assert_eq!(end(text), nanos, "{text}");
+        }
     }
 
     #[test]

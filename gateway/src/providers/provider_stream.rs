@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use reqwest::Response;
-use russet_crds::ProviderApi;
+use russet_crds::{Money, ProviderApi};
 use russet_wire::event::{GenerationEvent, Usage};
 use tokio::time::{Instant, timeout_at};
 
@@ -31,6 +31,11 @@ pub(super) trait EventParser: Send {
 
     /// The last event, where the stream ends without saying so and the answer is whole.
     fn end(&mut self) -> Option<GenerationEvent>;
+
+    /// What the answer cost, where the provider has said so.
+    fn reported_cost(&self) -> Option<Money> {
+        None
+    }
 }
 
 /// Why data of an event are no part of an answer.
@@ -99,16 +104,23 @@ impl ProviderStream {
         self.provider.full_name()
     }
 
+    /// What the answer cost, where the provider has said so.
+    pub(crate) fn reported_cost(&self) -> Option<Money> {
+        self.parser.reported_cost()
+    }
+
     /// The next event that adds something, or the last one. Cancel-safe: what was read is kept.
     pub(crate) async fn event(&mut self) -> Result<GenerationEvent, ProviderError> {
         let event = self.next().await;
         match &event {
             Ok(GenerationEvent::Finished { usage, .. }) => {
                 self.record(Outcome::Answered);
-                if let Some(price) = self.provider.price(&self.model) {
+                let priced = self.provider.price(&self.model).map(|price| {
                     let [prompt, cached, completion] =
                         [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens].map(u64::from);
-                    let cost = price.of(prompt, cached, completion);
+                    price.of(prompt, cached, completion)
+                });
+                if let Some(cost) = priced.or(self.reported_cost()) {
                     self.providers.metrics.provider_cost(&self.provider(), cost);
                 }
             }

@@ -10,12 +10,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource as _};
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{ModelProvider, ModelProviderStatus, names};
+use russet_crds::{ModelProvider, ModelProviderStatus, ProviderPause, names};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Outcome, Providers};
+use super::{Outcome, Pauses, Providers};
 use crate::api_timeout::{WriteError, with_timeout};
 use crate::error::shown;
 use crate::routes::{Provider, RoutingTable};
@@ -27,19 +27,27 @@ const WRITE_WINDOW: Duration = Duration::from_secs(30);
 /// Time between two writes of when a provider answered last.
 const LAST_ANSWERED_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
+/// Most pauses in a status, as its schema has it.
+const MAX_SHOWN_PAUSES: usize = 64;
+
 /// What this gateway has seen of a provider since it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProviderHealth {
     pub(super) last_answered: Option<Timestamp>,
     /// Why the last request was not answered, if it was not.
     pub(super) failure: Option<String>,
+    /// Which of its models are left alone.
+    pub(super) pauses: Pauses,
 }
 
 impl ProviderHealth {
     /// Counts how a request to this provider ended.
     pub(super) fn record(&mut self, provider: &str, outcome: Outcome<'_>, now: Timestamp) {
         match outcome {
-            Outcome::Answered => *self = Self { last_answered: Some(now), failure: None },
+            Outcome::Answered => {
+                self.last_answered = Some(now);
+                self.failure = None;
+            }
             // What it says of the request says nothing of the provider, and one that is busy is well.
             Outcome::Rejected | Outcome::Failed { is_busy: true, .. } => {}
             Outcome::Failed { message, .. } => {
@@ -129,10 +137,12 @@ fn decide(
     let answered = health.last_answered.filter(is_later);
     let has_turned = health.failure != written.health.failure
         || (written.health.last_answered.is_none() && health.last_answered.is_some());
-    if !is_edited && !has_turned && answered.is_none() {
+    let has_paused = is_news(health, written, *generation, now);
+    if !is_edited && !has_turned && !has_paused && answered.is_none() {
         return None;
     }
     let mut status = ModelProviderStatus { observed_generation: *generation, ..status.clone() };
+    status.pauses = pauses(&status.pauses, health, *generation, now);
     if let Some(answered) = answered {
         status.last_answered = Some(Time(answered));
     }
@@ -146,6 +156,48 @@ fn decide(
     };
     conditions::set(&mut status.conditions, Type::Ready, ready, reason, message, *generation, now);
     Some(status)
+}
+
+/// Whether models are left alone that the written status does not say, or for a minute longer than it says.
+fn is_news(
+    health: &ProviderHealth,
+    written: &WrittenStatus,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> bool {
+    let is_written = |pause: &ProviderPause| {
+        written.health.pauses.shown(written.generation, now).any(|other| {
+            is_same(pause, other) && pause.until.0.duration_since(other.until.0) < LAST_ANSWERED_INTERVAL
+        })
+    };
+    health.pauses.shown(generation, now).any(|pause| !is_written(pause))
+}
+
+/// The pauses that have not ended, of this gateway and of others, each with its latest end.
+fn pauses(
+    shown: &[ProviderPause],
+    health: &ProviderHealth,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<ProviderPause> {
+    let mut all: Vec<ProviderPause> = Vec::new();
+    let running = shown.iter().filter(|pause| pause.until.0 > now);
+    for pause in health.pauses.shown(generation, now).chain(running) {
+        if let Some(other) = all.iter_mut().find(|other| is_same(other, pause)) {
+            other.until.0 = other.until.0.max(pause.until.0);
+        } else if all.len() < MAX_SHOWN_PAUSES {
+            all.push(pause.clone());
+        }
+    }
+    // Whole seconds: what others read and write is the same then.
+    for pause in &mut all {
+        pause.until.0 = Timestamp::from_second(pause.until.0.as_second()).unwrap_or(pause.until.0);
+    }
+    all
+}
+
+fn is_same(one: &ProviderPause, other: &ProviderPause) -> bool {
+    (one.scope, one.reason, &one.model) == (other.scope, other.reason, &other.model)
 }
 
 async fn write(
@@ -188,7 +240,10 @@ fn public_cause(message: &str, provider: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::{PauseReason, PauseScope};
+
     use super::*;
+    use crate::providers::Moment;
     use crate::providers::provider_stream::tests::provider;
 
     fn at(second: i64) -> Timestamp {
@@ -196,7 +251,8 @@ mod tests {
     }
 
     fn health(answered: Option<i64>, failure: Option<&str>) -> ProviderHealth {
-        ProviderHealth { last_answered: answered.map(at), failure: failure.map(str::to_owned) }
+        let failure = failure.map(str::to_owned);
+        ProviderHealth { last_answered: answered.map(at), failure, pauses: Pauses::default() }
     }
 
     fn shown_status(status: &ModelProviderStatus) -> (String, Option<i64>) {
@@ -237,6 +293,39 @@ mod tests {
         assert_eq!((edited.observed_generation, &edited.conditions), (Some(2), &one.status.conditions));
         // Once written it is not written again, whether or not the table has it.
         assert_eq!(decide(&one, &unknown, &WrittenStatus { generation: Some(2), ..nothing }, at(93)), None);
+    }
+
+    #[test]
+    fn statuses_say_which_models_are_left_alone_until_when() {
+        let moment = |second| Moment { instant: Instant::now(), time: at(second) };
+        let mut one = Provider { generation: Some(1), ..provider("https://openrouter.ai/api/v1") };
+        let mut seen = health(Some(1), None);
+        let mut written =
+            WrittenStatus { generation: Some(1), health: seen.clone(), ..WrittenStatus::default() };
+        one.status.observed_generation = Some(1);
+        one.status.last_answered = Some(Time(at(1)));
+        let pause =
+            |scope, reason, until| ProviderPause { scope, model: None, reason, until: Time(at(until)) };
+        // Another gateway wrote these; the second one is over.
+        one.status.pauses = vec![
+            pause(PauseScope::Free, PauseReason::RateLimited, 500),
+            pause(PauseScope::All, PauseReason::RateLimited, 9),
+        ];
+        assert_eq!(decide(&one, &seen, &written, at(10)), None);
+        seen.pauses.unpaid("org/big", Some(1), moment(10));
+        let status = decide(&one, &seen, &written, at(10)).unwrap();
+        let unpaid = |until| pause(PauseScope::Paid, PauseReason::NoCredits, until);
+        let others = pause(PauseScope::Free, PauseReason::RateLimited, 500);
+        assert_eq!(status.pauses, [unpaid(310), others.clone()]);
+        (one.status, written.health) = (status, seen.clone());
+        // A little longer is no news, and a minute is.
+        seen.pauses.unpaid("org/big", Some(1), moment(30));
+        assert_eq!(decide(&one, &seen, &written, at(30)), None);
+        seen.pauses.unpaid("org/big", Some(1), moment(70));
+        assert_eq!(decide(&one, &seen, &written, at(70)).unwrap().pauses, [unpaid(370), others]);
+        // Nobody writes that one has ended; it goes with the next write.
+        let later = decide(&one, &health(Some(600), None), &written, at(600)).unwrap();
+        assert_eq!(later.pauses, []);
     }
 
     #[test]

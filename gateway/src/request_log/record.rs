@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use russet_crds::{TokenPrice, Zone};
+use russet_crds::{ModelPrice, Money, Zone};
 use russet_wire::event::Usage;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,9 @@ pub struct RequestRecord {
     pub holds: Vec<HoldRecord>,
     /// Holds that are left out of the middle.
     pub holds_left_out: u32,
+    /// Providers that could have answered and were not asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<SkippedTarget>,
     /// Engines that it was sent to.
     pub attempts: Vec<AttemptRecord>,
     /// Attempts that are left out of the middle.
@@ -93,9 +96,11 @@ pub(super) struct OutsideAnswer {
     /// `namespace/name` of the ModelProvider.
     pub(super) provider: String,
     /// What its model costs; none where nobody knows.
-    pub(super) price: Option<TokenPrice>,
+    pub(super) price: Option<ModelPrice>,
     /// Tokens of the prompt, estimated.
     pub(super) prompt_tokens: u64,
+    /// What it cost, as the provider says; that counts where nobody knows the price.
+    pub(super) reported_cost: Option<Money>,
     /// What it used; none where it did not complete.
     pub(super) usage: Option<Usage>,
 }
@@ -260,6 +265,18 @@ pub struct PipelineRecord {
     pub name: String,
     /// `namespace/name` of the PipelineRun.
     pub run: String,
+}
+
+/// A model of a provider that was not asked when its turn came.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SkippedTarget {
+    /// `namespace/name` of the ModelProvider.
+    pub provider: String,
+    /// The model, as the provider names it.
+    pub model: String,
+    /// Why, in the gateway's words.
+    pub reason: String,
 }
 
 /// A replica that could have been chosen.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use russet_crds::Money;
 use russet_wire::event::{FinishReason, Usage};
 
 use super::message::{loggable, may_quote, shortened};
@@ -12,6 +13,7 @@ use super::record::OutsideAnswer;
 use super::{
     AttemptOutcome, AttemptRecord, EndpointScore, FactsRecord, HoldRecord, LogEntry, PipelineRecord,
     ProviderRecord, RequestEnd, RequestOutcome, RequestRecord, RouteRecord, RuleMismatch, ScorePart,
+    SkippedTarget,
 };
 use crate::audit::AuditLog;
 use crate::energy::EnginePart;
@@ -279,7 +281,8 @@ impl Recorder {
     /// The request leaves for a model of a provider, as this limit allows.
     pub(crate) fn left(&mut self, provider: &Provider, model: &str, limit: &ZoneLimit, prompt_tokens: u64) {
         let (name, price) = (provider.full_name(), provider.price(model));
-        self.outside = Some(OutsideAnswer { provider: name, price, prompt_tokens, usage: None });
+        self.outside =
+            Some(OutsideAnswer { provider: name, price, prompt_tokens, reported_cost: None, usage: None });
         let (response, mut number) = (self.response, 0);
         self.write(|record, now| {
             close_holds(record, response, now);
@@ -323,6 +326,29 @@ impl Recorder {
             });
         });
         self.attempt = number;
+    }
+
+    /// What the provider says that its answer cost.
+    pub(crate) fn reported_cost(&mut self, cost: Option<Money>) {
+        if let Some(outside) = &mut self.outside {
+            outside.reported_cost = cost;
+        }
+    }
+
+    /// Providers that could have answered and were not asked.
+    pub(crate) fn skipped(&self, skipped: Vec<SkippedTarget>) {
+        if skipped.is_empty() {
+            return;
+        }
+        self.write(|record, _| {
+            for one in skipped {
+                let is_known =
+                    |known: &SkippedTarget| (&known.provider, &known.model) == (&one.provider, &one.model);
+                if record.skipped.len() < MAX_PARTS && !record.skipped.iter().any(is_known) {
+                    record.skipped.push(one);
+                }
+            }
+        });
     }
 
     /// The engine has prepared the prompt.

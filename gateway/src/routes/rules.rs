@@ -177,7 +177,9 @@ impl RoutePolicy {
 
     /// Whether it looks at what a request is.
     pub fn reads_requests(&self) -> bool {
-        !self.rules.is_empty() || !self.otherwise.weights.is_empty() || self.leads_outside()
+        // A conversation stays with one of several equally fast models, which takes to know it.
+        let is_fastest = self.otherwise.pick == TargetPick::Fastest && self.otherwise.names.len() > 1;
+        !self.rules.is_empty() || !self.otherwise.weights.is_empty() || is_fastest || self.leads_outside()
     }
 
     /// Whether a request may go to a provider, or to a Pipeline that asks one, which takes to know its labels.
@@ -185,6 +187,16 @@ impl RoutePolicy {
         let all = self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise]);
         all.flat_map(|targets| &targets.names)
             .any(|name| matches!(name, TargetName::Provider { .. } | TargetName::Pipeline { .. }))
+    }
+
+    /// Names of the deployments that have another target beside them, so that it counts how quick each of them is.
+    pub(crate) fn compared_deployments(&self) -> impl Iterator<Item = &str> {
+        let all = self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise]);
+        let several = all.filter(|targets| targets.names.len() > 1).flat_map(|targets| &targets.names);
+        several.filter_map(|name| match name {
+            TargetName::Deployment(name) => Some(name.as_str()),
+            TargetName::Provider { .. } | TargetName::Pipeline { .. } => None,
+        })
     }
 
     /// Whether it has rules.

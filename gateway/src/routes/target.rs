@@ -3,8 +3,11 @@
 use std::fmt;
 
 use russet_crds::{
-    ModelProviderSpec, ModelProviderStatus, Money, ProviderModel, RouteTarget, TokenPrice, Zone,
+    ModelPrice, ModelProviderSpec, ModelProviderStatus, Money, ProviderModel, ProviderPause, RouteTarget,
+    Zone,
 };
+
+use jiff::Timestamp;
 
 use super::{Deployment, matches_pattern};
 
@@ -47,11 +50,20 @@ impl Provider {
         self.spec.models.iter().find(|known| matches_pattern(&known.name, model))
     }
 
-    /// What a million tokens of one of its models cost; `None` where nobody knows.
-    pub fn price(&self, model: &str) -> Option<TokenPrice> {
-        let price = self.known(model).and_then(|known| known.price_per_million_tokens);
+    /// What answers of one of its models cost; `None` where nobody knows.
+    pub fn price(&self, model: &str) -> Option<ModelPrice> {
+        let known = self.known(model);
         // Servers of one's own cost nothing unless somebody says so.
-        price.or((self.spec.zone < Zone::Cloud).then(TokenPrice::default))
+        let own = (self.spec.zone < Zone::Cloud).then_some(Default::default());
+        let tokens = known.and_then(|known| known.price_per_million_tokens).or(own)?;
+        let request = known.and_then(|known| known.price_per_request).unwrap_or_default();
+        Some(ModelPrice { tokens, request })
+    }
+
+    /// The pause in its status that ends last, of those that a model has at this time.
+    pub fn pause(&self, model: &str, at: Timestamp) -> Option<&ProviderPause> {
+        let holds = |pause: &&ProviderPause| pause.is_about(model) && pause.until.0 > at;
+        self.status.pauses.iter().filter(holds).max_by_key(|pause| pause.until.0)
     }
 }
 

@@ -51,6 +51,11 @@ impl Session {
         })
     }
 
+    /// The session that a conversation is, by its number.
+    pub(crate) fn of_conversation(number: u64) -> Self {
+        Self(number)
+    }
+
     /// Its number, the same for all its requests.
     pub(crate) fn number(self) -> u64 {
         self.0

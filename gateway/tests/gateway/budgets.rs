@@ -339,14 +339,16 @@ async fn money_decides_which_provider_answers() {
     let _engine = lab.engine(vec![started(), finished(FinishReason::Stop)]);
     let dear = MockProvider::start(|_| Reply::Events(openai(&["dear"]))).await;
     let cheap = MockProvider::start(|_| Reply::Events(openai(&["cheap"]))).await;
-    let provider = |mock: &MockProvider, price: Value| {
+    let provider = |mock: &MockProvider, price: Value, fee: &str| {
         let mut spec = serde_json::to_value(mock.object("p", Zone::Local).spec).unwrap();
-        spec["models"] = json!([{"name": "org/*", "contextTokens": 4000, "pricePerMillionTokens": price}]);
+        spec["models"] = json!([{
+            "name": "org/*", "contextTokens": 4000, "pricePerMillionTokens": price, "pricePerRequest": fee,
+        }]);
         spec
     };
     let prices = (json!({"input": "100", "output": "1000"}), json!({"input": "1", "output": "10"}));
-    lab.objects.apply("modelproviders", object("ModelProvider", "dear", provider(&dear, prices.0)));
-    lab.objects.apply("modelproviders", object("ModelProvider", "cheap", provider(&cheap, prices.1)));
+    lab.objects.apply("modelproviders", object("ModelProvider", "dear", provider(&dear, prices.0, "0.001")));
+    lab.objects.apply("modelproviders", object("ModelProvider", "cheap", provider(&cheap, prices.1, "0")));
     let target = |name: &str| json!({"providerRef": {"name": name}, "model": "org/big"});
     lab.objects.apply(
         "modelroutes",
@@ -375,14 +377,14 @@ async fn money_decides_which_provider_answers() {
         (response.status().as_u16(), response.json::<Value>().await.unwrap())
     };
     let text = |body: &Value| body["choices"][0]["message"]["content"].clone();
-    // 40 tokens of the first would cost 0.04, which is there; what it used is 11 + 2 tokens.
+    // 40 tokens of the first would cost 0.04 and a fee, which is there; what it used is 11 + 2 tokens and that fee.
     let (status, body) = ask(40, 1).await;
     assert_eq!((status, text(&body)), (200, json!("dear")), "{body}");
-    lab.used("money", "money", json!("0.0031")).await;
+    lab.used("money", "money", json!("0.0041")).await;
     // 48 tokens cost more than is left, and at the second a hundredth.
     let (status, body) = ask(48, 1).await;
     assert_eq!((status, text(&body)), (200, json!("cheap")), "{body}");
-    lab.used("money", "money", json!("0.003131")).await;
+    lab.used("money", "money", json!("0.004131")).await;
     let (status, body) = ask(3900, 1).await;
     assert_eq!((status, text(&body)), (200, json!("cheap")), "{body}");
     let (status, body) = ask(3900, 1000).await;

@@ -276,7 +276,7 @@ async fn the_status_of_a_provider_says_whether_it_answers() {
     let is_ill = Arc::new(AtomicBool::new(false));
     let ill = is_ill.clone();
     let outside = MockProvider::start(move |_| match ill.load(Ordering::Acquire) {
-        true => Reply::Status(500, None, r#"{"error": {"message": "you said: a secret"}}"#),
+        true => Reply::Status(402, None, r#"{"error": {"message": "you said: a secret"}}"#),
         false => Reply::Events(openai(&["from", " outside"])),
     })
     .await;
@@ -320,8 +320,11 @@ async fn the_status_of_a_provider_says_whether_it_answers() {
     is_ill.store(true, Ordering::Release);
     assert!(chat().await.unwrap().status().is_server_error());
     let status = written("NotAnswering").await;
-    let message = "it answers 500; `russet why` of a request says more";
+    let message = "it answers 402; `russet why` of a request says more";
     assert_eq!(status["conditions"][0]["message"], message);
+    let [pause] = &status["pauses"].as_array().unwrap()[..] else { panic!("{status}") };
+    assert_eq!((&pause["scope"], &pause["reason"]), (&json!("Paid"), &json!("NoCredits")));
+    assert!(pause["until"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap() > jiff::Timestamp::now());
     gateway.stop().await;
     server.shutdown_background();
 }

@@ -34,6 +34,7 @@ mod pipelines;
 mod poison;
 mod pooling;
 mod prefixes;
+mod provider_limits;
 mod providers;
 mod responses;
 mod resume;

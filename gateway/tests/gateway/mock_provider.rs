@@ -23,6 +23,8 @@ pub enum Reply {
     Stall(Vec<String>),
     /// An answer with this status, header and body.
     Status(u16, Option<(&'static str, &'static str)>, &'static str),
+    /// Another reply with these headers.
+    With(Vec<(&'static str, String)>, Box<Reply>),
 }
 
 /// A request that it got.
@@ -123,7 +125,18 @@ async fn answer(State(state): State<Arc<MockState>>, request: axum::extract::Req
     let asked = ReceivedRequest { path: parts.uri.path().to_owned(), headers: parts.headers, body };
     let reply = (state.reply)(&asked);
     state.asked.lock().unwrap().push(asked);
+    respond(&state, reply)
+}
+
+fn respond(state: &MockState, reply: Reply) -> Response {
     let (events, stalls) = match reply {
+        Reply::With(headers, reply) => {
+            let mut response = respond(state, *reply);
+            for (name, value) in headers {
+                response.headers_mut().insert(name, value.parse().unwrap());
+            }
+            return response;
+        }
         Reply::Status(status, header, body) => {
             let mut response = Response::new(Body::from(body));
             *response.status_mut() = StatusCode::from_u16(status).unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use russet_crds::{ModelRoute, Money, ProviderApi, ProviderModel, TokenPrice, Zone};
+use russet_crds::{ModelPrice, ModelRoute, Money, ProviderApi, ProviderModel, TokenPrice, Zone};
 use russet_gateway::audit::{AuditLog, AuditPeriod, UsageField, usage, verify};
 use russet_gateway::request_log::{AttemptOutcome, RequestRecord};
 use russet_gateway::response_store::ResponseStoreConfig;
@@ -21,7 +21,7 @@ fn working() -> DeploymentState {
 }
 
 /// A route `auto` with this spec, these providers, and the deployments that are published already.
-fn route(lab: &GatewayLab, providers: &[Provider], spec: Value) {
+pub fn route(lab: &GatewayLab, providers: &[Provider], spec: Value) {
     let object = json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelRoute",
         "metadata": {"name": "auto", "namespace": "default"}, "spec": spec,
@@ -36,7 +36,7 @@ fn route(lab: &GatewayLab, providers: &[Provider], spec: Value) {
     });
 }
 
-fn to_provider(name: &str) -> Value {
+pub fn to_provider(name: &str) -> Value {
     json!({"providerRef": {"name": name}, "model": "org/big"})
 }
 
@@ -45,21 +45,21 @@ fn to_deployment(name: &str) -> Value {
 }
 
 /// A spec with these targets that may leave as far as this.
-fn spec(zone: &str, targets: Value) -> Value {
+pub fn spec(zone: &str, targets: Value) -> Value {
     json!({"models": ["auto"], "zone": zone, "targets": targets})
 }
 
-async fn why(lab: &GatewayLab, id: &str) -> RequestRecord {
+pub async fn why(lab: &GatewayLab, id: &str) -> RequestRecord {
     let response = lab.client.get(lab.url(&format!("/requests/{id}/why"))).send().await.unwrap();
     response.json().await.unwrap()
 }
 
-async fn body(request: reqwest::RequestBuilder) -> (u16, Value) {
+pub async fn body(request: reqwest::RequestBuilder) -> (u16, Value) {
     let response = request.send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-fn text(body: &Value) -> &str {
+pub fn text(body: &Value) -> &str {
     body["choices"][0]["message"]["content"].as_str().unwrap_or_default()
 }
 
@@ -443,10 +443,15 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     let engine = lab.engine("a", |_| vec![started(), token("home"), finished(FinishReason::Stop)]);
     lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     let mut object = provider.object("p", Zone::Local);
-    let price = json!({"input": "3", "cachedInput": "0.30", "output": "15"});
-    let price: TokenPrice = serde_json::from_value(price).unwrap();
-    let model =
-        ProviderModel { name: "*".into(), price_per_million_tokens: Some(price), ..Default::default() };
+    let tokens = json!({"input": "3", "cachedInput": "0.30", "output": "15"});
+    let tokens: TokenPrice = serde_json::from_value(tokens).unwrap();
+    let price = ModelPrice { tokens, request: "0.02".parse().unwrap() };
+    let model = ProviderModel {
+        name: "*".into(),
+        price_per_million_tokens: Some(price.tokens),
+        price_per_request: Some(price.request),
+        ..Default::default()
+    };
     object.spec.models = vec![model];
     route(&lab, &[object], spec("Local", json!([to_provider("p")])));
     assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
@@ -478,6 +483,7 @@ async fn what_leaves_is_in_the_audit_log_before_it_does() {
     let per_answer = price.of(away.prompt_tokens / 2, away.cached_tokens / 2, away.completion_tokens / 2);
     assert!(away.completion_tokens > 0 && away.cost == per_answer.plus(per_answer), "{away:?}");
     assert_eq!((here.prompt_tokens, here.cached_tokens, here.completion_tokens), (7, 2, 3));
+    // Of the three here one computed something: a fee is for that one alone.
     assert_eq!((here.cost, here.elsewhere), (Money::ZERO, price.of(7, 2, 3)));
     let line = "russet_gateway_provider_cost_total{provider=\"default/p\"} ";
     let metrics = lab.metrics().await;

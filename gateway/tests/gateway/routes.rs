@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
-    GatewayLab, ScriptStep, ScriptedEngine, access_key, finished, hello, limits, started, token,
-    wait_for_metric,
+    GatewayLab, ScriptStep, ScriptedEngine, TEST_TIMEOUT, access_key, finished, hello, limits, started,
+    token, wait_for_metric,
 };
 
 /// Asks for much.
@@ -259,6 +259,62 @@ async fn the_fastest_target_is_the_one_that_is_free() {
         record.attempts[0].candidates.iter().map(|one| (one.node.as_str(), one.score.is_some())).collect();
     assert_eq!(candidates, [("free", true), ("busy", true)]);
     waiting.iter().for_each(|request| request.abort());
+}
+
+/// Two deployments of one replica each, of two models, of which the fastest answers.
+fn two_models(lab: &GatewayLab, engines: &[(&str, &ScriptedEngine)]) {
+    let targets: Vec<Value> = engines.iter().map(|(name, _)| to(name)[0].clone()).collect();
+    publish(lab, engines, json!({"models": ["auto"], "targets": targets, "pick": "Fastest"}));
+    lab.change(|table| {
+        for deployment in &mut table.deployments {
+            deployment.endpoints[0].model = deployment.name.clone();
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_conversation_stays_with_one_of_two_equal_models() {
+    let lab = GatewayLab::start(limits()).await;
+    let (one, two) = (named(&lab, "one"), named(&lab, "two"));
+    two_models(&lab, &[("first", &one), ("second", &two)]);
+    // A client that names no session, as Hermes Agent does not.
+    let mut answered = BTreeMap::new();
+    for conversation in 0..20 {
+        let mut messages = vec![json!({"role": "user", "content": format!("Question {conversation}?")})];
+        let by = answer(lab.chat(json!({"model": "auto", "messages": messages}))).await;
+        for turn in 0..4 {
+            messages.push(json!({"role": "assistant", "content": by}));
+            messages.push(json!({"role": "user", "content": format!("And {turn}?")}));
+            assert_eq!(answer(lab.chat(json!({"model": "auto", "messages": messages}))).await, by);
+        }
+        *answered.entry(by).or_insert(0) += 1;
+    }
+    assert_eq!(answered.len(), 2, "each model gets conversations: {answered:?}");
+}
+
+#[tokio::test]
+async fn the_fastest_of_two_models_is_where_the_prompt_is_cached() {
+    let lab = GatewayLab::start(limits()).await;
+    let (one, two) = (named(&lab, "one"), named(&lab, "two"));
+    let system = json!({"role": "system", "content": "Be brief. ".repeat(4000)});
+    let ask = async |text: &str| {
+        let messages = json!([system, {"role": "user", "content": text}]);
+        answer(lab.chat(json!({"model": "auto", "messages": messages}))).await
+    };
+    two_models(&lab, &[("first", &one), ("second", &two)]);
+    let (first, other) = if ask("Hi").await == "one" { (&one, (&two, "two")) } else { (&two, (&one, "one")) };
+    let marks = first.marks.lock().unwrap()[0].clone();
+    // The other one says that it has the beginning: whatever the conversation, that is quicker.
+    let (cached, other) = other;
+    cached.has_cached(&marks[..marks.len() - 1]);
+    let followed = tokio::time::timeout(TEST_TIMEOUT, async { while ask("Hi").await != other {} });
+    assert!(
+        followed.await.is_ok(),
+        "the gateway does not follow what deployments of one replica have cached"
+    );
+    for number in 0..20 {
+        assert_eq!(ask(&format!("Question {number}?")).await, other);
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::client_setup::setup::{ClientProgram, ClientSetup, ConfigPatch, Expect
 pub const CLIENT: ClientProgram = ClientProgram {
     name: "hermes",
     title: "Hermes Agent",
-    evidence: "Hermes Agent 0.19.0 reads this file; a whole run against Russet was not seen",
+    evidence: "Hermes Agent 0.19.0 was run against Russet with this file",
     wants_claude_names: false,
     setup,
 };

@@ -15,13 +15,13 @@ use crate::routes::PipelineTarget;
 impl AttemptLoop<'_> {
     /// Why this Pipeline is not run with the request, if so.
     pub(super) fn not_run(&self, target: PipelineTarget<'_>) -> Option<Closed> {
-        let invalid = |why: String| Some(Closed { why, kind: ErrorKind::InvalidRequest });
+        let invalid = |why: String| Some(Closed::of(why, ErrorKind::InvalidRequest));
         if !matches!(self.request.kind, RequestKind::Text) {
             return invalid("it is asked for text alone".to_owned());
         }
         if self.request.recorder.is_of_step() {
             let why = "a step of a Pipeline starts no run of another one";
-            return Some(Closed { why: why.to_owned(), kind: ErrorKind::ModelForbidden });
+            return Some(Closed::of(why, ErrorKind::ModelForbidden));
         }
         if self.request.recorder.is_one_of_several() {
             return invalid("a run makes one answer, and the request asks for several".to_owned());
@@ -42,12 +42,11 @@ impl AttemptLoop<'_> {
                 "its runs ask models as the holder of a key of the namespace {}, and the key {name} is of {namespace}",
                 target.namespace
             );
-            return Some(Closed { why, kind: ErrorKind::ModelForbidden });
+            return Some(Closed::of(why, ErrorKind::ModelForbidden));
         }
-        let not_ready = |why: String| Closed { why, kind: ErrorKind::ModelNotReady };
         let Some(runs) = &self.dispatcher.pipelines else {
             let why = "this gateway runs no Pipelines, because it has no store (--responses-store)";
-            return Some(not_ready(why.to_owned()));
+            return Some(Closed::of(why, ErrorKind::ModelNotReady));
         };
         runs.refusal(target)
     }

@@ -26,7 +26,9 @@ impl AttemptLoop<'_> {
         if let Some(closed) = self.beyond_known(provider, model) {
             return Some(closed);
         }
-        self.dispatcher.providers.closed(provider, model)
+        // What it said last it may have said of another caller's request.
+        let closed = self.dispatcher.providers.closed(provider, model)?;
+        Some(Closed { said: None, ..closed })
     }
 
     /// Why the request is more than what is known of the model, if it is: longer, or of a price that nobody knows.
@@ -34,8 +36,8 @@ impl AttemptLoop<'_> {
         let counts_money = self.request.reservation.as_ref().is_some_and(Reservation::counts_money);
         if counts_money && provider.price(model).is_none() {
             let kind = ErrorKind::BudgetExceeded;
-            let why = "a Budget counts money, and nobody knows what this model costs;                        spec.models of the provider has no pricePerMillionTokens for it";
-            return Some(Closed { why: why.to_owned(), kind });
+            let why = "a Budget counts money, and nobody knows what this model costs; spec.models of the provider has no pricePerMillionTokens for it";
+            return Some(Closed::of(why, kind));
         }
         let context = provider.known(model)?.context_tokens?;
         let needed = self.prompt_estimate().saturating_add(self.request.request.max_tokens.unwrap_or(0));
@@ -58,10 +60,7 @@ impl AttemptLoop<'_> {
         let (Some(reservation), Some(price)) = (&mut self.request.reservation, provider.price(model)) else {
             return Ok(());
         };
-        reservation
-            .begin_attempt(price)
-            .await
-            .map_err(|error| Closed { why: error.message, kind: error.kind })
+        reservation.begin_attempt(price).await.map_err(|error| Closed::of(error.message, error.kind))
     }
 
     /// Sends the request to a model of a provider. `None` when that does not answer; the request does not come back to it.

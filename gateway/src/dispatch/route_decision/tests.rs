@@ -86,7 +86,7 @@ fn may_run(_: PipelineTarget<'_>) -> Option<Closed> {
 }
 
 fn may_not_run(_: PipelineTarget<'_>) -> Option<Closed> {
-    Some(Closed { why: "it is asked for text alone".into(), kind: ErrorKind::InvalidRequest })
+    Some(Closed::of("it is asked for text alone", ErrorKind::InvalidRequest))
 }
 
 fn plain_query() -> RouteQuery<'static> {

@@ -1,0 +1,240 @@
+//! What providers say of their limits, credits and costs: which of their models are left alone until when, that the next target
+//! answers meanwhile, and that prices count whatever a provider reports.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use russet_crds::{ModelProviderSpec, ProviderApi, Zone};
+use russet_gateway::audit::{AuditLog, AuditPeriod, UsageField, UsageTotal, usage};
+use serde_json::{Value, json};
+
+use crate::harness::{GatewayLab, TEST_TIMEOUT, limits};
+use crate::mock_provider::{MockProvider, Reply, openai};
+use crate::providers::{body, route, spec, text, why};
+
+fn target(name: &str, model: &str) -> Value {
+    json!({"providerRef": {"name": name}, "model": model})
+}
+
+const SECOND: SignedDuration = SignedDuration::from_secs(1);
+const MINUTES: SignedDuration = SignedDuration::from_secs(600);
+
+/// A time so many seconds from now.
+fn in_seconds(seconds: i64) -> Timestamp {
+    Timestamp::now() + SignedDuration::from_secs(seconds)
+}
+
+/// A whole answer in an API of a provider, with these headers.
+fn answer(api: ProviderApi, headers: &[(&'static str, String)]) -> Reply {
+    let events = match api {
+        ProviderApi::Anthropic => [
+            json!({"type": "message_start", "message": {"usage": {"input_tokens": 5, "output_tokens": 1}}}),
+            json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+            json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "limited"}}),
+            json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}),
+            json!({"type": "message_stop"}),
+        ]
+        .map(|event| event.to_string())
+        .to_vec(),
+        _ => openai(&["limited"]),
+    };
+    Reply::With(headers.to_vec(), Box::new(Reply::Events(events)))
+}
+
+#[tokio::test]
+async fn nothing_left_of_a_limit_holds_until_its_reset() {
+    type Headers = fn() -> Vec<(&'static str, String)>;
+    let openrouter: Headers = || {
+        vec![
+            ("x-ratelimit-limit", "20".into()),
+            ("x-ratelimit-remaining", "0".into()),
+            ("x-ratelimit-reset", in_seconds(600).as_millisecond().to_string()),
+        ]
+    };
+    let openai: Headers = || {
+        vec![("x-ratelimit-remaining-requests", "0".into()), ("x-ratelimit-reset-requests", "10m0s".into())]
+    };
+    let anthropic: Headers = || {
+        vec![
+            ("anthropic-ratelimit-requests-remaining", "0".into()),
+            ("anthropic-ratelimit-requests-reset", in_seconds(600).to_string()),
+        ]
+    };
+    for (api, headers, models) in [
+        (ProviderApi::OpenAI, openrouter, "all of its models are"),
+        (ProviderApi::OpenAI, openai, "this model is"),
+        (ProviderApi::Anthropic, anthropic, "this model is"),
+    ] {
+        let lab = GatewayLab::start(limits()).await;
+        let limited = MockProvider::start(move |_| answer(api, &headers())).await;
+        let other = MockProvider::saying("other").await;
+        let mut object = limited.object("limited", Zone::Local);
+        object.spec.api = api;
+        let targets = json!([target("limited", "m"), target("other", "m")]);
+        route(&lab, &[object.clone(), other.object("other", Zone::Local)], spec("Local", targets.clone()));
+        let begin = Timestamp::now();
+        let ask = async |id: &str| {
+            let chat = json!({"model": "auto", "messages": [{"role": "user", "content": "hi"}]});
+            let call =
+                lab.client.post(lab.url("/v1/chat/completions")).json(&chat).header("x-request-id", id);
+            let (status, answer) = body(call).await;
+            assert_eq!(status, 200, "{answer}");
+            text(&answer).to_owned()
+        };
+        assert_eq!(ask("first").await, "limited");
+        for id in ["second", "third"] {
+            assert_eq!(ask(id).await, "other", "{models}");
+        }
+        assert_eq!(limited.asked().len(), 1, "{models}");
+        let record = why(&lab, "third").await;
+        let [skipped] = &record.skipped[..] else { panic!("{:?}", record.skipped) };
+        assert_eq!((skipped.provider.as_str(), skipped.model.as_str()), ("default/limited", "m"));
+        let reason = &skipped.reason;
+        assert!(reason.starts_with("nothing of its rate limit remains until 20"), "{reason}");
+        assert!(reason.ends_with(&format!("{models} left alone until then")), "{reason}");
+        assert_eq!(record.attempts.len(), 1);
+        // The end is that of the limit, which is 600 s after the answer.
+        let until = reason.split_whitespace().find_map(|word| word.trim_end_matches(',').parse().ok());
+        let until: Timestamp = until.unwrap();
+        assert!(begin + MINUTES - SECOND <= until && until <= Timestamp::now() + MINUTES, "{reason}");
+        // Whoever edits the provider, such as after its plan has changed, makes it start anew.
+        object.generation = Some(2);
+        route(&lab, &[object, other.object("other", Zone::Local)], spec("Local", targets));
+        assert_eq!(ask("fourth").await, "limited", "{models}");
+        assert_eq!(limited.asked().len(), 2, "{models}");
+    }
+}
+
+#[tokio::test]
+async fn headers_that_say_nonsense_hold_nobody() {
+    let lab = GatewayLab::start(limits()).await;
+    for (number, headers) in [
+        vec![("x-ratelimit-remaining", "0")],
+        vec![("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "soon")],
+        vec![("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "-1")],
+        vec![("x-ratelimit-remaining", "-3"), ("x-ratelimit-reset", "60")],
+        vec![("x-ratelimit-remaining-tokens", "0"), ("x-ratelimit-reset-tokens", "NaNs")],
+        vec![
+            ("anthropic-ratelimit-tokens-remaining", "0"),
+            ("anthropic-ratelimit-tokens-reset", "2001-01-01"),
+        ],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let headers: Vec<(&'static str, String)> =
+            headers.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
+        let shown = format!("{headers:?}");
+        let provider = MockProvider::start(move |_| answer(ProviderApi::OpenAI, &headers)).await;
+        let name = format!("p{number}");
+        route(&lab, &[provider.object(&name, Zone::Local)], spec("Local", json!([target(&name, "m")])));
+        for _ in 0..2 {
+            let (status, answer) = body(lab.chat(json!({"model": "auto"}))).await;
+            assert_eq!(status, 200, "{shown}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn limits_of_free_models_hold_free_models_alone() {
+    let lab = GatewayLab::start(limits()).await;
+    // As OpenRouter refuses: the headers are in the body too.
+    let refusal = r#"{"error": {"message": "Rate limit exceeded: free-models-per-day", "code": 429, "metadata":
+        {"headers": {"X-RateLimit-Limit": "50", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "36000"}}}}"#;
+    let provider = MockProvider::start(move |asked| match asked.body["model"].as_str() {
+        Some(model) if model.ends_with(":free") => Reply::Status(429, None, refusal),
+        _ => Reply::Events(openai(&["paid"])),
+    })
+    .await;
+    let targets = json!([target("p", "a:free"), target("p", "b:free"), target("p", "big")]);
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", targets));
+    for id in ["first", "second"] {
+        let (status, answer) = body(lab.chat(json!({"model": "auto"})).header("x-request-id", id)).await;
+        assert_eq!((status, text(&answer)), (200, "paid"), "{answer}");
+    }
+    // One free model was asked once: its limit is that of the other one too.
+    let asked: Vec<Value> = provider.asked().iter().map(|asked| asked.body["model"].clone()).collect();
+    assert_eq!(asked, ["a:free", "big", "big"]);
+    let skipped = why(&lab, "second").await.skipped;
+    let models: Vec<&str> = skipped.iter().map(|one| one.model.as_str()).collect();
+    assert_eq!(models, ["a:free", "b:free"]);
+    assert!(skipped.iter().all(|one| one.reason.contains("free models are left alone")), "{skipped:?}");
+    // Nothing but free models: the client may try again.
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", json!([target("p", "b:free")])));
+    let (status, answer) = body(lab.chat(json!({"model": "auto"}))).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert_eq!(status, 429, "{answer}");
+    assert!(message.contains("nothing of its rate limit remains until"), "{message}");
+}
+
+#[tokio::test]
+async fn without_credits_free_models_are_asked_and_others_not() {
+    let lab = GatewayLab::start(limits()).await;
+    let provider = MockProvider::start(|asked| match asked.body["model"].as_str() {
+        Some(model) if model.ends_with(":free") => Reply::Events(openai(&["free"])),
+        _ => Reply::Status(402, None, r#"{"error": {"message": "Insufficient credits", "code": 402}}"#),
+    })
+    .await;
+    let targets = json!([target("p", "big"), target("p", "bigger"), target("p", "small:free")]);
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", targets));
+    for id in ["first", "second"] {
+        let (status, answer) = body(lab.chat(json!({"model": "auto"})).header("x-request-id", id)).await;
+        assert_eq!((status, text(&answer)), (200, "free"), "{answer}");
+    }
+    let asked: Vec<Value> = provider.asked().iter().map(|asked| asked.body["model"].clone()).collect();
+    assert_eq!(asked, ["big", "small:free", "small:free"]);
+    let skipped = why(&lab, "second").await.skipped;
+    assert_eq!(skipped.len(), 2, "{skipped:?}");
+    assert!(skipped.iter().all(|one| one.reason.contains("it has no credits")), "{skipped:?}");
+    // Alone it says so.
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", json!([target("p", "big")])));
+    let (status, answer) = body(lab.chat(json!({"model": "auto"}))).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert_eq!((status, &answer["error"]["code"]), (502, &json!("provider_failed")), "{answer}");
+    assert!(
+        message.contains("it has no credits, and models that are not free are left alone until"),
+        "{message}"
+    );
+    assert_eq!(provider.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn prices_count_and_not_what_a_provider_reports() {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
+    let saying = |cost: Value| {
+        MockProvider::start(move |_| {
+            let mut events = openai(&["far"]);
+            let at = events.len() - 2;
+            let usage = json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": cost});
+            events[at] = json!({"choices": [], "usage": usage}).to_string();
+            Reply::Events(events)
+        })
+    };
+    // In the house the price is nothing, unless one is written.
+    let (claims, priced) = (saying(json!(0.5)).await, saying(json!(-3)).await);
+    let mut object = priced.object("priced", Zone::Local);
+    let models = json!([{
+        "name": "*", "pricePerMillionTokens": {"input": "1", "output": "10"}, "pricePerRequest": "0.01",
+    }]);
+    object.spec = ModelProviderSpec { models: serde_json::from_value(models).unwrap(), ..object.spec };
+    for (object, name) in [(claims.object("claims", Zone::Local), "claims"), (object, "priced")] {
+        route(&lab, &[object], spec("Local", json!([target(name, "m")])));
+        assert_eq!(text(&body(lab.chat(json!({"model": "auto"}))).await.1), "far");
+    }
+    let read = || {
+        let (fields, zone) = ([UsageField::Provider], jiff::tz::TimeZone::UTC);
+        usage(folder.path(), &AuditPeriod::default(), &fields, &zone, None).unwrap().totals
+    };
+    let ended = async {
+        while read().values().map(|total| total.requests).sum::<u64>() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, ended).await.unwrap();
+    let costs: BTreeMap<String, String> =
+        read().into_iter().map(|(key, UsageTotal { cost, .. })| (key.concat(), cost.to_string())).collect();
+    let expected = [("default/claims", "0.00"), ("default/priced", "0.01003")];
+    assert_eq!(costs, BTreeMap::from(expected.map(|(name, cost)| (name.to_owned(), cost.to_owned()))));
+}
