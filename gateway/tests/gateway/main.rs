@@ -34,6 +34,7 @@ mod pipelines;
 mod poison;
 mod pooling;
 mod prefixes;
+mod prompt_logprobs;
 mod providers;
 mod responses;
 mod resume;
