@@ -10,13 +10,18 @@ mod identities;
 #[path = "support/model.rs"]
 mod model;
 
+use std::path::Path;
+
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::engine_config::Dtype;
 use russet_wire::event::{FinishReason, GenerationEvent, Logprobs, PromptToken, Usage};
 use russet_wire::request::{GenerationRequest, RawPrompt};
 use tonic::transport::Channel;
 
 use engines::{EngineHarness, ask, next, say};
 
+/// A small trained model, of 16 bits.
+const SMOKE_MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/smoke/model");
 /// Sums of shards and of pieces round differently.
 const TOLERANCE: f32 = 1e-4;
 
@@ -137,6 +142,31 @@ async fn a_prompt_has_the_logprobs_with_which_it_was_sampled() {
         // Each group sampled the same tokens.
         check_same("another split", group, &groups[0]);
     }
+}
+
+/// A model of 16 bits computes one position and many of them in other orders, which rounds hidden states by some thousandths.
+/// What is told of a token is not rounded once more, to two or three digits, where it was generated or where it was read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn numbers_of_16_bit_models_are_told_in_32_bits() {
+    let mut lab = EngineHarness::new();
+    lab.config.dtype = Dtype::Auto;
+    let engines = lab.start(Path::new(SMOKE_MODEL), &[4]);
+    let mut client = lab.client(&engines[0]).await;
+    let prompt = [274, 272, 225, 20, 26];
+    let asked = GenerationRequest { logprobs: Some(1), ..continued(&prompt, 24) };
+    let sampled = tell(&mut client, asked).await;
+    let whole = [prompt.as_slice(), &sampled.ids].concat();
+    let told = tell(&mut client, scored(&whole, 0, 1)).await.prompt;
+    let read: Vec<f32> =
+        told[prompt.len()..].iter().map(|token| token.logprobs.as_ref().unwrap().logprob).collect();
+    let generated: Vec<f32> = sampled.logprobs.iter().map(|one| one.sampled.logprob).collect();
+    for (read, generated) in read.iter().zip(&generated) {
+        assert!((read - generated).abs() < 0.1, "{read} and {generated}");
+    }
+    // Of a probability of 1 nothing is left to round.
+    let rounded =
+        |numbers: &[f32]| numbers.iter().all(|number| *number == 0.0 || number.to_bits() & 0xFFFF == 0);
+    assert!(!rounded(&read) && !rounded(&generated), "{read:?} {generated:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -484,9 +484,14 @@ impl ModelRunner {
                 // The masks are computed meanwhile.
                 async_eval([&logprobs]).map_err(mlx)?;
             }
-            let is_edited =
-                choices.iter().any(|choice| choice.edits.is_some() && choice.top_logprobs.is_some());
-            let unedited = if is_edited { log_softmax(&unedited).map_err(mlx)? } else { logprobs.clone() };
+            // What clients are told is in 32 bits, like the scores of a prompt: 16 bits have two or three digits.
+            let is_told = choices.iter().any(|choice| choice.top_logprobs.is_some());
+            let unedited = match is_told {
+                true => {
+                    unedited.as_dtype(Dtype::Float32).and_then(|logits| log_softmax(&logits)).map_err(mlx)?
+                }
+                false => logprobs.clone(),
+            };
             let tokens = SampledTokens::sample(&choices, &logprobs, &unedited).map_err(mlx)?;
             let mut row = 0;
             for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.sample.is_some())
