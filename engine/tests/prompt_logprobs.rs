@@ -27,36 +27,36 @@ const TOLERANCE: f32 = 1e-4;
 
 /// What an engine told of a request.
 #[derive(Default)]
-struct Told {
+struct PromptAnswer {
     prompt: Vec<PromptToken>,
     ids: Vec<u32>,
     logprobs: Vec<Logprobs>,
     usage: Usage,
 }
 
-async fn tell(client: &mut EngineClient<Channel>, request: GenerationRequest) -> Told {
+async fn tell(client: &mut EngineClient<Channel>, request: GenerationRequest) -> PromptAnswer {
     let mut events = ask(client, request).await;
-    let (mut told, mut ended) = (Told::default(), false);
+    let (mut answer, mut ended) = (PromptAnswer::default(), false);
     while let Some(event) = next(&mut events).await {
         assert!(!ended, "{event:?} after the end");
         match event {
-            GenerationEvent::Started { .. } => assert!(told.prompt.is_empty() && told.ids.is_empty()),
+            GenerationEvent::Started { .. } => assert!(answer.prompt.is_empty() && answer.ids.is_empty()),
             GenerationEvent::Prompt { tokens } => {
-                assert!(told.ids.is_empty(), "the prompt comes before the response");
-                told.prompt.extend(tokens);
+                assert!(answer.ids.is_empty(), "the prompt comes before the response");
+                answer.prompt.extend(tokens);
             }
             GenerationEvent::Token { id, delta } => {
-                told.ids.push(id);
-                told.logprobs.extend(delta.logprobs);
+                answer.ids.push(id);
+                answer.logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished { reason, usage } => {
                 assert_eq!(reason, FinishReason::Length);
-                (told.usage, ended) = (usage, true);
+                (answer.usage, ended) = (usage, true);
             }
             GenerationEvent::Failed(failure) => panic!("{failure:?}"),
         }
     }
-    told
+    answer
 }
 
 /// A request to continue these tokens.
@@ -113,30 +113,32 @@ async fn a_prompt_has_the_logprobs_with_which_it_was_sampled() {
         let sampled = tell(&mut client, asked).await;
         assert!(sampled.prompt.is_empty());
         assert_eq!(sampled.ids.len(), 8);
-        // All of it is cached now, and computed all the same.
+        // Most of it is cached, and computed all the same.
         let whole = [prompt.as_slice(), &sampled.ids].concat();
-        let told = tell(&mut client, scored(&whole, 0, 3)).await;
-        assert!(told.ids.is_empty() && told.logprobs.is_empty(), "{story}: nothing is sampled");
+        let plain = tell(&mut client, continued(&whole, 1)).await;
+        assert!(plain.usage.cached_tokens > 200, "{story}: {:?}", plain.usage);
+        let answer = tell(&mut client, scored(&whole, 0, 3)).await;
+        assert!(answer.ids.is_empty() && answer.logprobs.is_empty(), "{story}: nothing is sampled");
         let usage = Usage { prompt_tokens: 308, completion_tokens: 0, cached_tokens: 0 };
-        assert_eq!(told.usage, usage, "{story}");
-        assert_eq!(told.prompt.iter().map(|token| token.id).collect::<Vec<_>>(), whole);
-        for (told, Logprobs { sampled, top }) in told.prompt[300..].iter().zip(&sampled.logprobs) {
-            let logprobs = told.logprobs.as_ref().unwrap();
-            assert_eq!((told.id, &told.bytes), (sampled.id, &sampled.bytes));
-            assert!((logprobs.logprob - sampled.logprob).abs() < TOLERANCE, "{told:?} {sampled:?}");
-            for (told, sampled) in logprobs.top.iter().zip(top) {
-                assert_eq!((told.id, &told.bytes), (sampled.id, &sampled.bytes));
-                assert!((told.logprob - sampled.logprob).abs() < TOLERANCE, "{told:?} {sampled:?}");
+        assert_eq!(answer.usage, usage, "{story}");
+        assert_eq!(answer.prompt.iter().map(|token| token.id).collect::<Vec<_>>(), whole);
+        for (answer, Logprobs { sampled, top }) in answer.prompt[300..].iter().zip(&sampled.logprobs) {
+            let logprobs = answer.logprobs.as_ref().unwrap();
+            assert_eq!((answer.id, &answer.bytes), (sampled.id, &sampled.bytes));
+            assert!((logprobs.logprob - sampled.logprob).abs() < TOLERANCE, "{answer:?} {sampled:?}");
+            for (answer, sampled) in logprobs.top.iter().zip(top) {
+                assert_eq!((answer.id, &answer.bytes), (sampled.id, &sampled.bytes));
+                assert!((answer.logprob - sampled.logprob).abs() < TOLERANCE, "{answer:?} {sampled:?}");
             }
             // It was the best that may be sampled; the end token may not.
             let is_end = logprobs.top[0].id == model::END;
-            assert_eq!(logprobs.rank, 1 + u32::from(is_end), "{told:?}");
+            assert_eq!(logprobs.rank, 1 + u32::from(is_end), "{answer:?}");
         }
-        // With an answer it tells the same, and what was cached in between is not what is told.
+        // With an answer behind it, it has the same numbers.
         let again = tell(&mut client, scored(&whole, 2, 3)).await;
         assert_eq!((again.ids.len(), again.usage.cached_tokens), (2, 0));
-        check_same(&story, &again.prompt, &told.prompt);
-        groups.push(told.prompt);
+        check_same(&story, &again.prompt, &answer.prompt);
+        groups.push(answer.prompt);
     }
     for group in &groups[1..] {
         // Each group sampled the same tokens.
@@ -147,7 +149,7 @@ async fn a_prompt_has_the_logprobs_with_which_it_was_sampled() {
 /// A model of 16 bits computes one position and many of them in other orders, which rounds hidden states by some thousandths.
 /// What is told of a token is not rounded once more, to two or three digits, where it was generated or where it was read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn numbers_of_16_bit_models_are_told_in_32_bits() {
+async fn numbers_of_16_bit_models_are_in_32_bits() {
     let mut lab = EngineHarness::new();
     lab.config.dtype = Dtype::Auto;
     let engines = lab.start(Path::new(SMOKE_MODEL), &[4]);
@@ -156,9 +158,9 @@ async fn numbers_of_16_bit_models_are_told_in_32_bits() {
     let asked = GenerationRequest { logprobs: Some(1), ..continued(&prompt, 24) };
     let sampled = tell(&mut client, asked).await;
     let whole = [prompt.as_slice(), &sampled.ids].concat();
-    let told = tell(&mut client, scored(&whole, 0, 1)).await.prompt;
+    let answer = tell(&mut client, scored(&whole, 0, 1)).await.prompt;
     let read: Vec<f32> =
-        told[prompt.len()..].iter().map(|token| token.logprobs.as_ref().unwrap().logprob).collect();
+        answer[prompt.len()..].iter().map(|token| token.logprobs.as_ref().unwrap().logprob).collect();
     let generated: Vec<f32> = sampled.logprobs.iter().map(|one| one.sampled.logprob).collect();
     for (read, generated) in read.iter().zip(&generated) {
         assert!((read - generated).abs() < 0.1, "{read} and {generated}");
@@ -205,13 +207,13 @@ async fn pieces_and_other_requests_change_no_logprob() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_tokens_together_are_one_and_the_end_is_told() {
+async fn all_tokens_together_are_one_and_the_end_is_reported() {
     let model = model::random_model_dir();
     let lab = EngineHarness::new();
     let engines = lab.start(model.path(), &[model::LAYERS]);
     let mut client = lab.client(&engines[0]).await;
-    let told = tell(&mut client, scored(&text(40), 0, 260)).await.prompt;
-    for token in &told[1..] {
+    let answer = tell(&mut client, scored(&text(40), 0, 260)).await.prompt;
+    for token in &answer[1..] {
         let logprobs = token.logprobs.as_ref().unwrap();
         let mass: f64 = logprobs.top.iter().map(|token| f64::from(token.logprob).exp()).sum();
         assert!((mass - 1.0).abs() < 1e-4, "all tokens together are {mass}");

@@ -485,8 +485,8 @@ impl ModelRunner {
                 async_eval([&logprobs]).map_err(mlx)?;
             }
             // What clients are told is in 32 bits, like the scores of a prompt: 16 bits have two or three digits.
-            let is_told = choices.iter().any(|choice| choice.top_logprobs.is_some());
-            let unedited = match is_told {
+            let is_reported = choices.iter().any(|choice| choice.top_logprobs.is_some());
+            let unedited = match is_reported {
                 true => {
                     unedited.as_dtype(Dtype::Float32).and_then(|logits| log_softmax(&logits)).map_err(mlx)?
                 }

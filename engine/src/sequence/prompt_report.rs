@@ -24,7 +24,7 @@ pub struct PromptReport {
     /// How many of the most probable tokens are told beside each token; `None` where no log-probabilities are.
     top: Option<u32>,
     /// Tokens that were told.
-    told: usize,
+    reported: usize,
     /// The token that the next scores are of, since the last admission.
     next: usize,
 }
@@ -52,12 +52,12 @@ impl PromptReport {
             );
             return Err(GenerationFailure { kind: FailureKind::InvalidRequest, message });
         }
-        Ok(Some(Self { texts: texts(), top, told: 0, next: 1 }))
+        Ok(Some(Self { texts: texts(), top, reported: 0, next: 1 }))
     }
 
     /// Whether log-probabilities of the prompt are still to be computed: all of it is prefilled then.
     pub fn needs_scores(&self, prompt: &[u32]) -> bool {
-        self.top.is_some() && self.told.max(1) < prompt.len()
+        self.top.is_some() && self.reported.max(1) < prompt.len()
     }
 
     /// Its sequence is prefilled from its first token on.
@@ -73,8 +73,8 @@ impl PromptReport {
     /// What is told before anything is computed: the first token, or all where no log-probabilities are.
     pub fn opening(&mut self, prompt: &[u32]) -> Vec<GenerationEvent> {
         let end = if self.top.is_some() { 1.min(prompt.len()) } else { prompt.len() };
-        let new = prompt.get(self.told..end).unwrap_or_default();
-        self.told = self.told.max(end);
+        let new = prompt.get(self.reported..end).unwrap_or_default();
+        self.reported = self.reported.max(end);
         let tokens = new.iter().map(|id| PromptToken { id: *id, bytes: self.bytes(*id), logprobs: None });
         self.events(tokens.collect())
     }
@@ -96,8 +96,8 @@ impl PromptReport {
             if logprob.is_nan() || top.iter().any(|(_, logprob)| logprob.is_nan()) {
                 return Err(SampleError::NotFinite);
             }
-            let Some(id) = prompt.get(at).copied().filter(|_| at == self.told) else { continue };
-            self.told += 1;
+            let Some(id) = prompt.get(at).copied().filter(|_| at == self.reported) else { continue };
+            self.reported += 1;
             let of = |(id, logprob)| TokenLogprob { id, bytes: self.bytes(id), logprob };
             let logprobs = PromptLogprobs { logprob, rank, top: top.into_iter().map(of).collect() };
             tokens.push(PromptToken { id, bytes: self.bytes(id), logprobs: Some(logprobs) });
@@ -136,7 +136,7 @@ mod tests {
         TokenScore { logprob, rank: 1, top: vec![(9, -0.5)] }
     }
 
-    fn told(events: Vec<GenerationEvent>) -> Vec<(u32, Option<f32>)> {
+    fn reported(events: Vec<GenerationEvent>) -> Vec<(u32, Option<f32>)> {
         let tokens = events.into_iter().flat_map(|event| match event {
             GenerationEvent::Prompt { tokens } => tokens,
             other => panic!("{other:?}"),
@@ -145,32 +145,35 @@ mod tests {
     }
 
     #[test]
-    fn each_token_is_told_once_whatever_is_computed_again() {
+    fn each_token_is_reported_once_whatever_runs_again() {
         let prompt = [5, 6, 7, 8];
         let mut report = report(Some(1), prompt.len()).unwrap().unwrap();
-        assert_eq!(told(report.opening(&prompt)), [(5, None)]);
+        assert_eq!(reported(report.opening(&prompt)), [(5, None)]);
         assert!(report.needs_scores(&prompt));
         assert_eq!(
-            told(report.scored(&prompt, vec![score(-1.0), score(-2.0)]).unwrap()),
+            reported(report.scored(&prompt, vec![score(-1.0), score(-2.0)]).unwrap()),
             [(6, Some(-1.0)), (7, Some(-2.0))]
         );
         // Preempted and admitted again: it is computed from its beginning.
         report.admit();
-        assert_eq!(told(report.opening(&prompt)), []);
-        assert_eq!(told(report.scored(&prompt, vec![score(-1.0)]).unwrap()), []);
+        assert_eq!(reported(report.opening(&prompt)), []);
+        assert_eq!(reported(report.scored(&prompt, vec![score(-1.0)]).unwrap()), []);
         assert!(report.needs_scores(&prompt));
-        assert_eq!(told(report.scored(&prompt, vec![score(-2.0), score(-3.0)]).unwrap()), [(8, Some(-3.0))]);
+        assert_eq!(
+            reported(report.scored(&prompt, vec![score(-2.0), score(-3.0)]).unwrap()),
+            [(8, Some(-3.0))]
+        );
         assert!(!report.needs_scores(&prompt));
     }
 
     #[test]
-    fn tokens_alone_are_told_at_once_and_scores_have_to_be_numbers() {
+    fn tokens_alone_come_at_once_and_scores_have_to_be_numbers() {
         let prompt: Vec<u32> = (0..20_000).collect();
         let mut alone = report(None, prompt.len()).unwrap().unwrap();
         assert!(!alone.needs_scores(&prompt));
         let events = alone.opening(&prompt);
         assert_eq!(events.len(), prompt.len().div_ceil(MAX_EVENT_LOGPROBS));
-        assert_eq!(told(events), prompt.iter().map(|id| (*id, None)).collect::<Vec<_>>());
+        assert_eq!(reported(events), prompt.iter().map(|id| (*id, None)).collect::<Vec<_>>());
         let mut scored = report(Some(0), 2).unwrap().unwrap();
         assert_eq!(scored.scored(&[1, 2], vec![score(f32::NAN)]), Err(SampleError::NotFinite));
         // Of a prompt of one token there is nothing to compute.

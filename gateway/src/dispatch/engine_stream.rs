@@ -29,8 +29,8 @@ use crate::routes::{Endpoint, RoutingTable};
 /// The tokens of a prompt that an engine tells in pieces, until it says something else.
 #[derive(Debug, Default)]
 struct PromptGathering {
-    /// Whether the request asks for them.
-    asked: bool,
+    /// Whether the client has them.
+    is_passed: bool,
     /// Tokens of the prompt, as the engine counts them.
     expected: u32,
     tokens: Vec<PromptToken>,
@@ -39,13 +39,9 @@ struct PromptGathering {
 }
 
 impl PromptGathering {
-    /// Of a request; what resumes has told its prompt.
-    fn of(request: &GenerationRequest) -> Self {
-        Self { asked: request.tells_prompt() && request.emitted.is_empty(), ..Self::default() }
-    }
-
-    fn take_held(&mut self) -> Option<GenerationEvent> {
-        self.held.take()
+    /// Of a request; `None` where it asks for none, or resumes and has told its prompt.
+    fn of(request: &GenerationRequest) -> Option<Box<Self>> {
+        (request.tells_prompt() && request.emitted.is_empty()).then(Box::default)
     }
 
     /// What the client gets now of an event: nothing of a piece of the prompt, and all of the prompt before what follows
@@ -64,16 +60,16 @@ impl PromptGathering {
                 self.expected = prompt_tokens;
                 Ok(Some(event))
             }
-            event if self.asked => {
-                let told = self.tokens.len();
-                if told != self.expected as usize {
+            event if !self.is_passed => {
+                let count = self.tokens.len();
+                if count != self.expected as usize {
                     let message = format!(
-                        "the engine on node {} told {told} of the {} tokens of the prompt, which the request asks for; run the same release on all engines",
+                        "the engine on node {} told {count} of the {} tokens of the prompt, which the request asks for; run the same release on all engines",
                         endpoint.node, self.expected
                     );
                     return Err(AttemptError::Rejected(GatewayError::new(ErrorKind::ModelNotReady, message)));
                 }
-                self.asked = false;
+                self.is_passed = true;
                 self.held = Some(event);
                 Ok(Some(GenerationEvent::Prompt { tokens: std::mem::take(&mut self.tokens) }))
             }
@@ -113,7 +109,8 @@ pub(super) struct EngineStream {
     pub(super) emitted: Vec<u32>,
     /// Whether the engine has started work.
     pub(super) accepted: bool,
-    prompt: PromptGathering,
+    /// The prompt, where the request asks for its tokens.
+    prompt: Option<Box<PromptGathering>>,
     events: Streaming<GenerateEvent>,
     last_event_at: Instant,
     event_timeout: Duration,
@@ -179,11 +176,15 @@ impl EngineStream {
     /// response whose engine is lost before begins anew, and one that goes on elsewhere has told its prompt.
     pub(super) async fn event(&mut self) -> Result<GenerationEvent, AttemptError> {
         loop {
-            if let Some(event) = self.prompt.take_held() {
+            if let Some(event) = self.prompt.as_mut().and_then(|prompt| prompt.held.take()) {
                 return Ok(event);
             }
             let event = self.sent().await?;
-            if let Some(event) = self.prompt.pass(event, &self.endpoint)? {
+            let passed = match &mut self.prompt {
+                Some(prompt) => prompt.pass(event, &self.endpoint)?,
+                None => Some(event),
+            };
+            if let Some(event) = passed {
                 return Ok(event);
             }
         }

@@ -70,7 +70,7 @@ mod tests {
         let hot =
             GenerationRequest { sampling: Sampling { temperature: 1.2, ..Sampling::default() }, ..plain() };
         let json = GenerationRequest { structured_output: Some(StructuredOutput::JsonObject), ..plain() };
-        let told = GenerationRequest { prompt_logprobs: Some(0), ..plain() };
+        let with_prompt = GenerationRequest { prompt_logprobs: Some(0), ..plain() };
         let raw = GenerationRequest { raw_prompt: Some(RawPrompt::Text("x".into())), ..plain() };
         let choice = GenerationRequest {
             structured_output: Some(StructuredOutput::Choice(vec!["a".into()])),
@@ -81,7 +81,7 @@ mod tests {
             (hot, None, Some("a temperature above 1")),
             (json, None, Some("a schema of the answer")),
             (raw, Some("a prompt without messages"), Some("a prompt without messages")),
-            (told, Some("the tokens of the prompt"), Some("the tokens of the prompt")),
+            (with_prompt, Some("the tokens of the prompt"), Some("the tokens of the prompt")),
             (choice, Some("a grammar"), Some("a grammar")),
         ] {
             assert_eq!(untranslatable(&request, ProviderApi::OpenAI), openai);

@@ -50,8 +50,10 @@ fn telling(request: &GenerateRequest) -> Vec<ScriptStep> {
         GenerationEvent::Started { prompt_tokens: ids.len() as u32, emitted_tokens: emitted as u32 };
     let mut events = vec![started];
     if emitted == 0 && (request.echo || request.prompt_logprobs.is_some()) {
-        let told = tokens(&ids, request.prompt_logprobs);
-        events.extend(told.chunks(2).map(|tokens| GenerationEvent::Prompt { tokens: tokens.to_vec() }));
+        let expected_count = tokens(&ids, request.prompt_logprobs);
+        events.extend(
+            expected_count.chunks(2).map(|tokens| GenerationEvent::Prompt { tokens: tokens.to_vec() }),
+        );
     }
     let most = request.max_tokens.unwrap_or(2).min(2);
     for id in [u32::from(b'o'), u32::from(b'k')].into_iter().take(most as usize).skip(emitted) {
@@ -160,7 +162,7 @@ async fn a_stream_tells_each_prompt_before_its_response() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_told_once_whenever_its_engine_is_lost() {
+async fn a_prompt_comes_once_whenever_its_engine_is_lost() {
     let lab = GatewayLab::start(limits()).await;
     let sound = lab.engine("b", telling);
     lab.publish(&[("m", DeploymentState::Ready, &[&sound])]);
@@ -193,7 +195,7 @@ async fn an_engine_that_tells_no_prompt_is_no_answer() {
         lab.engine("a", |_| hello()),
         lab.engine("b", move |request| cut(request).map(|(_, step)| step).collect()),
     );
-    for (engine, told) in [(&older, "0 of the 7"), (&cutting, "2 of the 3")] {
+    for (engine, expected_count) in [(&older, "0 of the 7"), (&cutting, "2 of the 3")] {
         lab.publish(&[("m", DeploymentState::Ready, &[engine])]);
         for asked in [json!({"echo": true, "logprobs": 0}), json!({"prompt_logprobs": 1})] {
             let mut asked = asked;
@@ -201,7 +203,7 @@ async fn an_engine_that_tells_no_prompt_is_no_answer() {
             let (status, body) = complete(&lab, asked).await;
             assert_eq!(status, 503, "{body}");
             let message = body["error"]["message"].as_str().unwrap();
-            assert!(message.contains(told) && message.contains("the same release"), "{message}");
+            assert!(message.contains(expected_count) && message.contains("the same release"), "{message}");
         }
         // What asks for no prompt is answered.
         assert_eq!(complete(&lab, json!({"prompt": [97, 98, 99]})).await.0, 200);

@@ -13,7 +13,7 @@ fn prompt(request: &GenerationRequest) -> Vec<u32> {
 }
 
 /// What is told of it: of each token the number that fakes have for it behind those before it.
-fn told(prompt: &[u32], top: u32) -> Vec<(u32, Option<(f32, Vec<f32>)>)> {
+fn reported(prompt: &[u32], top: u32) -> Vec<(u32, Option<(f32, Vec<f32>)>)> {
     let of = |at: usize| {
         let before = &prompt[..at];
         let top = (0..top).map(|id| fake_logprob(before, id));
@@ -31,8 +31,8 @@ fn seen(tokens: &[PromptToken]) -> Vec<(u32, Option<(f32, Vec<f32>)>)> {
 }
 
 #[tokio::test]
-async fn prompts_are_told_whole_and_once_in_every_order_of_work() {
-    let (mut preemptions, mut scored, mut told_tokens, mut prompts) = (0, 0, 0, 0);
+async fn prompts_are_reported_whole_and_once_in_every_order_of_work() {
+    let (mut preemptions, mut scored, mut reported_tokens, mut prompts) = (0, 0, 0, 0);
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
         let config = SchedulerConfig {
@@ -67,7 +67,7 @@ async fn prompts_are_told_whole_and_once_in_every_order_of_work() {
             while reader.next().await {}
             let prompt = prompt(&request);
             let expected = match (request.prompt_logprobs, request.echo) {
-                (Some(top), _) => told(&prompt, top),
+                (Some(top), _) => reported(&prompt, top),
                 (None, true) => prompt.iter().map(|id| (*id, None)).collect(),
                 (None, false) => Vec::new(),
             };
@@ -84,7 +84,7 @@ async fn prompts_are_told_whole_and_once_in_every_order_of_work() {
             assert_eq!((reason, usage.completion_tokens), (FinishReason::Length, own.completion_tokens));
             prompts += u32::from(request.prompt_logprobs.is_some());
             if request.prompt_logprobs.is_some() {
-                told_tokens += prompt.len() - 1;
+                reported_tokens += prompt.len() - 1;
                 // What was told is computed, whatever was cached.
                 assert_eq!(usage.cached_tokens, 0, "seed {seed}");
             }
@@ -99,9 +99,9 @@ async fn prompts_are_told_whole_and_once_in_every_order_of_work() {
             .sum::<usize>();
         assert_eq!((lab.metrics.running.get(), lab.metrics.waiting.get()), (0, 0));
     }
-    println!("{prompts} prompts, {preemptions} preemptions, {told_tokens} of {scored} tokens");
+    println!("{prompts} prompts, {preemptions} preemptions, {reported_tokens} of {scored} tokens");
     assert!(prompts > 100 && preemptions > 20, "{prompts} prompts, {preemptions} preemptions");
-    assert!(scored >= told_tokens, "more was told than computed");
+    assert!(scored >= reported_tokens, "more was told than computed");
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn a_long_prompt_is_scored_in_the_pieces_it_is_read_in() {
     let request = GenerationRequest { prompt_logprobs: Some(1), ..say(&"x".repeat(5000), 0, 0) };
     let mut reader = lab.ask(request.clone());
     while reader.next().await {}
-    assert_eq!(seen(&reader.prompt), told(&prompt(&request), 1));
+    assert_eq!(seen(&reader.prompt), reported(&prompt(&request), 1));
     let steps = lab.fake.steps();
     let pieces: Vec<usize> = steps.iter().map(|step| step.score.as_ref().unwrap().tokens.len()).collect();
     assert_eq!(pieces, [2048, 2048, 907], "every token but the last is run, and none is sampled");
@@ -118,7 +118,7 @@ async fn a_long_prompt_is_scored_in_the_pieces_it_is_read_in() {
 }
 
 #[tokio::test]
-async fn a_prompt_preempted_while_it_is_read_is_told_once() {
+async fn a_prompt_preempted_while_it_is_read_is_reported_once() {
     const ANSWERS: usize = 8;
     // The long prompt fits beside the answers, with what they are expected to need. While the last of it is read they need
     // another step of the cache each.
@@ -132,7 +132,7 @@ async fn a_prompt_preempted_while_it_is_read_is_told_once() {
     let long = GenerationRequest { prompt_logprobs: Some(0), ..say(&"long ".repeat(8000), 2, 0) };
     let mut reader = lab.ask(long.clone());
     while reader.next().await {}
-    assert_eq!(seen(&reader.prompt), told(&prompt(&long), 0));
+    assert_eq!(seen(&reader.prompt), reported(&prompt(&long), 0));
     assert_eq!((reader.text.as_str(), lab.preemptions()), ("lo", 1));
     for reader in answers {
         assert_eq!(reader.collect().await, undisturbed(&answer));

@@ -338,7 +338,7 @@ mod tests {
         );
     }
 
-    fn told(bytes: &[u8], logprob: f32, top: Vec<TokenLogprob>) -> PromptToken {
+    fn scored(bytes: &[u8], logprob: f32, top: Vec<TokenLogprob>) -> PromptToken {
         let logprobs = Some(PromptLogprobs { logprob, rank: 2, top });
         PromptToken { id: 7, bytes: bytes.to_vec(), logprobs }
     }
@@ -347,15 +347,15 @@ mod tests {
     fn prompt() -> Vec<PromptToken> {
         vec![
             PromptToken { id: 1, bytes: b"<s>".to_vec(), logprobs: None },
-            told(b" n", -0.1, vec![token(b"a", -0.05), token(b"b", -3.0)]),
-            told(&[0xC3], f32::NEG_INFINITY, vec![token(b"n", -0.5)]),
-            told(&[0xA9], -1.0, vec![token(&[0xA9], -1.0)]),
-            told(b"!", -2.5, vec![]),
+            scored(b" n", -0.1, vec![token(b"a", -0.05), token(b"b", -3.0)]),
+            scored(&[0xC3], f32::NEG_INFINITY, vec![token(b"n", -0.5)]),
+            scored(&[0xA9], -1.0, vec![token(&[0xA9], -1.0)]),
+            scored(b"!", -2.5, vec![]),
         ]
     }
 
     #[test]
-    fn a_prompt_is_told_in_tokens_before_the_response() {
+    fn a_prompt_comes_in_tokens_before_the_response() {
         for (echo, text, offsets) in [
             (Echo::TextInTokens("né!".into()), "né!", [0, 0, 1, 2, 2, 3]),
             (Echo::Tokens, "<s> né!", [0, 3, 5, 6, 6, 7]),

@@ -157,9 +157,9 @@ impl PromptTelling {
     /// Whether a request asks for no token behind its prompt, which has sense where that is told. The field is taken out
     /// then: every other request has a response of one token at least.
     fn take_no_tokens(self, fields: &mut JsonObject) -> bool {
-        let is_told = self.echo || self.prompt_logprobs.is_some();
+        let is_reported = self.echo || self.prompt_logprobs.is_some();
         let is_none = fields.get("max_tokens").and_then(whole) == Some(0);
-        let is_alone = is_told && is_none && !fields.contains_key("max_completion_tokens");
+        let is_alone = is_reported && is_none && !fields.contains_key("max_completion_tokens");
         if is_alone {
             fields.remove("max_tokens");
         }
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_prompts_is_asked_of_engines() {
+    fn what_is_reported_of_prompts_is_asked_of_engines() {
         // Of the request for the engine: echo, prompt_logprobs, logprobs and max_tokens.
         for (extra, expected) in [
             (json!({"echo": true}), (false, None, None, 16)),
