@@ -12,8 +12,11 @@ fn prompt(request: &GenerationRequest) -> Vec<u32> {
     [BEGIN, USER].into_iter().chain(content).chain([END, ASSISTANT]).collect()
 }
 
+/// A token of a prompt, its log-probability, and those of others in its place.
+type TokenNumbers = (u32, Option<(f32, Vec<f32>)>);
+
 /// What is told of it: of each token the number that fakes have for it behind those before it.
-fn reported(prompt: &[u32], top: u32) -> Vec<(u32, Option<(f32, Vec<f32>)>)> {
+fn reported(prompt: &[u32], top: u32) -> Vec<TokenNumbers> {
     let of = |at: usize| {
         let before = &prompt[..at];
         let top = (0..top).map(|id| fake_logprob(before, id));
@@ -23,7 +26,7 @@ fn reported(prompt: &[u32], top: u32) -> Vec<(u32, Option<(f32, Vec<f32>)>)> {
     (0..prompt.len()).map(of).collect()
 }
 
-fn seen(tokens: &[PromptToken]) -> Vec<(u32, Option<(f32, Vec<f32>)>)> {
+fn seen(tokens: &[PromptToken]) -> Vec<TokenNumbers> {
     let numbers = |PromptLogprobs { logprob, rank: _, top }: &PromptLogprobs| {
         (*logprob, top.iter().map(|token| token.logprob).collect())
     };
