@@ -120,6 +120,7 @@ mod tests {
             draft_tokens: 0,
             adapter: 0,
             sample: None,
+            score: None,
         }])
     }
 

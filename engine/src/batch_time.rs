@@ -19,6 +19,10 @@ pub const DEFAULT_ESTIMATE: Duration = Duration::from_secs(60);
 /// in use: the ratio of the two is about six times a model's width.
 const CHEAP_CONTEXT_TOKENS: u64 = 1024;
 
+/// Tokens that take as long as the logits of one and the order of its vocabulary. In small models these are most of the
+/// work.
+const SCORED_TOKENS: u64 = 7;
+
 /// Batches of a cell over which its slowest one is forgotten: the first ones compile kernels, and one may
 /// have run on a busy machine.
 const DECAY_BATCHES: f64 = 32.0;
@@ -26,7 +30,7 @@ const DECAY_BATCHES: f64 = 32.0;
 /// Size of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSize {
-    /// Tokens of all steps.
+    /// Tokens of all steps; those of which logits are computed too count more.
     tokens: u64,
     /// Average number of tokens that each of them attends to.
     context: u64,
@@ -35,7 +39,9 @@ pub struct BatchSize {
 impl BatchSize {
     /// The size of these steps.
     pub fn from_steps(batch: &[SequenceStep]) -> Self {
-        let tokens: u64 = batch.iter().map(|step| u64::from(step.length())).sum();
+        let scored = |step: &SequenceStep| step.score.as_ref().map_or(0, |score| score.tokens.len() as u64);
+        let length = |step: &SequenceStep| u64::from(step.length()) + SCORED_TOKENS * scored(step);
+        let tokens: u64 = batch.iter().map(length).sum();
         let attended = |step: &SequenceStep| {
             u64::from(step.length()) * (u64::from(step.offset) + u64::from(step.length()))
         };
@@ -88,6 +94,7 @@ fn max_growth(from: Cell, to: Cell) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::ScoreSpec;
 
     fn work(tokens: u64, context: u64) -> BatchSize {
         BatchSize { tokens, context }
@@ -102,6 +109,7 @@ mod tests {
             draft_tokens: 0,
             adapter: 0,
             sample: None,
+            score: None,
         };
         assert_eq!(BatchSize::from_steps(&[step(100, 1)]), work(1, 101));
         // A token that is not known yet counts as a token.
@@ -112,6 +120,10 @@ mod tests {
             work(256, (100_000 + 255 * 255) / 256)
         );
         assert_eq!(BatchSize::from_steps(&[]), work(0, 0));
+        // The logits of a prompt take longer than the prompt.
+        let score = Some(ScoreSpec { tokens: vec![1; 300], top: 0 });
+        let scored = BatchSize::from_steps(&[SequenceStep { score, ..step(0, 300) }]);
+        assert!(scored.tokens > work(1200, 300).tokens && scored.context <= 300, "{scored:?}");
     }
 
     #[test]

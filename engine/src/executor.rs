@@ -47,6 +47,29 @@ pub struct SequenceStep {
     /// How rank 0 samples the next token; absent on prefill steps that do not end the prompt, and on every
     /// other rank.
     pub sample: Option<SampleSpec>,
+    /// What rank 0 tells of the tokens of a prompt that follow those of the step; on steps that prefill such a prompt.
+    pub score: Option<ScoreSpec>,
+}
+
+/// What is told of given tokens: how probable each one is behind those before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScoreSpec {
+    /// The token that follows each token of the step.
+    pub tokens: Vec<u32>,
+    /// Of how many of the most probable tokens in its place the log-probabilities are told too.
+    pub top: u32,
+}
+
+/// How probable the model finds a token that it was given: its log-probability in 32 bits, before bans, masks, filters and
+/// the temperature.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenScore {
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// One more than the number of tokens that are more probable.
+    pub rank: u32,
+    /// The most probable tokens and theirs, the first one first; of equal ones that with the lower id.
+    pub top: Vec<(u32, f32)>,
 }
 
 impl SequenceStep {
@@ -312,10 +335,19 @@ impl From<ExecutorError> for FailureReport {
     }
 }
 
-/// Result of one step: a sampled token for each of its [sample specs](SequenceStep::samples). The first one
+/// The sampled tokens of one step: one for each of its [sample specs](SequenceStep::samples). The first one
 /// counts; each later one counts if the draft token before it equals the token sampled there. An error ends
 /// only that sequence.
 pub type Sampled = Vec<Result<SampledToken, SampleError>>;
+
+/// What a step gives.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepResult {
+    /// For its sample specs.
+    pub sampled: Sampled,
+    /// For the tokens of its [score spec](ScoreSpec).
+    pub scores: Vec<TokenScore>,
+}
 
 /// A reply of the compute thread. A dropped sender means that the thread is gone, which is a failure like any
 /// other.
@@ -346,7 +378,7 @@ pub trait Executor: Send + Sync + 'static {
     /// timeout.
     fn leave_group(&self) -> ReplyReceiver<()>;
     /// Runs steps of different sequences as one batch; returns their results in the same order.
-    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>>;
+    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<StepResult>>;
     /// What the model gives, once it is loaded; `None` where it generates, and [`Executor::run`] is for it.
     fn pooled_model(&self) -> Option<PooledModel> {
         None

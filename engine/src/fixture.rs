@@ -11,7 +11,8 @@ use tokio::sync::{Notify, oneshot};
 use crate::batch_monitor::BatchMonitor;
 use crate::executor::{
     Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory,
-    PooledText, ReplyReceiver, SampleError, SampleSpec, Sampled, SampledToken, SequenceStep,
+    PooledText, ReplyReceiver, SampleError, SampleSpec, Sampled, SampledToken, ScoreSpec, SequenceStep,
+    StepResult, TokenScore,
 };
 use crate::prefix_cache::{
     CacheCommand,
@@ -56,6 +57,13 @@ pub enum FakeBehaviour {
     NotFiniteOn(u32),
     /// Panics in the caller, as only a bug does.
     Panicking,
+}
+
+/// The log-probability of a token behind others, as fakes have it: by how many there are, and the last of them.
+pub fn fake_logprob(before: &[u32], token: u32) -> f32 {
+    let last = before.iter().rev().take(8).chain([&token]);
+    let mixed = last.fold(before.len() as u32, |sum, token| sum.wrapping_mul(31).wrapping_add(*token));
+    (mixed % 1000) as f32 / -100.0
 }
 
 /// A fake executor that echoes the user's text byte by byte, over and over, and then ends its turn unless
@@ -282,7 +290,7 @@ impl FakeState {
         draft_tokens
     }
 
-    fn run(&mut self, step: &SequenceStep) -> Sampled {
+    fn run(&mut self, step: &SequenceStep) -> StepResult {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
         if step.tokens.is_empty() {
@@ -310,7 +318,25 @@ impl FakeState {
             // After draft tokens the next token must be given.
             _ => drop(self.last_tokens.remove(&step.slot)),
         }
-        chosen
+        let scores = step.score.as_ref().map_or(Vec::new(), |spec| self.scores(step, spec));
+        StepResult { sampled: chosen, scores }
+    }
+
+    /// A number for each token that depends on those before it.
+    fn scores(&self, step: &SequenceStep, ScoreSpec { tokens, top }: &ScoreSpec) -> Vec<TokenScore> {
+        let sequence = &self.sequences[&step.slot];
+        assert!(tokens.len() <= step.tokens.len(), "each is behind a token of the step");
+        let score = |(length, token): (usize, &u32)| {
+            let before = &sequence[..length];
+            if let FakeBehaviour::NotFiniteOn(bad) = self.behaviour
+                && before.contains(&bad)
+            {
+                return TokenScore { logprob: f32::NAN, ..TokenScore::default() };
+            }
+            let logprob = fake_logprob(before, *token);
+            TokenScore { logprob, rank: 2, top: (0..*top).map(|id| (id, fake_logprob(before, id))).collect() }
+        };
+        (step.offset as usize + 1..).zip(tokens).map(score).collect()
     }
 
     /// What it would say, or the first token that it may where it may not.
@@ -389,7 +415,7 @@ impl Executor for FakeExecutor {
         answer
     }
 
-    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>> {
+    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<StepResult>> {
         let (sender, answer) = oneshot::channel();
         if self.state.lock().left {
             let _ = sender.send(Err(ExecutorError::Group("rank 0 is leaving its group".into())));
@@ -402,7 +428,7 @@ impl Executor for FakeExecutor {
         let (mood, tokens) = {
             let mut state = state.lock();
             assert_ne!(state.behaviour, FakeBehaviour::Panicking, "the fake was told to panic");
-            let tokens: Vec<Sampled> = batch.iter().map(|step| state.run(step)).collect();
+            let tokens: Vec<StepResult> = batch.iter().map(|step| state.run(step)).collect();
             state.batches.push(batch);
             (state.behaviour, tokens)
         };

@@ -47,7 +47,7 @@ impl Followers {
 
     /// Sends the steps of a batch to every follower.
     pub fn run(&self, batch: &[SequenceStep]) {
-        // Only rank 0 samples.
+        // Only rank 0 samples and scores.
         let step = |step: &SequenceStep| pb::Step {
             slot: step.slot,
             offset: step.offset,

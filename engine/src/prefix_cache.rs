@@ -259,6 +259,17 @@ impl PrefixCache {
         Some(assignment)
     }
 
+    /// Admits a request to an empty slot, whatever is cached of its prompt; `None` while all slots are busy. What it leaves
+    /// in the slot is shared like that of any other request of its scope.
+    pub fn admit_empty(&mut self, scope: PrefixScope<'_>) -> Option<SlotAssignment> {
+        let root = self.root.scoped(scope);
+        let slot = self.take_empty_slot(None)?;
+        self.set_busy(slot, 0);
+        self.slots.entry(slot).or_default().root = Some(root);
+        let checkpoints = Checkpoints::default();
+        Some(SlotAssignment { slot, cached: 0, fetch_from_disk: Vec::new(), checkpoints })
+    }
+
     fn assign(&mut self, prompt: &[u32], root: BlockHash) -> Option<SlotAssignment> {
         let usable = if self.capacity.enabled { prompt.len().saturating_sub(1) } else { 0 };
         let usable = &prompt[..usable];

@@ -12,6 +12,7 @@ mod groups;
 mod init;
 mod model_runner;
 mod thread;
+mod token_scores;
 
 use std::{
     ops::Range,
@@ -34,7 +35,7 @@ use crate::{
     batch_monitor::BatchMonitor,
     executor::{
         Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory, PooledModel,
-        PooledText, ReplyReceiver, SampleError, Sampled, SequenceStep, TopLogprobs,
+        PooledText, ReplyReceiver, SampleError, SequenceStep, StepResult, TopLogprobs,
     },
     jaccl::Devices,
     layers,
@@ -264,7 +265,7 @@ impl Executor for Runtime {
         self.send(ThreadCommand::LeaveGroup)
     }
 
-    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>> {
+    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<StepResult>> {
         self.batches.begin(&batch);
         self.send(|reply| ThreadCommand::Run(batch, RunReply::Tokens(reply)))
     }
@@ -461,6 +462,7 @@ mod tests {
             draft_tokens: 0,
             adapter: 0,
             sample: None,
+            score: None,
         }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().to_string().contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();

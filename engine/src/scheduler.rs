@@ -36,7 +36,7 @@ use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use crate::executor::{Executor, Sampled};
+use crate::executor::{Executor, Sampled, StepResult};
 use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
@@ -257,7 +257,7 @@ impl Scheduler {
                         self.charge(&admissions, &parts, started, Instant::now());
                         self.speculation.receive_drafts(&mut self.running, admissions, started, drafts);
                     }
-                    Ok(Completion::Batch { prefills, extra_tokens, sampled }) => {
+                    Ok(Completion::Batch { prefills, extra_tokens, results }) => {
                         let now = Instant::now();
                         self.metrics.batch.observe((now - started).as_secs_f64());
                         if !prefills {
@@ -267,7 +267,7 @@ impl Scheduler {
                         }
                         (self.scheduling_since, self.last_ended) = (now, now);
                         self.charge(&admissions, &parts, started, now);
-                        self.end_batch(admissions, prefills || extra_tokens > 0, sampled);
+                        self.end_batch(admissions, prefills || extra_tokens > 0, results);
                     }
                     Err(failure) => {
                         life.fail_with(failure);
@@ -352,9 +352,7 @@ impl Scheduler {
             for index in victims.into_iter().rev() {
                 self.preempt(index);
             }
-            let Some(assignment) =
-                self.caches.admit(request.sequence.history(), request.sequence.prefix_scope())
-            else {
+            let Some(assignment) = self.caches.admit(&request.sequence) else {
                 self.waiting.push(request.queue_position, request);
                 break;
             };
@@ -527,24 +525,28 @@ impl Scheduler {
 
     /// Takes the results of a batch, by admission id; results of requests that ended or were preempted are
     /// dropped. An `uneven` batch, with prefill or extra tokens, says nothing about the time per token.
-    fn end_batch(&mut self, admissions: Vec<u64>, uneven: bool, sampled: Vec<Sampled>) {
+    fn end_batch(&mut self, admissions: Vec<u64>, uneven: bool, results: Vec<StepResult>) {
         let (streams, mut emitted, mut some_ended) = (self.running.len() as u32, 0, false);
-        for (admission_id, sampled) in admissions.into_iter().zip(sampled) {
+        for (admission_id, StepResult { sampled, scores }) in admissions.into_iter().zip(results) {
             let Some(index) = self.running.iter().position(|request| request.admission_id == admission_id)
             else {
                 continue;
             };
-            if sampled.is_empty() {
-                continue;
-            }
-            emitted += 1;
-            let Some(outcome) = self.accept_sampled(index, sampled) else { continue };
+            let outcome = if sampled.is_empty() {
+                self.running[index].accept_scores(scores)
+            } else {
+                emitted += 1;
+                self.accept_sampled(index, sampled)
+            };
+            let Some(outcome) = outcome else { continue };
             some_ended = true;
             let request = self.running.remove(index);
             match outcome {
                 Ok(reason) => {
                     self.caches.release(&request);
-                    self.kv_budget.record_answer(request.sequence.usage().completion_tokens);
+                    if request.sequence.limit() > 0 {
+                        self.kv_budget.record_answer(request.sequence.usage().completion_tokens);
+                    }
                     request.finish(reason, &self.metrics);
                 }
                 // NaN or infinite values must not be cached.

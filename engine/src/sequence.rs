@@ -2,6 +2,7 @@
 //! resumes after preemption. It neither waits nor sends.
 
 mod output;
+mod prompt_report;
 mod thinking_budget;
 mod tool_call_ids;
 
@@ -11,7 +12,9 @@ use std::sync::Arc;
 use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Sampling};
 
-use crate::executor::{DraftRequest, DraftRewind, SampleSpec, SampledToken, SequenceStep};
+use crate::executor::{
+    DraftRequest, DraftRewind, SampleError, SampleSpec, SampledToken, SequenceStep, TokenScore,
+};
 use crate::logit_edits::LogitEditor;
 use crate::prefix_cache::block_hash::PrefixScope;
 use crate::prefix_cache::checkpoints::Checkpoints;
@@ -20,6 +23,7 @@ use crate::served_adapters::ServedAdapter;
 use crate::speculative::{AcceptanceThreshold, MAX_DRAFT_TOKENS, Proposers, Speculator};
 use crate::tokenizer::TokenizerError;
 pub use output::{AcceptedToken, OutputStream, ResumeError};
+pub use prompt_report::PromptReport;
 pub use thinking_budget::ThinkingBudget;
 
 /// Maximum stop strings: more than any client's API accepts.
@@ -60,7 +64,7 @@ pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     if request.id.len() > MAX_ID_BYTES {
         return wrong(format!("an id of {} bytes; send at most {MAX_ID_BYTES}", request.id.len()));
     }
-    if request.max_tokens == Some(0) {
+    if request.max_tokens == Some(0) && !request.tells_prompt() {
         return wrong("max_tokens is 0; ask for at least 1".into());
     }
     if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
@@ -160,6 +164,8 @@ pub struct Sequence {
     top_logprobs: Option<u32>,
     editor: LogitEditor,
     output: OutputStream,
+    /// What is told of the prompt.
+    prompt_report: Option<PromptReport>,
 }
 
 impl Sequence {
@@ -190,12 +196,19 @@ impl Sequence {
             top_logprobs: request.logprobs,
             editor,
             output,
+            prompt_report: None,
         }
     }
 
     /// Enables speculation with these proposers; rejected draft tokens are taken back so.
     pub fn with_speculation(self, sources: Proposers, draft_rewind: DraftRewind) -> Self {
         Self { speculator: Speculator::new(sources), draft_rewind, ..self }
+    }
+
+    /// The same, of whose prompt this is told.
+    #[must_use]
+    pub fn with_prompt_report(self, prompt_report: Option<PromptReport>) -> Self {
+        Self { prompt_report, ..self }
     }
 
     /// No repeated run goes on over these tokens.
@@ -232,6 +245,7 @@ impl Sequence {
     pub fn admit(&mut self, slot: u32, cached: u32, checkpoints: Checkpoints) {
         (self.slot, self.cached, self.pending, self.checkpoints) = (slot, cached, 0, checkpoints);
         self.repeated = 0;
+        self.prompt_report.iter_mut().for_each(PromptReport::admit);
         self.speculator.reset_slot();
         self.prefix_hit_tokens.get_or_insert(cached);
     }
@@ -274,6 +288,31 @@ impl Sequence {
         GenerationEvent::Started { prompt_tokens, emitted_tokens: completion_tokens }
     }
 
+    /// What is told of its prompt before anything of it is computed.
+    pub fn prompt_events(&mut self) -> Vec<GenerationEvent> {
+        let prompt = &self.tokens[..self.prompt_tokens as usize];
+        self.prompt_report.as_mut().map_or(Vec::new(), |report| report.opening(prompt))
+    }
+
+    /// Whether log-probabilities of its prompt are still to be computed: it is prefilled from its first token on then.
+    pub fn scores_prompt(&self) -> bool {
+        self.prompt_report.as_ref().is_some_and(|report| report.needs_scores(self.prompt()))
+    }
+
+    /// Takes the scores of a step, in the order of the steps; returns what is told of them.
+    ///
+    /// # Errors
+    /// A score is no number.
+    pub fn accept_scores(&mut self, scores: Vec<TokenScore>) -> Result<Vec<GenerationEvent>, SampleError> {
+        let prompt = &self.tokens[..self.prompt_tokens as usize];
+        self.prompt_report.as_mut().map_or(Ok(Vec::new()), |report| report.scored(prompt, scores))
+    }
+
+    /// Whether it ends with its prompt, of which all is told.
+    pub fn ends_with_prompt(&self) -> bool {
+        self.limit() == 0 && !self.scores_prompt()
+    }
+
     /// Work it is ready for; `ahead` allows sampling after a token that is not known yet. The last prompt
     /// token always runs as a step of its own, as in mlx-lm.
     pub fn readiness(&self, ahead: bool) -> Readiness {
@@ -283,6 +322,8 @@ impl Sequence {
         match self.uncached_tokens() {
             0 if ahead && self.pending == 1 && drafts == 0 && more => Readiness::Decode { known: 1, drafts },
             0 => Readiness::Busy,
+            // Nothing is sampled behind its prompt.
+            1 if self.output.limit() == 0 => Readiness::Busy,
             known if self.decodes(known) && self.speculator.awaits_draft() => Readiness::Busy,
             known if self.decodes(known) => Readiness::Decode { known, drafts },
             length => {
@@ -410,6 +451,11 @@ impl Sequence {
             let mask = self.output.mask(&tokens[tokens.len() - drafted as usize..]);
             SampleSpec { mask, ..self.sample_spec(index) }
         });
+        let following = (offset as usize + 1)..=(offset as usize + tokens.len());
+        let score = match &self.prompt_report {
+            Some(report) if !chooses && self.scores_prompt() => report.score_spec(&self.tokens[following]),
+            Some(_) | None => None,
+        };
         let step = SequenceStep {
             slot: self.slot,
             offset,
@@ -417,6 +463,7 @@ impl Sequence {
             draft_tokens: drafted,
             adapter: self.adapter.number,
             sample: choice,
+            score,
         };
         self.cached += step.length();
         step
@@ -994,6 +1041,8 @@ mod tests {
             assert!(failure.message.contains(expected), "{}", failure.message);
         }
         assert_eq!(validate(&request()), Ok(()));
+        // A prompt may be all that is asked for.
+        assert_eq!(validate(&GenerationRequest { max_tokens: Some(0), echo: true, ..request() }), Ok(()));
     }
 
     #[test]

@@ -263,7 +263,9 @@ async fn logprobs(
                 all.extend(delta.logprobs);
             }
             GenerationEvent::Failed(failure) => panic!("{failure:?}"),
-            GenerationEvent::Started { .. } | GenerationEvent::Finished { .. } => {}
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Prompt { .. }
+            | GenerationEvent::Finished { .. } => {}
         }
     }
     all
@@ -356,7 +358,9 @@ async fn thinking_ends_at_its_budget_and_structured_output_follows() {
                         text.push_str(&delta.text);
                     }
                     GenerationEvent::Failed(failure) => panic!("{failure:?}"),
-                    GenerationEvent::Started { .. } | GenerationEvent::Finished { .. } => {}
+                    GenerationEvent::Started { .. }
+                    | GenerationEvent::Prompt { .. }
+                    | GenerationEvent::Finished { .. } => {}
                 }
             }
             let begin = budget as usize;

@@ -2,6 +2,7 @@
 //! the most conservative known one.
 
 mod conversation;
+mod logprobs;
 mod prompt;
 mod sampling;
 mod structured_output;
@@ -37,6 +38,8 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             structured_output,
             thinking_budget,
             logprobs,
+            echo,
+            prompt_logprobs,
             raw_prompt,
             truncate_prompt_tokens,
             context_overflow,
@@ -63,6 +66,8 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             structured_output: structured_output.map(pb::StructuredOutput::from),
             thinking_budget,
             logprobs,
+            echo,
+            prompt_logprobs,
             raw_prompt: raw_prompt.map(pb::RawPrompt::from),
             truncate_prompt_tokens,
             shift_context: context_overflow == ContextOverflow::Shift,
@@ -94,6 +99,8 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             structured_output,
             thinking_budget,
             logprobs,
+            echo,
+            prompt_logprobs,
             raw_prompt,
             truncate_prompt_tokens,
             shift_context,
@@ -121,6 +128,8 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             structured_output: structured_output.and_then(structured_output::structured_output),
             thinking_budget,
             logprobs,
+            echo,
+            prompt_logprobs,
             raw_prompt: raw_prompt.and_then(prompt::raw_prompt),
             truncate_prompt_tokens,
             context_overflow: if shift_context { ContextOverflow::Shift } else { ContextOverflow::Refuse },
@@ -137,6 +146,7 @@ impl From<GenerationEvent> for pb::GenerateEvent {
             GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
                 E::Started(pb::Started { prompt_tokens, emitted_tokens })
             }
+            GenerationEvent::Prompt { tokens } => E::Prompt(pb::Prompt { tokens: all(tokens) }),
             GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls, logprobs } } => {
                 E::Token(pb::Token {
                     id,
@@ -181,6 +191,7 @@ impl From<pb::GenerateEvent> for GenerationEvent {
             Some(E::Started(pb::Started { prompt_tokens, emitted_tokens })) => {
                 GenerationEvent::Started { prompt_tokens, emitted_tokens }
             }
+            Some(E::Prompt(pb::Prompt { tokens })) => GenerationEvent::Prompt { tokens: all(tokens) },
             Some(E::Token(pb::Token { id, text, reasoning, tool_calls, logprobs })) => {
                 let (tool_calls, logprobs) = (all(tool_calls), all(logprobs));
                 GenerationEvent::Token { id, delta: Delta { reasoning, text, tool_calls, logprobs } }
@@ -267,7 +278,7 @@ impl From<pb::FinishReason> for FinishReason {
 #[cfg(test)]
 mod tests {
     use russet_wire::conversation::{Message, Tool, ToolCall};
-    use russet_wire::event::{Logprobs, TokenLogprob};
+    use russet_wire::event::{Logprobs, PromptLogprobs, PromptToken, TokenLogprob};
     use russet_wire::prefix_mark::PrefixMark;
     use russet_wire::request::{DrySampling, RawPrompt, StructuredOutput};
 
@@ -278,6 +289,20 @@ mod tests {
         let failure = |kind| GenerationEvent::Failed(GenerationFailure { kind, message: "m".into() });
         for event in [
             GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 2 },
+            GenerationEvent::Prompt {
+                tokens: vec![
+                    PromptToken { id: 1, bytes: vec![0xC3], logprobs: None },
+                    PromptToken {
+                        id: 2,
+                        bytes: Vec::new(),
+                        logprobs: Some(PromptLogprobs {
+                            logprob: -1.5,
+                            rank: 3,
+                            top: vec![TokenLogprob { id: 5, bytes: vec![b'a'], logprob: -0.25 }],
+                        }),
+                    },
+                ],
+            },
             GenerationEvent::Token { id: 3, delta: Delta::text("é") },
             GenerationEvent::Token {
                 id: 4,
@@ -371,6 +396,8 @@ mod tests {
             structured_output: Some(StructuredOutput::JsonObject),
             thinking_budget: Some(0),
             logprobs: Some(0),
+            echo: true,
+            prompt_logprobs: Some(0),
             raw_prompt: Some(RawPrompt::Text(String::new())),
             truncate_prompt_tokens: Some(7),
             context_overflow: ContextOverflow::Shift,

@@ -76,6 +76,22 @@ pub async fn completions(cluster: &mut TestCluster) -> Result<()> {
     let (_, echoed) = ask("completions", echo).await?;
     let text = echoed["choices"][0]["text"].as_str().unwrap_or_default();
     ensure!(text.starts_with("What is"), "an echo is {text:?}");
+    // As evaluations score texts: the prompt with log-probabilities, an answer behind it or none.
+    let mut lists = Vec::new();
+    for max_tokens in [1, 0] {
+        let scored = json!({"model": "base", "prompt": [[5, 6, 7], [8, 9]], "max_tokens": max_tokens, "echo": true,
+                            "logprobs": 1, "temperature": 0, "seed": 1234});
+        let (status, scored) = ask("completions", scored).await?;
+        ensure!(status == 200, "a scored prompt: {scored}");
+        for (choice, prompt) in [(0, 3), (1, 2)] {
+            let numbers = scored["choices"][choice]["logprobs"]["token_logprobs"].as_array();
+            let numbers = numbers.context("no log-probabilities")?;
+            ensure!(numbers.len() == prompt + max_tokens && numbers[0].is_null(), "numbers: {scored}");
+            ensure!(numbers[1..].iter().all(Value::is_f64), "numbers: {scored}");
+            lists.push(numbers[..prompt].to_vec());
+        }
+    }
+    ensure!(lists[..2] == lists[2..], "a prompt has other numbers without an answer: {lists:?}");
     let chat = json!({"model": "base", "messages": [{"role": "user", "content": "Hi"}]});
     let (status, refused) = ask("chat/completions", chat).await?;
     let message = refused["error"]["message"].as_str().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Events of a generation stream, in order: `Started`, any number of `Token`, then exactly one `Finished` or
-//! a typed [`GenerationFailure`]. A stream that ends in any other way is a bug (invariant 10).
+//! Events of a generation stream, in order: `Started`, where the request asks for the prompt's tokens any number of
+//! `Prompt`, any number of `Token`, then exactly one `Finished` or a typed [`GenerationFailure`]. A stream that ends in any other way is a bug (invariant 10).
 
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +93,28 @@ pub struct Logprobs {
     pub top: Vec<TokenLogprob>,
 }
 
+/// A token of the prompt.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PromptToken {
+    /// Its id.
+    pub id: u32,
+    /// Its bytes, as in [`TokenLogprob`].
+    pub bytes: Vec<u8>,
+    /// Where the request asks for them; the first token has none, as nothing stands before it.
+    pub logprobs: Option<PromptLogprobs>,
+}
+
+/// The log-probabilities of a token of the prompt.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PromptLogprobs {
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its place among all tokens by their probability, from 1 on.
+    pub rank: u32,
+    /// The most probable tokens in its place, the first one first.
+    pub top: Vec<TokenLogprob>,
+}
+
 /// What a token adds to a response, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Delta {
@@ -139,6 +161,11 @@ pub enum GenerationEvent {
         /// Number of emitted tokens that the response resumes after: all of the request's, unless the engine
         /// is of a release without resume and starts again.
         emitted_tokens: u32,
+    },
+    /// The next tokens of the prompt. None of them comes after a token of the response.
+    Prompt {
+        /// They, in order.
+        tokens: Vec<PromptToken>,
     },
     /// A token was sampled. Its event may carry the text of several tokens, or none yet of a token
     /// whose bytes are still incomplete.

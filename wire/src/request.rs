@@ -207,6 +207,14 @@ pub struct GenerationRequest {
     /// Whether log-probabilities are told, and of how many of the most probable tokens besides the sampled one.
     #[serde(default)]
     pub logprobs: Option<u32>,
+    /// Whether the tokens of the prompt are told before the response. With `logprobs`, those of an end token are told too:
+    /// clients count the tokens of both.
+    #[serde(default)]
+    pub echo: bool,
+    /// Whether they are told with log-probabilities, and with those of how many of the most probable tokens. All of the
+    /// prompt is computed then, whatever is cached of it.
+    #[serde(default)]
+    pub prompt_logprobs: Option<u32>,
     /// JSON text of an object: variables of the chat template besides the conversation, such as `enable_thinking`. They
     /// come before those of the deployment. Empty means none.
     #[serde(default)]
@@ -214,7 +222,7 @@ pub struct GenerationRequest {
     /// Whether the response continues the last message, an assistant's, in place of a new one.
     #[serde(default)]
     pub continue_final_message: bool,
-    /// Maximum tokens to generate; absent means the rest of the context.
+    /// Maximum tokens to generate; absent means the rest of the context. 0 only where the prompt is told.
     pub max_tokens: Option<u32>,
     /// Sampling parameters.
     pub sampling: Sampling,
@@ -243,4 +251,11 @@ pub struct GenerationRequest {
     /// which of its cached blocks end there.
     #[serde(default)]
     pub prefix_marks: Vec<PrefixMark>,
+}
+
+impl GenerationRequest {
+    /// Whether the tokens of the prompt are told.
+    pub fn tells_prompt(&self) -> bool {
+        self.echo || self.prompt_logprobs.is_some()
+    }
 }

@@ -135,7 +135,7 @@ impl Follower {
                     Ok(Some(Command::Heartbeat(pb::Heartbeat {}))) => {}
                     Ok(Some(Command::Batch(pb::Batch { steps }))) => {
                         self.metrics.steps.inc_by(steps.len() as u64);
-                        let step = |pb::Step { slot, offset, tokens, draft_tokens, adapter }| SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None };
+                        let step = |pb::Step { slot, offset, tokens, draft_tokens, adapter }| SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None, score: None };
                         running.push(self.compute.run(steps.into_iter().map(step).collect()));
                     }
                     Ok(Some(Command::FetchBlocks(pb::FetchBlocks { slot, hashes }))) => {

@@ -715,7 +715,7 @@ async fn a_pipeline_runs_the_same_steps_on_every_rank() {
         assert_eq!(collect(&mut events).await.0, "pipeline");
     }
     let steps: Vec<SequenceStep> =
-        fakes[0].steps().into_iter().map(|step| SequenceStep { sample: None, ..step }).collect();
+        fakes[0].steps().into_iter().map(|step| SequenceStep { sample: None, score: None, ..step }).collect();
     for follower in &fakes[1..] {
         eventually("the last steps of a follower", || follower.steps() == steps).await;
         eventually("the last reset of a follower", || follower.resets() == fakes[0].resets()).await;

@@ -97,7 +97,7 @@ impl DraftRunner {
         for (position, run) in (0..most).zip(runs) {
             let asked =
                 drafts.iter().zip(&mut draft_tokens).filter(|(draft, _)| draft.draft_tokens > position);
-            for ((_, draft_tokens), chosen) in asked.zip(run.end()?) {
+            for ((_, draft_tokens), chosen) in asked.zip(run.end()?.outputs) {
                 draft_tokens
                     .extend(chosen.into_iter().map(|chosen| chosen.map_or(u32::MAX, |chosen| chosen.token)));
             }
@@ -128,7 +128,8 @@ impl DraftRunner {
         prefill.extend(before);
         for tokens in prefill.chunks(PREFILL_CHUNK_TOKENS) {
             let tokens = tokens.to_vec();
-            let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, adapter: 0, sample: None };
+            let step =
+                SequenceStep { slot, offset, tokens, draft_tokens: 0, adapter: 0, sample: None, score: None };
             offset += step.length();
             self.runner.begin(&[step], false)?.end()?;
         }
@@ -154,6 +155,7 @@ fn draft_step(
         draft_tokens: 0,
         adapter: 0,
         sample: Some(SampleSpec { index: choice.index + position, ..choice.clone() }),
+        score: None,
     })
 }
 

@@ -24,13 +24,13 @@ use russet_wire::engine_options::RouterBroadcast;
 
 use super::{
     DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups,
-    groups::MlxGroups, rank_part,
+    groups::MlxGroups, rank_part, token_scores::token_scores,
 };
 use crate::{
     adapters::AdapterFiles,
     cache::{CacheSnapshot, LayerCache, Rewound, format::KvFormat},
     decoder::Decoder,
-    executor::{Addresses, CacheSupport, PooledModel, PooledText, SampleSpec, SequenceStep},
+    executor::{Addresses, CacheSupport, PooledModel, PooledText, SampleSpec, SequenceStep, TokenScore},
     jaccl::Devices,
     layers::{
         packed_batch::{PackedBatch, SequenceSlice},
@@ -377,6 +377,7 @@ impl ModelRunner {
             sequences.push(sequence);
         }
         let mut run = self.begin_forward(groups, &mut sequences, &steps, in_detail)?;
+        run.scores.iter_mut().for_each(|(index, _)| *index = order[*index]);
         run.outputs =
             order.iter().zip(&steps).map(|(index, step)| (*index, step.samples().collect())).collect();
         for (step, mut sequence) in steps.into_iter().zip(sequences) {
@@ -460,6 +461,12 @@ impl ModelRunner {
             _ => {}
         }
         let mut run = BatchRun::default();
+        if self.part.head && steps.iter().any(|step| step.score.is_some()) {
+            run.scores = self.scores(steps, &hidden, mlx)?;
+            if let Some(timer) = &mut timer {
+                timer.end(StepPhase::Sample, []).map_err(mlx)?;
+            }
+        }
         let choosing = sampled_positions(steps);
         if self.part.head && !choosing.is_empty() {
             let count = choosing.len() as i32;
@@ -477,9 +484,14 @@ impl ModelRunner {
                 // The masks are computed meanwhile.
                 async_eval([&logprobs]).map_err(mlx)?;
             }
-            let is_edited =
-                choices.iter().any(|choice| choice.edits.is_some() && choice.top_logprobs.is_some());
-            let unedited = if is_edited { log_softmax(&unedited).map_err(mlx)? } else { logprobs.clone() };
+            // What clients are told is in 32 bits, like the scores of a prompt: 16 bits have two or three digits.
+            let is_reported = choices.iter().any(|choice| choice.top_logprobs.is_some());
+            let unedited = match is_reported {
+                true => {
+                    unedited.as_dtype(Dtype::Float32).and_then(|logits| log_softmax(&logits)).map_err(mlx)?
+                }
+                false => logprobs.clone(),
+            };
             let tokens = SampledTokens::sample(&choices, &logprobs, &unedited).map_err(mlx)?;
             let mut row = 0;
             for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.sample.is_some())
@@ -514,6 +526,36 @@ impl ModelRunner {
         run.rank_and_size = (rank, size);
         Ok(run)
     }
+}
+
+impl ModelRunner {
+    /// The scores of the steps that ask for them, each with its index in `steps`, of their hidden states side by side.
+    fn scores(
+        &self,
+        steps: &[&SequenceStep],
+        hidden: &Array,
+        mlx: impl Fn(Exception) -> RuntimeError,
+    ) -> Result<Vec<(usize, Vec<TokenScore>)>, RuntimeError> {
+        let (mut begin, mut scores) = (0, Vec::new());
+        for (index, step) in steps.iter().enumerate() {
+            if let Some(spec) = &step.score {
+                let length = spec.tokens.len() as i32;
+                let states = hidden.try_index((.., begin..begin + length, ..)).map_err(&mlx)?;
+                let logits = |states: &Array| Ok(self.model.logits(states)?);
+                scores.push((index, token_scores(spec, &states, self.vocabulary, logits, &mlx)?));
+            }
+            begin += step.length() as i32;
+        }
+        Ok(scores)
+    }
+}
+
+/// What a batch gave, in the order of its steps.
+pub(super) struct EndedBatch {
+    /// For the sample specs of each.
+    pub(super) outputs: Vec<DetailedOutput>,
+    /// For the score spec of each.
+    pub(super) scores: Vec<Vec<TokenScore>>,
 }
 
 /// Times the phases of a profiled batch, one after the other.
@@ -558,6 +600,8 @@ pub(super) struct BatchRun {
     results: Vec<Array>,
     /// The sampled tokens, one per sample spec, in compute order.
     tokens: Option<SampledTokens>,
+    /// The scores of each step that has a score spec, with its index in the batch.
+    scores: Vec<(usize, Vec<TokenScore>)>,
     logprobs: Option<Array>,
     vocabulary: u32,
     prefills: bool,
@@ -567,7 +611,7 @@ pub(super) struct BatchRun {
 
 impl BatchRun {
     /// Waits for the results of the steps, in the order of the batch.
-    pub(super) fn end(self) -> Result<Vec<DetailedOutput>, RuntimeError> {
+    pub(super) fn end(self) -> Result<EndedBatch, RuntimeError> {
         let (rank, size) = self.rank_and_size;
         let mlx =
             |error: Exception| RuntimeError::Mlx { rank, size, reason: strip_source_location(error.what()) };
@@ -593,7 +637,11 @@ impl BatchRun {
                 }));
             }
         }
-        Ok(ended)
+        let mut scores = vec![Vec::new(); ended.len()];
+        for (index, step) in self.scores {
+            scores[index] = step;
+        }
+        Ok(EndedBatch { outputs: ended, scores })
     }
 }
 

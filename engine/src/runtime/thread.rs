@@ -23,13 +23,13 @@ use super::{
     DetailedOutput, DiskCacheConfig, RuntimeConfig, RuntimeError, StepOutput, cache_fingerprint,
     draft_model::DraftRunner,
     init::init,
-    model_runner::{BatchRun, ModelRunner},
+    model_runner::{BatchRun, EndedBatch, ModelRunner},
 };
 use crate::{
     batch_monitor::BatchMonitor,
     executor::{
-        Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, PooledModel, PooledText, Sampled,
-        SampledToken, SequenceStep,
+        Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, PooledModel, PooledText,
+        SampledToken, SequenceStep, StepResult,
     },
     prefix_cache::disk::{BlockFile, DiskCache},
     prefix_cache::{CacheCommand, block_hash::BlockHash},
@@ -44,7 +44,7 @@ pub(super) type ReplySender<T> = oneshot::Sender<Result<T, ExecutorError>>;
 
 /// Level of detail of the replies.
 pub(super) enum RunReply {
-    Tokens(ReplySender<Vec<Sampled>>),
+    Tokens(ReplySender<Vec<StepResult>>),
     Detailed(ReplySender<Vec<DetailedOutput>>),
 }
 
@@ -353,11 +353,18 @@ impl InFlightRun {
                     };
                     stepped.map(sampled)
                 };
-                let tokens = |step: DetailedOutput| step.into_iter().map(token).collect();
-                let steps = |steps: Vec<DetailedOutput>| steps.into_iter().map(tokens).collect();
+                let steps = |EndedBatch { outputs, scores }| {
+                    let step = |(output, scores): (DetailedOutput, _)| StepResult {
+                        sampled: output.into_iter().map(token).collect(),
+                        scores,
+                    };
+                    outputs.into_iter().zip(scores).map(step).collect()
+                };
                 let _ = reply.send(ended.map(steps).map_err(ExecutorError::from));
             }
-            RunReply::Detailed(reply) => drop(reply.send(ended.map_err(ExecutorError::from))),
+            RunReply::Detailed(reply) => {
+                drop(reply.send(ended.map(|ended| ended.outputs).map_err(ExecutorError::from)));
+            }
         }
         lost
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::engine_time::BatchPart;
-use crate::executor::{ExecutorError, ReplyReceiver, Sampled};
+use crate::executor::{ExecutorError, ReplyReceiver, StepResult};
 use crate::lifecycle::FailureReport;
 
 /// Timeout of a batch. Prefilling 2,048 tokens with the largest model on the slowest machine we know of takes
@@ -43,7 +43,7 @@ pub(super) enum WorkKind {
 
 /// Result of the work.
 pub(super) enum Completion {
-    Batch { prefills: bool, extra_tokens: u32, sampled: Vec<Sampled> },
+    Batch { prefills: bool, extra_tokens: u32, results: Vec<StepResult> },
     Draft(Result<Vec<Vec<u32>>, String>),
 }
 
@@ -52,7 +52,7 @@ impl WorkKind {
     pub(super) async fn wait(self) -> Result<Completion, FailureReport> {
         Ok(match self {
             Self::Batch { prefills, extra_tokens, reply } => {
-                Completion::Batch { prefills, extra_tokens, sampled: reply.wait().await? }
+                Completion::Batch { prefills, extra_tokens, results: reply.wait().await? }
             }
             Self::Draft { reply } => {
                 Completion::Draft(within_timeout(reply).await?.map_err(|error| error.to_string()))
@@ -83,19 +83,20 @@ pub(super) struct DecodeRound {
 
 /// A batch handed to the executor.
 pub(super) struct PendingBatch {
-    /// Number of tokens that each step samples.
-    pub(super) sample_counts: Vec<usize>,
-    pub(super) reply: ReplyReceiver<Vec<Sampled>>,
+    /// Number of tokens that each step samples, and of those that it scores.
+    pub(super) counts: Vec<(usize, usize)>,
+    pub(super) reply: ReplyReceiver<Vec<StepResult>>,
 }
 
 impl PendingBatch {
     /// Waits for the results of the steps; an error is why the group has failed.
-    pub(super) async fn wait(self) -> Result<Vec<Sampled>, FailureReport> {
-        let sampled = within_timeout(self.reply).await??;
-        if !sampled.iter().map(Vec::len).eq(self.sample_counts) {
-            let wrong = "the executor did not sample exactly the tokens that the batch asks for";
+    pub(super) async fn wait(self) -> Result<Vec<StepResult>, FailureReport> {
+        let results = within_timeout(self.reply).await??;
+        let count = |result: &StepResult| (result.sampled.len(), result.scores.len());
+        if !results.iter().map(count).eq(self.counts) {
+            let wrong = "the executor did not sample and score exactly the tokens that the batch asks for";
             return Err(wrong.to_owned().into());
         }
-        Ok(sampled)
+        Ok(results)
     }
 }

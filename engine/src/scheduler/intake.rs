@@ -28,7 +28,7 @@ use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::{BlockEvent, BlockEvents, marked_blocks};
-use crate::sequence::{self, OutputStream, ResumeError, Sequence, ThinkingBudget};
+use crate::sequence::{self, OutputStream, PromptReport, ResumeError, Sequence, ThinkingBudget};
 use crate::served_adapters::ServedAdapters;
 use crate::speculative::Proposers;
 use crate::tokenizer::{
@@ -108,7 +108,7 @@ impl Intake {
         self.tokenizer_pool.spawn(room, move || {
             let _preparing = preparing;
             let timeout = request.deadline_milliseconds.map(Duration::from_millis);
-            let (sequence, finished) = match intake.tokenize(&request, &sink) {
+            let (mut sequence, finished) = match intake.tokenize(&request, &sink) {
                 Ok(prepared) => prepared,
                 Err(_) if sink.is_closed() => return sink.finish(FinishReason::Cancelled, Usage::default()),
                 Err(failure) => {
@@ -117,8 +117,10 @@ impl Intake {
                 }
             };
             if let Some(reason) = finished {
-                // The engine that produced this output was lost after its last token and before its end.
+                // The engine that produced this output was lost after its last token and before its end; or the prompt is
+                // all that is asked for, and no log-probability of it.
                 sink.send(sequence.started_event());
+                sequence.prompt_events().into_iter().for_each(|event| sink.send(event));
                 return sink.finish(reason, sequence.usage());
             }
             let root = intake.root.scoped(sequence.prefix_scope());
@@ -211,12 +213,15 @@ impl Intake {
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
         let finished = checked.and_then(|()| output.resume(&request.emitted));
         let finished = finished.map_err(|error| error.failure())?;
-        let mut sequence = Sequence::new(request, prompt, seed, output).with_adapter(adapter);
+        let report = PromptReport::new(request, prompt.len(), || self.tokenizer.token_texts())?;
+        let sequence = Sequence::new(request, prompt, seed, output).with_adapter(adapter);
+        let mut sequence = sequence.with_prompt_report(report);
         let dry = &request.sampling.dry;
         if dry.multiplier > 0.0 {
             let breakers = self.tokenizer.last_tokens(&dry.sequence_breakers);
             sequence = sequence.with_breakers(breakers.map_err(|error| prompt_failure(&error))?);
         }
+        let finished = finished.or_else(|| sequence.ends_with_prompt().then_some(FinishReason::Length));
         Ok((sequence.with_speculation(self.proposers, self.draft_rewind), finished))
     }
 

@@ -21,9 +21,12 @@ impl Ranks {
     /// Runs the steps as one batch.
     pub(super) fn dispatch(&self, batch: Vec<SequenceStep>) -> PendingBatch {
         self.metrics.steps.inc_by(batch.len() as u64);
-        let sample_counts = batch.iter().map(|step| step.samples().count()).collect();
+        let count = |step: &SequenceStep| {
+            (step.samples().count(), step.score.as_ref().map_or(0, |score| score.tokens.len()))
+        };
+        let counts = batch.iter().map(count).collect();
         self.followers.run(&batch);
-        PendingBatch { sample_counts, reply: self.compute.run(batch) }
+        PendingBatch { counts, reply: self.compute.run(batch) }
     }
 
     /// Applies the command to the KV caches.

@@ -12,7 +12,7 @@ use super::kv_budget::SequenceUsage;
 use super::queue_limit::QueueTicket;
 use super::response_sink::ResponseSink;
 use super::wait_queue::QueuePosition;
-use crate::executor::SampledToken;
+use crate::executor::{SampledToken, TokenScore};
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::SlotAssignment;
 use crate::sequence::{AcceptedToken, Sequence};
@@ -50,8 +50,9 @@ impl ScheduledRequest {
         ticket: QueueTicket,
     ) -> Self {
         let last_token_at = sink.arrived;
-        // The tokens of a resumed output are prefilled too, so this would measure more than the prompt.
-        let prefilled_alone = sequence.usage().completion_tokens == 0;
+        // The tokens of a resumed output are prefilled too, and logits of a prompt take time as well: this would measure more
+        // than the prompt.
+        let prefilled_alone = sequence.usage().completion_tokens == 0 && !sequence.scores_prompt();
         Self {
             queue_position,
             sequence,
@@ -111,10 +112,22 @@ impl ScheduledRequest {
         self.sequence.admit(slot, cached, checkpoints);
         if self.admitted_at.is_none() {
             self.admitted_at = Some(now);
-            metrics.record_prefix_lookup(self.sequence.usage().prompt_tokens, cached);
+            if !self.sequence.scores_prompt() {
+                metrics.record_prefix_lookup(self.sequence.usage().prompt_tokens, cached);
+            }
             metrics.queue.observe((now - self.sink.arrived).as_secs_f64());
             self.sink.send(self.sequence.started_event());
+            self.sequence.prompt_events().into_iter().for_each(|event| self.sink.send(event));
         }
+    }
+
+    /// Takes the scores of a step; returns how the request ended, if it did.
+    pub(super) fn accept_scores(&mut self, scores: Vec<TokenScore>) -> Option<Result<FinishReason, String>> {
+        match self.sequence.accept_scores(scores) {
+            Ok(events) => events.into_iter().for_each(|event| self.sink.send(event)),
+            Err(error) => return Some(Err(error.to_string())),
+        }
+        self.sequence.ends_with_prompt().then_some(Ok(FinishReason::Length))
     }
 
     /// Preempted; waits with this queue ticket.

@@ -5,9 +5,10 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use super::ranks::Ranks;
 use super::request::ScheduledRequest;
-use crate::prefix_cache::block_hash::{BlockHash, PrefixScope};
+use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{PrefixCache, SlotAssignment};
+use crate::sequence::Sequence;
 
 /// A slot was loaded from disk.
 pub(super) struct FetchedBlocks {
@@ -42,9 +43,14 @@ impl SlotCaches {
         self.prefix_cache.remove_from_disk(&self.ranks.compute.take_lost_blocks());
     }
 
-    /// Assigns a slot to a request with these tokens in this scope; `None` if all are taken.
-    pub(super) fn admit(&mut self, tokens: &[u32], scope: PrefixScope<'_>) -> Option<SlotAssignment> {
-        let assignment = self.prefix_cache.admit(tokens, scope)?;
+    /// Assigns a slot to a sequence; `None` if all are taken.
+    pub(super) fn admit(&mut self, sequence: &Sequence) -> Option<SlotAssignment> {
+        let scope = sequence.prefix_scope();
+        let assignment = match sequence.scores_prompt() {
+            // What is cached has no logits.
+            true => self.prefix_cache.admit_empty(scope),
+            false => self.prefix_cache.admit(sequence.history(), scope),
+        }?;
         self.ranks.metrics.running.inc();
         Some(assignment)
     }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::batching::compose_batch;
 use super::ranks::Ranks;
+use crate::executor::Sampled;
 use crate::prefix_cache::CacheCommand;
 use crate::prefix_cache::checkpoints::Checkpoints;
 use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
@@ -107,8 +108,9 @@ async fn answer(
     loop {
         let scheduled = compose_batch(&[sequence.readiness(false)], 1, false, context_tokens);
         let steps = scheduled.iter().map(|turn| sequence.step(turn.tokens)).collect();
-        let sampled = ranks.dispatch(steps).wait().await;
-        let sampled = sampled.map_err(|failure| SmokeError::Step(failure.reason))?.concat();
+        let results = ranks.dispatch(steps).wait().await;
+        let results = results.map_err(|failure| SmokeError::Step(failure.reason))?;
+        let sampled: Sampled = results.into_iter().flat_map(|result| result.sampled).collect();
         let Some(token) = sampled.first().cloned() else { continue };
         let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
         sequence.verify(&sampled);

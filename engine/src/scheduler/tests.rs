@@ -1,12 +1,14 @@
 //! The scheduler with a fake executor and without sockets: order of service, preemption, and that every
 //! output equals the one of a request that runs alone.
 
+mod prompt_scores;
+
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use russet_wire::conversation::Message;
-use russet_wire::event::{EngineEvent, GenerationEvent, Usage};
+use russet_wire::event::{EngineEvent, GenerationEvent, PromptToken, Usage};
 use russet_wire::request::GenerationRequest;
 use tempfile::TempDir;
 use tokio::sync::Notify;
@@ -109,6 +111,7 @@ impl Drop for SchedulerHarness {
 struct ResponseReader {
     events: UnboundedReceiver<EngineEvent>,
     started: bool,
+    prompt: Vec<PromptToken>,
     text: String,
     /// Of its last event.
     engine_microseconds: Option<u64>,
@@ -117,7 +120,14 @@ struct ResponseReader {
 
 impl ResponseReader {
     fn new(events: UnboundedReceiver<EngineEvent>) -> Self {
-        Self { events, started: false, text: String::new(), engine_microseconds: None, end: None }
+        Self {
+            events,
+            started: false,
+            prompt: Vec::new(),
+            text: String::new(),
+            engine_microseconds: None,
+            end: None,
+        }
     }
 
     /// Receives one more event; `false` at the end.
@@ -132,6 +142,10 @@ impl ResponseReader {
         match event {
             GenerationEvent::Started { .. } => {
                 assert!(!std::mem::replace(&mut self.started, true), "it starts twice")
+            }
+            GenerationEvent::Prompt { tokens } => {
+                assert!(self.started && self.text.is_empty(), "the prompt is told before the response");
+                self.prompt.extend(tokens);
             }
             GenerationEvent::Token { delta, .. } => self.text.push_str(&delta.text),
             end => self.end = Some(end),

@@ -42,6 +42,8 @@ pub struct OutputStream {
     thinking: ThinkingBudget,
     /// For log-probabilities.
     token_texts: Option<Arc<[TokenText]>>,
+    /// Whether the log-probabilities of an end token are told.
+    tells_ends: bool,
 }
 
 /// Result of a sampled token.
@@ -83,6 +85,15 @@ impl ResumeError {
     }
 }
 
+/// The bytes of a token; of a special one those of its name.
+pub(super) fn token_bytes(texts: &[TokenText], id: u32) -> Vec<u8> {
+    match texts.get(id as usize) {
+        Some(TokenText::Bytes(bytes)) => bytes.clone(),
+        Some(TokenText::Special(name)) => name.clone().into_bytes(),
+        Some(TokenText::None) | None => Vec::new(),
+    }
+}
+
 impl OutputStream {
     /// An output of at most `limit` tokens, with none emitted yet.
     pub fn new(
@@ -115,6 +126,7 @@ impl OutputStream {
             grammar: None,
             thinking: ThinkingBudget::default(),
             token_texts: None,
+            tells_ends: request.echo,
         }
     }
 
@@ -216,7 +228,10 @@ impl OutputStream {
                 parts.extend(self.parser.push(&marker));
             }
             parts.extend(self.parser.finish());
-            let delta = self.delta(parts).0;
+            let mut delta = self.delta(parts).0;
+            if self.tells_ends {
+                delta.logprobs.extend(logprobs.map(|logprobs| self.logprobs(token, logprobs)));
+            }
             let event = (!delta.is_empty()).then_some(GenerationEvent::Token { id: token, delta });
             let reason = held.stopped.map_or(FinishReason::Stop, FinishReason::StopString);
             return Ok(AcceptedToken { event, finished: Some(reason) });
@@ -303,15 +318,8 @@ impl OutputStream {
 
     fn logprobs(&self, token: u32, logprobs: TopLogprobs) -> Logprobs {
         let TopLogprobs { sampled, top } = logprobs;
-        let of = |(id, logprob): (u32, f32)| {
-            let text = self.token_texts.as_ref().and_then(|texts| texts.get(id as usize));
-            let bytes = match text {
-                Some(TokenText::Bytes(bytes)) => bytes.clone(),
-                Some(TokenText::Special(name)) => name.clone().into_bytes(),
-                Some(TokenText::None) | None => Vec::new(),
-            };
-            TokenLogprob { id, bytes, logprob }
-        };
+        let texts = self.token_texts.as_deref().unwrap_or_default();
+        let of = |(id, logprob): (u32, f32)| TokenLogprob { id, bytes: token_bytes(texts, id), logprob };
         Logprobs { sampled: of((token, sampled)), top: top.into_iter().map(of).collect() }
     }
 

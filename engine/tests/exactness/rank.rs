@@ -96,14 +96,14 @@ struct StepMessage {
 
 impl StepMessage {
     fn from_step(step: &SequenceStep) -> Self {
-        let SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: _ } = step;
+        let SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: _, score: _ } = step;
         let (slot, offset, adapter) = (*slot, *offset, *adapter);
         Self { slot, offset, tokens: tokens.clone(), draft_tokens: *draft_tokens, adapter }
     }
 
     fn step(self) -> SequenceStep {
         let Self { slot, offset, tokens, draft_tokens, adapter } = self;
-        SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None }
+        SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None, score: None }
     }
 }
 
@@ -152,7 +152,7 @@ fn follow(runtime: &Runtime) -> Result<()> {
             LeaderMessage::Run(batch) => {
                 let batch: Vec<SequenceStep> = batch.into_iter().map(StepMessage::step).collect();
                 let answers = runtime.run(batch).blocking_recv()??;
-                ensure!(answers.iter().all(|answer| answer.is_empty()), "a follower chose a token");
+                ensure!(answers.iter().all(|answer| answer.sampled.is_empty()), "a follower chose a token");
             }
             LeaderMessage::Trim { slot, length } => {
                 runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length })
@@ -176,6 +176,7 @@ fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
             draft_tokens: 0,
             adapter: oracle.adapter(),
             sample: None,
+            score: None,
         };
         say("order", &LeaderMessage::Run(vec![StepMessage::from_step(&step)]))?;
         if let Err(error) = runtime.run(vec![step]).blocking_recv()? {
@@ -366,6 +367,7 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
                 draft_tokens: 0,
                 adapter: oracle.adapter(),
                 sample: choice,
+                score: None,
             }
         };
         let each = |make: &dyn Fn(usize, &Vec<u32>) -> SequenceStep| -> Vec<SequenceStep> {
@@ -388,7 +390,7 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
                 }
                 let index = group * SLOTS + slot;
                 let (theirs, gap) = (oracle.tokens[index][at], oracle.gaps[index][at]);
-                let ours = chosen.into_iter().next().context("no token was chosen")??;
+                let ours = chosen.sampled.into_iter().next().context("no token was chosen")??;
                 report.tokens += 1;
                 report.close_calls += usize::from(gap <= rule.gap);
                 if ours != theirs {
@@ -440,7 +442,7 @@ impl Sequence<'_> {
         let index = self.compared as u32;
         let choice = chosen.then(|| SampleSpec::greedy(index));
         let adapter = self.adapter;
-        SequenceStep { slot, offset, tokens, draft_tokens: drafted, adapter, sample: choice }
+        SequenceStep { slot, offset, tokens, draft_tokens: drafted, adapter, sample: choice, score: None }
     }
 
     fn compare(

@@ -79,7 +79,7 @@ fn answer(runtime: &Runtime, prompt: &[u32], slot: u32) -> Vec<u32> {
     while answer.len() < TOKENS {
         let length = tokens.len() as u32;
         let sample = Some(SampleSpec::greedy(answer.len() as u32));
-        let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, adapter: 0, sample };
+        let step = SequenceStep { slot, offset, tokens, draft_tokens: 0, adapter: 0, sample, score: None };
         let output = runtime.run_detailed(vec![step]).blocking_recv().unwrap().unwrap();
         let token = output[0][0].as_ref().unwrap().token;
         answer.push(token);

@@ -387,7 +387,7 @@ pub async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, St
     while let Some(event) = next(events).await {
         assert!(end.is_none(), "{event:?} after {end:?}");
         match event {
-            GenerationEvent::Started { .. } => assert!(ids.is_empty()),
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt { .. } => assert!(ids.is_empty()),
             GenerationEvent::Token { id, delta } => {
                 ids.push(id);
                 text.push_str(&delta.text);

@@ -56,6 +56,7 @@ impl ReferenceModel {
                     draft_tokens: 0,
                     adapter: 0,
                     sample: None,
+                    score: None,
                 }])
                 .await
                 .unwrap()
@@ -72,6 +73,7 @@ impl ReferenceModel {
                 draft_tokens: 0,
                 adapter: 0,
                 sample: Some(choice),
+                score: None,
             };
             let mut stepped = runtime.run_detailed(vec![step]).await.unwrap().unwrap();
             let logprobs = stepped.remove(0).remove(0).unwrap().logprobs;

@@ -121,6 +121,8 @@ impl LoadPlan {
             };
             match GenerationEvent::from(event) {
                 GenerationEvent::Started { prompt_tokens, .. } => timing.prompt_tokens = prompt_tokens,
+                // It asks for none.
+                GenerationEvent::Prompt { .. } => {}
                 GenerationEvent::Token { .. } => {
                     let now = Instant::now();
                     match last.replace(now) {

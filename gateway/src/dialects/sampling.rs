@@ -13,6 +13,9 @@ use crate::request_defaults::LeftOut;
 const MAX_TOKENS: usize = 1024;
 /// As many of the most probable tokens as OpenAI tells.
 pub(super) const MAX_TOP_LOGPROBS: i64 = 20;
+/// Most numbers of the prompts of one response: one for each token and for each of the most probable ones beside it. With
+/// their texts they take some megabytes, twice while they are written.
+const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
 /// Maximum texts over which no repeated run goes on, and their length.
 const MAX_BREAKERS: usize = 64;
 const MAX_BREAKER_BYTES: usize = 64;
@@ -110,6 +113,38 @@ pub(super) fn completion_logprobs(fields: &JsonObject) -> Result<Option<u32>, Ga
         return Ok(None);
     }
     Ok(integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)?.map(|top| top as u32))
+}
+
+/// vLLM's `prompt_logprobs`: the tokens of the prompt are told, with so many of the most probable ones in place of each;
+/// `None` where nothing is.
+pub(super) fn prompt_logprobs(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
+    if fields.get("prompt_logprobs") == Some(&Value::Bool(false)) {
+        return Ok(None);
+    }
+    let top = integer(fields, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)?.map(|top| top as u32);
+    if top.is_some() && boolean(fields, "stream")? == Some(true) {
+        let message = "`prompt_logprobs` are told in a whole response, as vLLM has it; leave `stream` out";
+        return Err(GatewayError::field("prompt_logprobs", message));
+    }
+    Ok(top)
+}
+
+/// Refuses responses that tell more of their prompts than this gateway holds for one request: so many tokens together, each
+/// with so many others. The engine, which knows the tokens of a text, has the same limit for each prompt.
+pub(super) fn check_prompt_logprobs(
+    field: &str,
+    tokens: usize,
+    top: Option<u32>,
+) -> Result<(), GatewayError> {
+    let each = 1 + top.unwrap_or(0) as usize;
+    if tokens.saturating_mul(each) <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "`{field}` asks for {each} log-probabilities of each of about {tokens} tokens of prompts, those of every choice counted; a response tells of at most {}: ask for fewer, or send fewer or shorter prompts",
+        MAX_PROMPT_LOGPROBS / each
+    );
+    Err(GatewayError::field(field, message))
 }
 
 /// How many of the most probable tokens are told besides the sampled one; `None` where nothing is.

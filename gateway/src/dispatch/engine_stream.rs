@@ -8,7 +8,9 @@ use futures::FutureExt as _;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::{GenerateEvent, GenerateRequest};
 use russet_rpc::tls::CONNECT_TIMEOUT;
-use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::event::{
+    EngineEvent, FailureKind, FinishReason, GenerationEvent, GenerationFailure, PromptToken,
+};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -23,6 +25,58 @@ use crate::backends::InFlightGuard;
 use crate::demand::ActiveRequest;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::routes::{Endpoint, RoutingTable};
+
+/// The tokens of a prompt that an engine tells in pieces, until it says something else.
+#[derive(Debug, Default)]
+struct PromptGathering {
+    /// Whether the client has them.
+    is_passed: bool,
+    /// Tokens of the prompt, as the engine counts them.
+    expected: u32,
+    tokens: Vec<PromptToken>,
+    /// What came behind them.
+    held: Option<GenerationEvent>,
+}
+
+impl PromptGathering {
+    /// Of a request; `None` where it asks for none, or resumes and has told its prompt.
+    fn of(request: &GenerationRequest) -> Option<Box<Self>> {
+        (request.tells_prompt() && request.emitted.is_empty()).then(Box::default)
+    }
+
+    /// What the client gets now of an event: nothing of a piece of the prompt, and all of the prompt before what follows
+    /// it, which is held. An engine that did not tell all of it is of a release that does not know what it was asked for.
+    fn pass(
+        &mut self,
+        event: GenerationEvent,
+        endpoint: &Endpoint,
+    ) -> Result<Option<GenerationEvent>, AttemptError> {
+        match event {
+            GenerationEvent::Prompt { tokens } => {
+                self.tokens.extend(tokens);
+                Ok(None)
+            }
+            GenerationEvent::Started { prompt_tokens, .. } => {
+                self.expected = prompt_tokens;
+                Ok(Some(event))
+            }
+            event if !self.is_passed => {
+                let count = self.tokens.len();
+                if count != self.expected as usize {
+                    let message = format!(
+                        "the engine on node {} told {count} of the {} tokens of the prompt, which the request asks for; run the same release on all engines",
+                        endpoint.node, self.expected
+                    );
+                    return Err(AttemptError::Rejected(GatewayError::new(ErrorKind::ModelNotReady, message)));
+                }
+                self.is_passed = true;
+                self.held = Some(event);
+                Ok(Some(GenerationEvent::Prompt { tokens: std::mem::take(&mut self.tokens) }))
+            }
+            event => Ok(Some(event)),
+        }
+    }
+}
 
 /// Why an endpoint sends no more.
 pub(super) enum AttemptError {
@@ -55,6 +109,8 @@ pub(super) struct EngineStream {
     pub(super) emitted: Vec<u32>,
     /// Whether the engine has started work.
     pub(super) accepted: bool,
+    /// The prompt, where the request asks for its tokens.
+    prompt: Option<Box<PromptGathering>>,
     events: Streaming<GenerateEvent>,
     last_event_at: Instant,
     event_timeout: Duration,
@@ -89,6 +145,7 @@ impl EngineStream {
             prompt_field,
             emitted: Vec::new(),
             accepted: false,
+            prompt: PromptGathering::of(request),
             events,
             last_event_at: Instant::now(),
             event_timeout: dispatcher.limits.engine_timeout,
@@ -114,9 +171,27 @@ impl EngineStream {
         Self { active: Some(active), ..self }
     }
 
-    /// The next `Started`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
-    /// the future loses nothing.
+    /// The next `Started`, `Prompt`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
+    /// the future loses nothing. There is at most one `Prompt`, which has all of it and comes with what follows it: a
+    /// response whose engine is lost before begins anew, and one that goes on elsewhere has told its prompt.
     pub(super) async fn event(&mut self) -> Result<GenerationEvent, AttemptError> {
+        loop {
+            if let Some(event) = self.prompt.as_mut().and_then(|prompt| prompt.held.take()) {
+                return Ok(event);
+            }
+            let event = self.sent().await?;
+            let passed = match &mut self.prompt {
+                Some(prompt) => prompt.pass(event, &self.endpoint)?,
+                None => Some(event),
+            };
+            if let Some(event) = passed {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The next event of the engine; failures and cancellations are errors. Cancel-safe.
+    async fn sent(&mut self) -> Result<GenerationEvent, AttemptError> {
         let event = tokio::select! {
             biased;
             event = timeout_at(event_deadline(self.last_event_at, self.event_timeout, self.deadline), self.events.message()) => event,
@@ -162,7 +237,8 @@ impl EngineStream {
         self.check(event)
     }
 
-    /// The next event that the client sees: a `Token` that adds something, or `Finished`. Cancel-safe like `event`.
+    /// The next event that the client sees: a `Prompt`, a `Token` that adds something, or `Finished`. Cancel-safe like
+    /// `event`.
     pub(super) async fn output(&mut self) -> Result<GenerationEvent, AttemptError> {
         loop {
             match self.event().await? {
@@ -182,6 +258,7 @@ impl EngineStream {
             ))),
             GenerationEvent::Failed(failure) => Err(self.failed(failure)),
             GenerationEvent::Started { .. }
+            | GenerationEvent::Prompt { .. }
             | GenerationEvent::Token { .. }
             | GenerationEvent::Finished { .. } => Ok(event),
         }

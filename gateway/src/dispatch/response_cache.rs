@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, header};
 use moka::Expiry;
 use moka::sync::Cache;
 use parking_lot::Mutex;
-use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
+use russet_wire::event::{Delta, FinishReason, GenerationEvent, PromptToken, Usage};
 use russet_wire::request::{GenerationRequest, Sampling};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -31,6 +31,9 @@ const EVENT_BYTES: usize = size_of::<GenerationEvent>();
 
 /// Bytes of the log-probabilities of a token, with some of the tokens beside it.
 const LOGPROBS_BYTES: usize = 512;
+
+/// Bytes of a token of a prompt, and of each one beside it.
+const PROMPT_TOKEN_BYTES: usize = 96;
 
 /// What a request says of answers that are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -197,7 +200,17 @@ impl ResponseRecording {
 }
 
 fn text_bytes(event: &GenerationEvent) -> usize {
-    let GenerationEvent::Token { delta, .. } = event else { return 0 };
+    let delta = match event {
+        GenerationEvent::Prompt { tokens } => {
+            let numbers =
+                |token: &PromptToken| token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len());
+            return tokens.iter().map(|token| PROMPT_TOKEN_BYTES * (1 + numbers(token))).sum();
+        }
+        GenerationEvent::Token { delta, .. } => delta,
+        GenerationEvent::Started { .. } | GenerationEvent::Finished { .. } | GenerationEvent::Failed(_) => {
+            return 0;
+        }
+    };
     let Delta { text, reasoning, tool_calls, logprobs } = delta;
     let calls: usize =
         tool_calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len()).sum();

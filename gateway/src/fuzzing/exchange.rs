@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use russet_rpc::engine as pb;
 use russet_wire::conversation::ToolCall;
-use russet_wire::event::{Delta, FinishReason, Logprobs, TokenLogprob, Usage};
+use russet_wire::event::{Delta, FinishReason, Logprobs, PromptLogprobs, PromptToken, TokenLogprob, Usage};
 use russet_wire::request::GenerationRequest;
 use serde_json::Value;
 
@@ -42,8 +42,10 @@ pub(crate) fn generation<W: ResponseWriter>(
     let again = || read(body, parse).unwrap_or_else(|error| panic!("refused the second time: {error}"));
     let answers = parsed.requests.len() * parsed.choices;
     let deltas = parsed.requests.first().map(deltas).unwrap_or_default();
+    let prompt = parsed.requests.first().map(prompt).unwrap_or_default();
     let whole = {
         let mut writer = parsed.writer;
+        (0..answers).for_each(|choice| writer.observe_prompt(choice, prompt.clone()));
         for delta in &deltas {
             (0..answers).for_each(|choice| writer.observe(choice, delta));
         }
@@ -59,6 +61,10 @@ pub(crate) fn generation<W: ResponseWriter>(
     }
     let mut writer = again().writer;
     let mut stream = writer.start(None).to_vec();
+    for choice in 0..answers {
+        writer.observe_prompt(choice, prompt.clone());
+        stream.extend(writer.prompt(choice));
+    }
     for delta in &deltas {
         (0..answers).for_each(|choice| stream.extend(writer.delta(choice, delta)));
         stream.extend(writer.keep_alive());
@@ -205,6 +211,19 @@ fn deltas(request: &GenerationRequest) -> Vec<Delta> {
     deltas.push(Delta { tool_calls: vec![call, second], ..Delta::default() });
     deltas.push(text("end"));
     deltas
+}
+
+/// What it might tell of the prompt.
+fn prompt(request: &GenerationRequest) -> Vec<PromptToken> {
+    if !request.tells_prompt() {
+        return Vec::new();
+    }
+    let logprobs = request.prompt_logprobs.map(|most| {
+        let Logprobs { sampled, top } = logprobs("\n\n", most);
+        PromptLogprobs { logprob: sampled.logprob, rank: u32::MAX, top }
+    });
+    let first = PromptToken { id: 0, bytes: vec![0xC3], logprobs: None };
+    vec![first, PromptToken { id: u32::MAX, bytes: b"\xA9\"\r\n".to_vec(), logprobs }]
 }
 
 fn logprobs(text: &str, top: u32) -> Logprobs {

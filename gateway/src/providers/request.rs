@@ -32,6 +32,7 @@ pub(crate) fn untranslatable(request: &GenerationRequest, api: ProviderApi) -> O
         (request.raw_prompt.is_some(), "a prompt without messages"),
         (request.continue_final_message, "an answer that is begun"),
         (request.logprobs.is_some(), "log-probabilities"),
+        (request.tells_prompt(), "the tokens of the prompt"),
         (!request.stop_token_ids.is_empty(), "tokens that end the answer"),
         (request.ignore_eos, "an answer that does not end"),
         (request.truncate_prompt_tokens.is_some(), "a prompt that is cut"),
@@ -69,6 +70,7 @@ mod tests {
         let hot =
             GenerationRequest { sampling: Sampling { temperature: 1.2, ..Sampling::default() }, ..plain() };
         let json = GenerationRequest { structured_output: Some(StructuredOutput::JsonObject), ..plain() };
+        let with_prompt = GenerationRequest { prompt_logprobs: Some(0), ..plain() };
         let raw = GenerationRequest { raw_prompt: Some(RawPrompt::Text("x".into())), ..plain() };
         let choice = GenerationRequest {
             structured_output: Some(StructuredOutput::Choice(vec!["a".into()])),
@@ -79,6 +81,7 @@ mod tests {
             (hot, None, Some("a temperature above 1")),
             (json, None, Some("a schema of the answer")),
             (raw, Some("a prompt without messages"), Some("a prompt without messages")),
+            (with_prompt, Some("the tokens of the prompt"), Some("the tokens of the prompt")),
             (choice, Some("a grammar"), Some("a grammar")),
         ] {
             assert_eq!(untranslatable(&request, ProviderApi::OpenAI), openai);

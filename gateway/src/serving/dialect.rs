@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
 use futures::Stream;
-use russet_wire::event::{Delta, FinishReason, Usage};
+use russet_wire::event::{Delta, FinishReason, PromptToken, Usage};
 use russet_wire::request::GenerationRequest;
 
 use super::api_state::ApiState;
@@ -121,7 +121,7 @@ pub(crate) enum AcceptedResponse {
 }
 
 /// Formats one response. Of a streamed one every method returns the next bytes of the body: `start`, any
-/// number of `delta` and `keep_alive`, then `finish` or `error`.
+/// number of `prompt`, `delta` and `keep_alive`, then `finish` or `error`.
 pub(crate) trait ResponseWriter: Send + 'static {
     /// `Content-Type` of a streamed response.
     const STREAM_TYPE: &'static str;
@@ -139,6 +139,9 @@ pub(crate) trait ResponseWriter: Send + 'static {
         ready(Ok(()))
     }
 
+    /// All tokens of the prompt of a choice, before anything is added to that; where its request asks for them.
+    fn observe_prompt(&mut self, _choice: usize, _tokens: Vec<PromptToken>) {}
+
     /// What is added to a choice of a response that is not streamed: for formats that tell in which order thinking, texts
     /// and calls came, because `whole` has each of them together, or when the first one came.
     fn observe(&mut self, _choice: usize, _delta: &Delta) {}
@@ -148,6 +151,11 @@ pub(crate) trait ResponseWriter: Send + 'static {
 
     /// The stream starts; with the tokens of all its prompts, unless it starts before they are counted.
     fn start(&mut self, prompt_tokens: Option<u32>) -> Bytes;
+
+    /// A choice has its [prompt](Self::observe_prompt) now; nothing where that is no part of a stream.
+    fn prompt(&mut self, _choice: usize) -> Bytes {
+        Bytes::new()
+    }
 
     /// What is added to a choice.
     fn delta(&mut self, choice: usize, delta: &Delta) -> Bytes;

@@ -124,6 +124,13 @@ pub(super) fn events<W: ResponseWriter>(
                     break;
                 }
                 event = events.next() => match event {
+                    Some((choice, Ok(GenerationEvent::Prompt { tokens }))) => {
+                        writer.observe_prompt(choice, tokens);
+                        match writer.prompt(choice) {
+                            nothing if nothing.is_empty() => continue,
+                            bytes => bytes,
+                        }
+                    }
                     Some((choice, Ok(GenerationEvent::Token { id: _, delta }))) => writer.delta(choice, &delta),
                     Some((choice, Ok(GenerationEvent::Finished { reason, usage }))) => {
                         total.add(choice, usage);

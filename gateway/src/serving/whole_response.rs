@@ -22,6 +22,7 @@ pub(super) async fn respond<W: ResponseWriter>(
     while let Some((choice, event)) = events.next().await {
         let Some((response, finished)) = choices.get_mut(choice) else { continue };
         match event? {
+            GenerationEvent::Prompt { tokens } => writer.observe_prompt(choice, tokens),
             GenerationEvent::Token { id: _, delta } => {
                 writer.observe(choice, &delta);
                 response.append(delta);

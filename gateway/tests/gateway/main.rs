@@ -34,6 +34,7 @@ mod pipelines;
 mod poison;
 mod pooling;
 mod prefixes;
+mod prompt_logprobs;
 mod provider_limits;
 mod providers;
 mod responses;

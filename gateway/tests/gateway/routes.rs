@@ -21,7 +21,7 @@ const HARD: &str = "Prove that the algorithm terminates, and analyse its complex
     Why is the bound tight? Compare it with the trivial one: where do they differ?";
 
 /// The names of a ModelRoute with this spec.
-fn names(spec: Value) -> Vec<ModelAlias> {
+pub fn names(spec: Value) -> Vec<ModelAlias> {
     let object = json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelRoute",
         "metadata": {"name": "auto", "namespace": "default"}, "spec": spec,
@@ -57,7 +57,7 @@ async fn answer(request: reqwest::RequestBuilder) -> String {
 }
 
 /// A route to `m` that keeps answers.
-fn keeping() -> Value {
+pub fn keeping() -> Value {
     json!({"models": ["auto"], "targets": to("m"), "cache": {"ttlSeconds": 60}})
 }
 

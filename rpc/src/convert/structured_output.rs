@@ -1,10 +1,7 @@
-//! Structured output and log-probabilities between the protos and [`russet_wire`]. Destructured whole, so that no field is
-//! lost.
+//! Structured output between the protos and [`russet_wire`]. Destructured whole, so that no field is lost.
 
-use russet_wire::event::{Logprobs, TokenLogprob};
 use russet_wire::request::StructuredOutput;
 
-use super::conversation::all;
 use crate::engine as pb;
 
 impl From<StructuredOutput> for pb::StructuredOutput {
@@ -30,33 +27,5 @@ pub(super) fn structured_output(output: pb::StructuredOutput) -> Option<Structur
         Output::Regex(regex) => Some(StructuredOutput::Regex(regex)),
         Output::Choice(pb::Choices { texts }) => Some(StructuredOutput::Choice(texts)),
         Output::Grammar(grammar) => Some(StructuredOutput::Grammar(grammar)),
-    }
-}
-
-impl From<Logprobs> for pb::Logprobs {
-    fn from(logprobs: Logprobs) -> Self {
-        let Logprobs { sampled, top } = logprobs;
-        Self { sampled: Some(sampled.into()), top: all(top) }
-    }
-}
-
-impl From<pb::Logprobs> for Logprobs {
-    fn from(logprobs: pb::Logprobs) -> Self {
-        let pb::Logprobs { sampled, top } = logprobs;
-        Self { sampled: sampled.map(TokenLogprob::from).unwrap_or_default(), top: all(top) }
-    }
-}
-
-impl From<TokenLogprob> for pb::TokenLogprob {
-    fn from(token: TokenLogprob) -> Self {
-        let TokenLogprob { id, bytes, logprob } = token;
-        Self { id, bytes, logprob }
-    }
-}
-
-impl From<pb::TokenLogprob> for TokenLogprob {
-    fn from(token: pb::TokenLogprob) -> Self {
-        let pb::TokenLogprob { id, bytes, logprob } = token;
-        Self { id, bytes, logprob }
     }
 }

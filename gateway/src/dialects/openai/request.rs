@@ -18,6 +18,7 @@ use crate::dialects::values::{self, boolean};
 use crate::dialects::{sampling, tools};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
+use crate::routes::BYTES_PER_TOKEN;
 use crate::serving::{ParsedRequest, RequestContext};
 
 /// Parses a chat request within the caller's limits.
@@ -32,6 +33,7 @@ pub(super) fn parse(
     let service_tier = parameters::service_tier(fields.get("service_tier"))?;
     let mut left_out = BTreeSet::new();
     let (tools, tool_choice) = tools::parse(&fields, &body)?;
+    let prompt_logprobs = sampling::prompt_logprobs(&fields)?;
     let request = GenerationRequest {
         // Taken, not copied: they are most of the body.
         messages: messages::parse(fields.remove("messages"), &mut left_out)?,
@@ -41,10 +43,19 @@ pub(super) fn parse(
         template_arguments: template_arguments::parse(&fields, &body)?,
         thinking_budget: sampling::thinking_budget(&fields)?,
         logprobs: sampling::logprobs(&fields)?,
+        prompt_logprobs,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
         context_overflow: parameters::context_overflow(fields.get("context_overflow"))?,
         ..parameters::request(&fields, &body, context, service_tier)?
     };
+    if prompt_logprobs.is_some() {
+        let bytes: usize = request.messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
+        sampling::check_prompt_logprobs(
+            "prompt_logprobs",
+            bytes / BYTES_PER_TOKEN * choices,
+            prompt_logprobs,
+        )?;
+    }
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = ChatWriter {
         id: format!("chatcmpl-{}", context.id.unique),
@@ -53,6 +64,7 @@ pub(super) fn parse(
         include_usage: parameters::include_usage(fields.get("stream_options"))?,
         service_tier,
         tool_calls: vec![0; choices],
+        prompt: None,
     };
     let ignored = ignored(&fields, fields::group_of, left_out);
     Ok(ParsedRequest {
@@ -141,6 +153,7 @@ mod tests {
                 include_usage: false,
                 service_tier: None,
                 tool_calls: vec![0],
+                prompt: None,
             }
         );
     }
@@ -287,6 +300,14 @@ mod tests {
             (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
             (json!({"context_overflow": "middle"}), "context_overflow"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
+            (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
+            (json!({"prompt_logprobs": -1}), "prompt_logprobs"),
+            (json!({"prompt_logprobs": true}), "prompt_logprobs"),
+            (json!({"prompt_logprobs": 0, "stream": true}), "prompt_logprobs"),
+            (
+                json!({"prompt_logprobs": 20, "messages": [{"role": "user", "content": "x".repeat(60_000)}]}),
+                "prompt_logprobs",
+            ),
         ] {
             let Err(error) = parse(&with(extra.clone())) else { panic!("{extra} is accepted") };
             assert_eq!(error.kind, ErrorKind::InvalidRequest, "{extra}");
@@ -389,6 +410,13 @@ mod tests {
             (json!({"reasoning": {"max_tokens": 5}}), Some(5)),
         ] {
             assert_eq!(of(extra.clone()).thinking_budget, expected, "{extra}");
+        }
+        for (extra, expected) in [
+            (json!({"prompt_logprobs": false}), None),
+            (json!({"prompt_logprobs": 0}), Some(0)),
+            (json!({"prompt_logprobs": 20.0, "stream": false}), Some(20)),
+        ] {
+            assert_eq!(of(extra.clone()).prompt_logprobs, expected, "{extra}");
         }
         for (extra, expected) in [
             (json!({"logprobs": false}), None),

@@ -6,13 +6,13 @@ use axum::Json;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use russet_wire::conversation::ToolCall;
-use russet_wire::event::{Delta, FinishReason, Logprobs, Usage};
+use russet_wire::event::{Delta, FinishReason, Logprobs, PromptToken, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error::error_body;
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
-use crate::dialects::token_logprobs::TokenBody;
+use crate::dialects::token_logprobs::{TokenBody, prompt_logprobs};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -31,6 +31,8 @@ pub(super) struct ChatWriter {
     pub(super) service_tier: Option<&'static str>,
     /// Calls of tools so far, for each choice.
     pub(super) tool_calls: Vec<usize>,
+    /// The tokens of the prompt, which all choices have, where they are told.
+    pub(super) prompt: Option<Vec<PromptToken>>,
 }
 
 #[derive(Serialize)]
@@ -163,6 +165,10 @@ impl From<Usage> for UsageBody {
 impl ResponseWriter for ChatWriter {
     const STREAM_TYPE: &'static str = sse::STREAM_TYPE;
 
+    fn observe_prompt(&mut self, _: usize, tokens: Vec<PromptToken>) {
+        self.prompt = Some(tokens);
+    }
+
     fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
         Json(self.body(choices, usage)).into_response()
     }
@@ -241,6 +247,9 @@ impl ChatWriter {
         });
         if let Some(tier) = self.service_tier {
             body["service_tier"] = tier.into();
+        }
+        if let Some(prompt) = &self.prompt {
+            body["prompt_logprobs"] = prompt_logprobs(prompt, usize::MAX);
         }
         body
     }

@@ -110,6 +110,7 @@ fn requirement(request: &GenerationRequest) -> Option<&'static str> {
         (!request.tools.is_empty(), "tools"),
         (request.structured_output.is_some(), "a schema of the answer"),
         (request.logprobs.is_some(), "log-probabilities"),
+        (request.echo || request.prompt_logprobs.is_some(), "the tokens of the prompt"),
         (!request.stop.is_empty() || !request.stop_token_ids.is_empty(), "texts that end the answer"),
         (request.ignore_eos, "an answer that does not end"),
         (request.truncate_prompt_tokens.is_some(), "a prompt that is cut"),

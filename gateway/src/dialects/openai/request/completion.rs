@@ -7,11 +7,12 @@ use serde_json::Value;
 use super::fields::completion_group_of;
 use super::parameters;
 use crate::dialects::field_table::{ignored, refuse_unsupported};
-use crate::dialects::openai::completion_response::CompletionWriter;
+use crate::dialects::openai::completion_response::{CompletionWriter, Echo};
 use crate::dialects::sampling;
-use crate::dialects::values::{self, JsonObject, boolean, integer, token_ids};
+use crate::dialects::values::{self, JsonObject, boolean, integer, token_ids, whole};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
+use crate::routes::BYTES_PER_TOKEN;
 use crate::serving::{ParsedRequest, RequestContext};
 
 /// Most responses to one request, of all its prompts; OpenAI's limit is 128 for each prompt.
@@ -38,21 +39,33 @@ pub(in crate::dialects::openai) fn parse(
         );
         return Err(GatewayError::field("prompt", message));
     }
-    let logprobs = sampling::completion_logprobs(&fields)?;
     let service_tier = parameters::service_tier(fields.get("service_tier"))?;
-    let echo = echo(&fields, &prompts, logprobs)?;
-    let base = GenerationRequest { logprobs, ..parameters::request(&fields, &body, context, service_tier)? };
-    let max_tokens = base.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
+    let telling = PromptTelling {
+        echo: boolean(&fields, "echo")?.unwrap_or(false),
+        logprobs: sampling::completion_logprobs(&fields)?,
+        prompt_logprobs: sampling::prompt_logprobs(&fields)?,
+    };
+    telling.check(&prompts, choices)?;
+    let is_prompt_alone = telling.take_no_tokens(&mut fields);
+    let base = GenerationRequest {
+        logprobs: telling.logprobs,
+        prompt_logprobs: telling.asked(),
+        ..parameters::request(&fields, &body, context, service_tier)?
+    };
+    let max_tokens = if is_prompt_alone { 0 } else { base.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) };
+    let echo = |prompt: &RawPrompt| telling.echo(prompt, &base, is_prompt_alone);
     let writer = CompletionWriter::new(
         format!("cmpl-{}", context.id.unique),
         context.unix_seconds,
         model.clone(),
         parameters::include_usage(fields.get("stream_options"))?,
-        prompts.iter().flat_map(|prompt| std::iter::repeat_n(echo.then(|| shown(prompt)), choices)).collect(),
+        prompts.iter().flat_map(|prompt| std::iter::repeat_n(echo(prompt), choices)).collect(),
+        (telling.logprobs, telling.prompt_logprobs),
     );
     let requests = prompts.into_iter().map(|prompt| GenerationRequest {
+        echo: matches!(echo(&prompt), Echo::Tokens | Echo::TextInTokens(_)),
         raw_prompt: Some(prompt),
-        max_tokens,
+        max_tokens: Some(max_tokens),
         ..base.clone()
     });
     Ok(ParsedRequest {
@@ -98,14 +111,6 @@ fn prompts(value: Option<Value>) -> Result<Vec<RawPrompt>, GatewayError> {
     }
 }
 
-/// The text that an answer repeats.
-fn shown(prompt: &RawPrompt) -> String {
-    match prompt {
-        RawPrompt::Text(text) => text.clone(),
-        RawPrompt::Tokens(_) => String::new(),
-    }
-}
-
 /// OpenAI chooses the best of several responses by their log-probabilities; here all of them are returned.
 fn best_of(fields: &JsonObject, choices: usize) -> Result<(), GatewayError> {
     match integer(fields, "best_of", 1, i64::MAX)? {
@@ -119,19 +124,61 @@ fn best_of(fields: &JsonObject, choices: usize) -> Result<(), GatewayError> {
     }
 }
 
-/// Whether an answer begins with its prompt.
-fn echo(fields: &JsonObject, prompts: &[RawPrompt], logprobs: Option<u32>) -> Result<bool, GatewayError> {
-    if boolean(fields, "echo")? != Some(true) {
-        return Ok(false);
+/// What responses tell of their prompts.
+#[derive(Clone, Copy)]
+struct PromptTelling {
+    /// Whether they begin with them.
+    echo: bool,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+}
+
+impl PromptTelling {
+    /// How many of the most probable tokens engines tell of each of the prompt; `None` where no log-probabilities are told.
+    fn asked(self) -> Option<u32> {
+        self.logprobs.filter(|_| self.echo).max(self.prompt_logprobs)
     }
-    let message = if logprobs.is_some() {
-        "`echo` with `logprobs` asks for log-probabilities of the prompt, which this release does not tell"
-    } else if prompts.iter().any(|prompt| matches!(prompt, RawPrompt::Tokens(_))) {
-        "`echo` repeats prompts that are text; this one is tokens"
-    } else {
-        return Ok(true);
-    };
-    Err(GatewayError::field("echo", message))
+
+    /// Refuses what is too much.
+    fn check(self, prompts: &[RawPrompt], choices: usize) -> Result<(), GatewayError> {
+        let field = if self.prompt_logprobs.is_some() { "prompt_logprobs" } else { "echo" };
+        let tokens = |prompt: &RawPrompt| match prompt {
+            RawPrompt::Text(_) if self.asked().is_none() => 0,
+            RawPrompt::Text(text) => text.len() / BYTES_PER_TOKEN,
+            RawPrompt::Tokens(tokens) => tokens.len(),
+        };
+        if !self.echo && self.prompt_logprobs.is_none() {
+            return Ok(());
+        }
+        let tokens = prompts.iter().map(tokens).sum::<usize>().saturating_mul(choices);
+        sampling::check_prompt_logprobs(field, tokens, self.asked())
+    }
+
+    /// Whether a request asks for no token behind its prompt, which has sense where that is told. The field is taken out
+    /// then: every other request has a response of one token at least.
+    fn take_no_tokens(self, fields: &mut JsonObject) -> bool {
+        let is_reported = self.echo || self.prompt_logprobs.is_some();
+        let is_none = fields.get("max_tokens").and_then(whole) == Some(0);
+        let is_alone = is_reported && is_none && !fields.contains_key("max_completion_tokens");
+        if is_alone {
+            fields.remove("max_tokens");
+        }
+        is_alone
+    }
+
+    /// How the response to a prompt begins with it. Where tokens alone say what the model has read of it, or each of them
+    /// has numbers, the engine tells them.
+    fn echo(self, prompt: &RawPrompt, request: &GenerationRequest, is_prompt_alone: bool) -> Echo {
+        match prompt {
+            _ if !self.echo => Echo::None,
+            RawPrompt::Tokens(_) => Echo::Tokens,
+            RawPrompt::Text(_) if request.truncate_prompt_tokens.is_some() => Echo::Tokens,
+            RawPrompt::Text(text) if self.logprobs.is_some() || is_prompt_alone => {
+                Echo::TextInTokens(text.clone())
+            }
+            RawPrompt::Text(text) => Echo::Text(text.clone()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -190,8 +237,15 @@ mod tests {
             (json!({"suffix": "end"}), "suffix"),
             (json!({"best_of": 3}), "best_of"),
             (json!({"echo": 1}), "echo"),
-            (json!({"echo": true, "logprobs": 1}), "echo"),
-            (json!({"echo": true, "prompt": [1]}), "echo"),
+            (json!({"echo": true, "logprobs": 20, "prompt": "x".repeat(60_000)}), "echo"),
+            (json!({"echo": true, "logprobs": 1, "prompt": vec![vec![7; 2000]; 70]}), "echo"),
+            (json!({"echo": true, "n": 10, "prompt": vec![7; 30_000]}), "echo"),
+            (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
+            (json!({"prompt_logprobs": -1}), "prompt_logprobs"),
+            (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
+            (json!({"prompt_logprobs": 3, "prompt": vec![7; 70_000]}), "prompt_logprobs"),
+            (json!({"max_tokens": 0}), "max_tokens"),
+            (json!({"max_tokens": 0, "logprobs": 1, "echo": false}), "max_tokens"),
             (json!({"logprobs": 21}), "logprobs"),
             (json!({"logprobs": true}), "logprobs"),
             (json!({"top_logprobs": 2}), "top_logprobs"),
@@ -220,6 +274,31 @@ mod tests {
             (parsed.choices, parsed.ignored.as_slice()),
             (2, &["enable_thinking", "user"].map(str::to_owned)[..])
         );
+    }
+
+    #[test]
+    fn what_is_reported_of_prompts_is_asked_of_engines() {
+        // Of the request for the engine: echo, prompt_logprobs, logprobs and max_tokens.
+        for (extra, expected) in [
+            (json!({"echo": true}), (false, None, None, 16)),
+            (json!({"echo": true, "logprobs": 2}), (true, Some(2), Some(2), 16)),
+            (json!({"echo": true, "logprobs": 0, "max_tokens": 1}), (true, Some(0), Some(0), 1)),
+            (json!({"echo": true, "max_tokens": 0}), (true, None, None, 0)),
+            (json!({"echo": true, "prompt": [5, 6]}), (true, None, None, 16)),
+            (json!({"echo": true, "truncate_prompt_tokens": 9}), (true, None, None, 16)),
+            (json!({"prompt_logprobs": 3, "max_tokens": 0.0}), (false, Some(3), None, 0)),
+            (json!({"prompt_logprobs": 3, "logprobs": 5}), (false, Some(3), Some(5), 16)),
+            (json!({"prompt_logprobs": 3, "logprobs": 5, "echo": true}), (true, Some(5), Some(5), 16)),
+            (json!({"prompt_logprobs": false, "logprobs": 5}), (false, None, Some(5), 16)),
+        ] {
+            let request = parse(&extra).unwrap().requests.remove(0);
+            let found =
+                (request.echo, request.prompt_logprobs, request.logprobs, request.max_tokens.unwrap());
+            assert_eq!(found, expected, "{extra}");
+        }
+        // As many as a model of 131,072 tokens holds, with one log-probability beside each.
+        let long = json!({"echo": true, "logprobs": 1, "prompt": vec![7; 131_072]});
+        assert!(parse(&long).is_ok());
     }
 
     #[test]

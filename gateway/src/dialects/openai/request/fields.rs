@@ -80,6 +80,7 @@ const FIELDS: &[FieldGroup] = &[
         Honoured,
         &["truncate_prompt_tokens", "context_overflow"],
     ),
+    group("log-probabilities of the prompt, as vLLM has them", Honoured, &["prompt_logprobs"]),
     group("scheduling of vLLM", Honoured, &["priority", "cache_salt"]),
     group("calls in OpenAI's older form", Refused(is_nothing), &["functions"]),
     group("the same: `none` and `auto` change nothing", Refused(is_free), &["function_call"]),
@@ -102,10 +103,9 @@ const FIELDS: &[FieldGroup] = &[
         &["grammar", "ebnf", "format", "structural_tag", "guided_whitespace_pattern"],
     ),
     group(
-        "log-probabilities and token ids: `false` and 0 change nothing",
+        "token ids and the like: `false` and 0 change nothing",
         Refused(is_off),
         &[
-            "prompt_logprobs",
             "return_token_ids",
             "return_tokens_as_token_ids",
             "n_probs",
