@@ -27,13 +27,9 @@ async fn runs_of_requests_come_and_go() {
     let (makes, runs): (Api<PipelineRun>, Api<PipelineRun>) =
         (Api::default_namespaced(gateway), Api::default_namespaced(cluster.admin.clone()));
     let marked = json!({"russet.dev/managed-by": "gateway", "russet.dev/gateway": "g"});
-    let brief = ("ttlSecondsAfterFinished", json!(0));
+    let brief = [("ttlSecondsAfterFinished", json!(0))];
     for (what, object, words) in [
-        (
-            "of nobody",
-            run("a", json!({}), &[brief.clone()]),
-            "only objects with the label russet.dev/managed-by",
-        ),
+        ("of nobody", run("a", json!({}), &brief), "only objects with the label russet.dev/managed-by"),
         ("that stays", run("a", marked.clone(), &[]), "PipelineRuns with ttlSecondsAfterFinished only"),
     ] {
         let refused = makes.create(&Default::default(), &object).await.unwrap_err().to_string();
@@ -43,7 +39,7 @@ async fn runs_of_requests_come_and_go() {
     runs.create(&Default::default(), &run("theirs", json!({}), &[])).await.unwrap();
     assert!(makes.delete("theirs", &Default::default()).await.is_err());
     for name in ["left", "ends"] {
-        makes.create(&Default::default(), &run(name, marked.clone(), &[brief.clone()])).await.unwrap();
+        makes.create(&Default::default(), &run(name, marked.clone(), &brief)).await.unwrap();
     }
     makes.delete("left", &Default::default()).await.unwrap();
     // Where it may go is as it was written.

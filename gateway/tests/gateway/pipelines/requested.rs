@@ -231,7 +231,7 @@ async fn a_run_goes_with_the_client_that_leaves() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_a_run_that_is_gone_is_told() {
+async fn a_run_that_is_gone_ends_its_request() {
     let lab = PipelineLab::start(hangs, accept).await;
     let (gateway, stop) = lab.gateway();
     let said = async |ask: tokio::task::JoinHandle<reqwest::Result<reqwest::Response>>| {
