@@ -141,7 +141,7 @@ impl Metrics {
                 CounterVec::new(
                     Opts::new(
                         full_name("provider_cost_total"),
-                        "What complete answers of providers cost, by their prices, in the currency of these.",
+                        "What complete answers of providers cost, by their prices, and without a price as they say.",
                     ),
                     &["provider"],
                 )?,

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use russet_crds::{PauseReason, PauseScope, ProviderPause};
 use tokio::time::Instant;
@@ -73,6 +74,8 @@ pub(crate) struct Closed {
     pub(crate) said: Option<String>,
     /// What that makes of a request that nothing else answers.
     pub(crate) kind: ErrorKind,
+    /// For how long, as far as anybody knows.
+    pub(crate) left: Option<Duration>,
 }
 
 impl Closed {
@@ -88,12 +91,12 @@ impl Closed {
 
     /// Closed for a reason that makes this of a request.
     pub(crate) fn of(why: impl Into<String>, kind: ErrorKind) -> Self {
-        Self { why: why.into(), said: None, kind }
+        Self { why: why.into(), said: None, kind, left: None }
     }
 
     /// All that is known.
     pub(crate) fn message(&self) -> String {
-        let Self { why, said, kind: _ } = self;
+        let Self { why, said, .. } = self;
         said.as_ref().map_or_else(|| why.clone(), |said| format!("{why}: {said}"))
     }
 
@@ -106,14 +109,16 @@ impl Closed {
             PauseScope::Paid => ("models that are not free", "are"),
             PauseScope::All | PauseScope::Unknown => ("all of its models", "are"),
         };
-        match pause.reason {
+        let left = Duration::try_from(pause.until.0.duration_since(Timestamp::now())).ok();
+        let closed = match pause.reason {
             PauseReason::NoCredits => {
                 Self::for_good(format!("it has no credits, and {models} {are} left alone until {until}"))
             }
             PauseReason::RateLimited | PauseReason::Unknown => Self::busy(format!(
                 "nothing of its rate limit remains until {until}, and {models} {are} left alone until then"
             )),
-        }
+        };
+        Self { left, ..closed }
     }
 }
 
@@ -169,7 +174,7 @@ impl Providers {
         let left = circuit.open_for(now)?;
         let why = format!("it is left alone for {} s", left.as_secs().max(1));
         let kind = if circuit.is_busy() { ErrorKind::Overloaded } else { ErrorKind::ProviderFailed };
-        Some(Closed { why, said: Some(circuit.last_error().to_owned()), kind })
+        Some(Closed { said: Some(circuit.last_error().to_owned()), ..Closed::of(why, kind) })
     }
 
     /// Changes which models of the provider are left alone.

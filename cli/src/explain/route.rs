@@ -192,10 +192,10 @@ fn permission((provider, model): (&Provider, &str), limit: Option<&ZoneLimit>, a
     let rest = match provider.pause(model, at) {
         None => "where no deployment before it answers".to_owned(),
         Some(ProviderPause { reason: PauseReason::NoCredits, until, .. }) => {
-            format!("it has no credits, and is left alone until {:.0}", until.0)
+            format!("it has no credits, and a gateway leaves it alone until {:.0}", until.0)
         }
         Some(ProviderPause { until, .. }) => {
-            format!("nothing of its rate limit remains, and it is left alone until {:.0}", until.0)
+            format!("nothing of its rate limit remains, and a gateway leaves it alone until {:.0}", until.0)
         }
     };
     format!("zone {zone}, allowed; {rest}")

@@ -218,7 +218,11 @@ pub(super) fn choose<'a>(
                 let Some(limit) = limit else { continue };
                 match (query.not_run)(target) {
                     Some(reason) => {
-                        closed.push((reason.kind, format!("{}: {}", target.subject(), reason.why)));
+                        closed.push((
+                            reason.kind,
+                            format!("{}: {}", target.subject(), reason.why),
+                            reason.left,
+                        ));
                     }
                     None => return RouteDecision::Run(Box::new(PipelineRoute { target, limit })),
                 }
@@ -233,7 +237,8 @@ pub(super) fn choose<'a>(
                     denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.subject()));
                 } else if let Some(reason) = (query.closed)(provider, provider_model) {
                     let (name, why) = (provider.full_name(), reason.message());
-                    closed.push((reason.kind, format!("ModelProvider {name} ({provider_model}): {why}")));
+                    let why = format!("ModelProvider {name} ({provider_model}): {why}");
+                    closed.push((reason.kind, why, reason.left));
                 } else {
                     let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
                     return RouteDecision::Leave(Box::new(Departure {
@@ -256,15 +261,21 @@ pub(super) fn choose<'a>(
         Some(denied) => denied,
         None if closed.is_empty() => not_servable(model, &all),
         None => {
-            let reasons: Vec<&str> = closed.iter().map(|(_, why)| why.as_str()).collect();
+            let reasons: Vec<&str> = closed.iter().map(|(_, why, _)| why.as_str()).collect();
             let message = format!("model `{model}` cannot be answered now: {}", reasons.join("; "));
             // What all of them agree on.
             let kind = closed
                 .iter()
-                .map(|(kind, _)| *kind)
+                .map(|(kind, ..)| *kind)
                 .reduce(|one, other| if one == other { one } else { ErrorKind::ProviderFailed });
             let error = GatewayError::new(kind.unwrap_or(ErrorKind::ProviderFailed), message);
-            if error.kind == ErrorKind::BudgetExceeded { error } else { error.retry_after(RETRY_AFTER) }
+            // The first of them that answers again, if they all say when.
+            let left: Option<Vec<Duration>> = closed.iter().map(|(.., left)| *left).collect();
+            let left = left.and_then(|left| left.into_iter().min()).unwrap_or(RETRY_AFTER);
+            match error.kind {
+                ErrorKind::BudgetExceeded | ErrorKind::InvalidRequest | ErrorKind::ModelForbidden => error,
+                _ => error.retry_after(left),
+            }
         }
     })
 }

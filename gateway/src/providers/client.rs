@@ -115,10 +115,10 @@ impl Providers {
         {
             self.secrets.forget(&provider.namespace, &secret.name);
         }
-        if response.status() == StatusCode::PAYMENT_REQUIRED {
+        let Refusal { error, limits, is_unpaid } = refusal(&name, response, patience).await;
+        if is_unpaid {
             self.pause(provider, |pauses, generation, now| pauses.unpaid(&wanted.model, generation, now));
         }
-        let (error, limits) = refusal(&name, response, patience).await;
         self.limited(wanted, &limits);
         Err(error)
     }
@@ -144,8 +144,23 @@ fn authorized(call: RequestBuilder, api: ProviderApi, token: Option<&str>) -> Re
     }
 }
 
-/// What an answer without a stream means, and the limits that its body names.
-async fn refusal(name: &str, response: Response, patience: Duration) -> (ProviderError, Vec<SpentLimit>) {
+/// What an answer without a stream means.
+struct Refusal {
+    error: ProviderError,
+    /// The limits that its body names.
+    limits: Vec<SpentLimit>,
+    /// Whether the account has nothing left for any request that costs something.
+    is_unpaid: bool,
+}
+
+/// Whether a 402 is of this request alone: OpenRouter says so of one that may have more tokens than the account can pay for,
+/// and while others that run have reserved what is left.
+fn is_of_one_request(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["can only afford", "fewer max_tokens", "in_flight_budget"].iter().any(|words| text.contains(words))
+}
+
+async fn refusal(name: &str, response: Response, patience: Duration) -> Refusal {
     let status = response.status();
     let pause = retry_after(response.headers(), Timestamp::now());
     let text = timeout(patience, beginning(response)).await.unwrap_or_default();
@@ -163,11 +178,12 @@ async fn refusal(name: &str, response: Response, patience: Duration) -> (Provide
             ProviderError::Rejected(GatewayError::new(kind, message))
         }
         429 => ProviderError::Busy(message, pause),
-        503 | 529 if pause.is_some() => ProviderError::Busy(message, pause),
+        402 | 503 | 529 if pause.is_some() => ProviderError::Busy(message, pause),
         300..=399 => ProviderError::Failed(format!("{message}; redirects are not followed")),
         _ => ProviderError::Failed(message),
     };
-    (error, limits.unwrap_or_default())
+    let is_unpaid = status == StatusCode::PAYMENT_REQUIRED && pause.is_none() && !is_of_one_request(&text);
+    Refusal { error, limits: limits.unwrap_or_default(), is_unpaid }
 }
 
 /// The beginning of a body as text.

@@ -82,6 +82,10 @@ impl Pauses {
         now: Moment,
     ) {
         let Self(pauses) = self;
+        // An answer that was asked for before an edit says nothing of what is there now.
+        if pauses.iter().any(|pause| pause.generation > generation) {
+            return;
+        }
         pauses.retain(|pause| pause.until > now.instant && pause.generation == generation);
         // The bounds are within what both clocks can say.
         let at = now.time.checked_add(left).unwrap_or(now.time);

@@ -56,8 +56,11 @@ pub(super) fn of_error(error: &Value, now: Timestamp) -> Vec<SpentLimit> {
 }
 
 fn spent(header: impl Fn(&str) -> Option<String>, now: Timestamp) -> Vec<SpentLimit> {
+    let is_zero = |name: &str| header(name).is_some_and(|value| value.trim().parse::<u64>() == Ok(0));
     let limit = |scope, remaining: &str, reset: &str| {
-        let is_spent = header(remaining)?.trim().parse::<u64>() == Ok(0);
+        // A limit of nothing is none: nothing of it can remain.
+        let is_limited = !is_zero(&remaining.replacen("remaining", "limit", 1));
+        let is_spent = is_limited && is_zero(remaining);
         let left = is_spent.then(|| until_reset(header(reset)?.trim(), now)).flatten()?;
         Some(SpentLimit { scope, left })
     };
@@ -153,6 +156,18 @@ mod tests {
             (vec![("X-RateLimit-Remaining", "0"), ("X-RateLimit-Reset", &*in_two)], vec![(Account, 120_000)]),
             (vec![("X-RateLimit-Remaining", "0"), ("X-RateLimit-Reset", "7")], vec![(Account, 7000)]),
             (vec![("X-RateLimit-Remaining", "1"), ("X-RateLimit-Reset", "7")], vec![]),
+            (
+                vec![("X-RateLimit-Limit", "0"), ("X-RateLimit-Remaining", "0"), ("X-RateLimit-Reset", "7")],
+                vec![],
+            ),
+            (
+                vec![
+                    ("x-ratelimit-limit-tokens", "0"),
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "6m0s"),
+                ],
+                vec![],
+            ),
             (
                 vec![
                     ("x-ratelimit-remaining-requests", "0"),

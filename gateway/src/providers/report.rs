@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource as _};
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{ModelProvider, ModelProviderStatus, ProviderPause, names};
+use russet_crds::{ModelProvider, ModelProviderStatus, PauseReason, PauseScope, ProviderPause, names};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -93,8 +93,10 @@ pub(crate) async fn report(
             if is_early && before.generation == provider.generation {
                 continue;
             }
-            let Some(status) = decide(provider, &health, before, Timestamp::now()) else { continue };
-            match with_timeout(write(&client, provider, &status)).await {
+            if decide(provider, &health, before, Timestamp::now()).is_none() {
+                continue;
+            }
+            match with_timeout(merge(&client, provider, &health, before)).await {
                 Ok(()) => {
                     failing = false;
                     *before = WrittenStatus {
@@ -142,7 +144,10 @@ fn decide(
         return None;
     }
     let mut status = ModelProviderStatus { observed_generation: *generation, ..status.clone() };
-    status.pauses = pauses(&status.pauses, health, *generation, now);
+    // One that was edited starts anew.
+    let others =
+        if provider.status.observed_generation == *generation { &*provider.status.pauses } else { &[] };
+    status.pauses = pauses(others, health, *generation, now);
     if let Some(answered) = answered {
         status.last_answered = Some(Time(answered));
     }
@@ -170,10 +175,13 @@ fn is_news(
             is_same(pause, other) && pause.until.0.duration_since(other.until.0) < LAST_ANSWERED_INTERVAL
         })
     };
-    health.pauses.shown(generation, now).any(|pause| !is_written(pause))
+    // What is over in a moment nobody reads.
+    let is_long = |pause: &&ProviderPause| pause.until.0.duration_since(now) >= LAST_ANSWERED_INTERVAL;
+    health.pauses.shown(generation, now).filter(is_long).any(|pause| !is_written(pause))
 }
 
-/// The pauses that have not ended, of this gateway and of others, each with its latest end.
+/// The pauses that have not ended, of this gateway and of others, each with its latest end. Words of a newer release cannot be
+/// written again.
 fn pauses(
     shown: &[ProviderPause],
     health: &ProviderHealth,
@@ -181,7 +189,9 @@ fn pauses(
     now: Timestamp,
 ) -> Vec<ProviderPause> {
     let mut all: Vec<ProviderPause> = Vec::new();
-    let running = shown.iter().filter(|pause| pause.until.0 > now);
+    let is_known =
+        |pause: &ProviderPause| pause.scope != PauseScope::Unknown && pause.reason != PauseReason::Unknown;
+    let running = shown.iter().filter(|pause| pause.until.0 > now && is_known(pause));
     for pause in health.pauses.shown(generation, now).chain(running) {
         if let Some(other) = all.iter_mut().find(|other| is_same(other, pause)) {
             other.until.0 = other.until.0.max(pause.until.0);
@@ -200,12 +210,27 @@ fn is_same(one: &ProviderPause, other: &ProviderPause) -> bool {
     (one.scope, one.reason, &one.model) == (other.scope, other.reason, &other.model)
 }
 
-async fn write(
+/// Writes what is news beside what other gateways have written by now: what the routing table has of a status is older.
+async fn merge(
     client: &Client,
+    provider: &Provider,
+    health: &ProviderHealth,
+    written: &WrittenStatus,
+) -> Result<(), kube::Error> {
+    let api: Api<ModelProvider> = Api::namespaced(client.clone(), &provider.namespace);
+    let status = api.get(&provider.name).await?.status.unwrap_or_default();
+    let now = Provider { status, ..provider.clone() };
+    match decide(&now, health, written, Timestamp::now()) {
+        Some(status) => write(&api, provider, &status).await,
+        None => Ok(()),
+    }
+}
+
+async fn write(
+    api: &Api<ModelProvider>,
     provider: &Provider,
     status: &ModelProviderStatus,
 ) -> Result<(), kube::Error> {
-    let api: Api<ModelProvider> = Api::namespaced(client.clone(), &provider.namespace);
     let patch = json!({
         "apiVersion": ModelProvider::api_version(&()),
         "kind": ModelProvider::kind(&()),
@@ -240,8 +265,6 @@ fn public_cause(message: &str, provider: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{PauseReason, PauseScope};
-
     use super::*;
     use crate::providers::Moment;
     use crate::providers::provider_stream::tests::provider;

@@ -62,8 +62,11 @@ impl Provider {
 
     /// The pause in its status that ends last, of those that a model has at this time.
     pub fn pause(&self, model: &str, at: Timestamp) -> Option<&ProviderPause> {
+        // One that was edited is asked anew.
+        let is_of_this = self.status.observed_generation == self.generation;
         let holds = |pause: &&ProviderPause| pause.is_about(model) && pause.until.0 > at;
-        self.status.pauses.iter().filter(holds).max_by_key(|pause| pause.until.0)
+        let pauses = self.status.pauses.iter().filter(|_| is_of_this);
+        pauses.filter(holds).max_by_key(|pause| pause.until.0)
     }
 }
 

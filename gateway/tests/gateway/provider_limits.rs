@@ -166,6 +166,10 @@ async fn limits_of_free_models_hold_free_models_alone() {
     let message = answer["error"]["message"].as_str().unwrap();
     assert_eq!(status, 429, "{answer}");
     assert!(message.contains("nothing of its rate limit remains until"), "{message}");
+    // When that may help, it is told.
+    let response = lab.chat(json!({"model": "auto"})).send().await.unwrap();
+    let seconds: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((35_000..=36_000).contains(&seconds), "{seconds}");
 }
 
 #[tokio::test]
@@ -197,6 +201,32 @@ async fn without_credits_free_models_are_asked_and_others_not() {
         "{message}"
     );
     assert_eq!(provider.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn a_402_of_one_request_stops_no_other() {
+    const DEAR: &str = r#"{"error": {"code": 402, "message":
+        "This request requires more credits, or fewer max_tokens. You requested up to 64000 tokens, but can only afford 100."}}"#;
+    const RESERVED: &str = r#"{"error": {"code": 402, "message": "Try again", "metadata": {"limit_source": "openrouter_in_flight_budget"}}}"#;
+    let lab = GatewayLab::start(limits()).await;
+    let provider = MockProvider::start(|asked| match asked.body["max_tokens"].as_u64() {
+        Some(64_000) => Reply::Status(402, None, DEAR),
+        Some(1000) => Reply::Status(402, None, RESERVED),
+        Some(999) => Reply::Status(402, Some(("retry-after", "1")), r#"{"error": {"message": "Later"}}"#),
+        _ => Reply::Events(openai(&["paid"])),
+    })
+    .await;
+    let targets = json!([target("p", "big"), target("p", "bigger")]);
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", targets));
+    for tokens in [64_000, 1000] {
+        let (status, answer) = body(lab.chat(json!({"model": "auto", "max_tokens": tokens}))).await;
+        assert_eq!(status, 502, "{tokens}: {answer}");
+        let (status, answer) = body(lab.chat(json!({"model": "auto", "max_tokens": 10}))).await;
+        assert_eq!((status, text(&answer)), (200, "paid"), "{tokens}: {answer}");
+    }
+    // With a time it is as a 429.
+    let (status, answer) = body(lab.chat(json!({"model": "auto", "max_tokens": 999}))).await;
+    assert_eq!(status, 429, "{answer}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use crate::dispatch::engine_stream::AttemptError;
 use crate::dispatch::route_decision::Departure;
 use crate::error::{ErrorKind, GatewayError};
 use crate::providers::{Closed, ProviderRequest, untranslatable};
+use crate::request_log::SkippedTarget;
 use crate::routes::{BYTES_PER_TOKEN, Provider};
 
 impl AttemptLoop<'_> {
@@ -70,7 +71,11 @@ impl AttemptLoop<'_> {
     ) -> Result<Option<Opened>, GatewayError> {
         let Departure { provider, model, limit, awaited } = departure;
         if let Err(closed) = self.reserve_money(provider, model).await {
-            self.refusals.insert((provider.full_name(), model.to_owned()), closed);
+            let (provider, model) = (provider.full_name(), model.to_owned());
+            let reason = closed.why.clone();
+            let skipped = SkippedTarget { provider: provider.clone(), model: model.clone(), reason };
+            self.request.recorder.skipped(vec![skipped]);
+            self.refusals.insert((provider, model), closed);
             return Ok(None);
         }
         let (sampling, left_out) = self.request.asked.sampling();
