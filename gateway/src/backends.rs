@@ -113,6 +113,8 @@ pub(crate) struct RankedPrompt<'a> {
     pub(crate) max_tokens: Option<u32>,
     /// The session that it belongs to.
     pub(crate) session: Option<Session>,
+    /// Whether an engine computes all of it, whatever is cached.
+    pub(crate) reads_all: bool,
 }
 
 /// An endpoint that can take a request.
@@ -148,7 +150,7 @@ impl Backends {
         endpoints: impl IntoIterator<Item = &'a Endpoint>,
         prompt: &RankedPrompt<'_>,
     ) -> Vec<Candidate<'a>> {
-        let RankedPrompt { marks, max_tokens, session } = *prompt;
+        let RankedPrompt { marks, max_tokens, session, reads_all } = *prompt;
         let channels = self.channels.lock();
         let mut answers = Vec::new();
         let seen = endpoints.into_iter().map(|endpoint| {
@@ -172,14 +174,15 @@ impl Backends {
         let answer_tokens = max_tokens.map_or(answer_tokens, |most| answer_tokens.min(f64::from(most)));
         let tokens = prompt_tokens(marks, seen.iter().map(|(_, _, cached, _)| *cached));
         let candidates = seen.into_iter().map(|(endpoint, state, cached, last_sent)| {
-            let unread_tokens = tokens.saturating_sub(cached.tokens.into());
+            let cached_tokens = if reads_all { 0 } else { cached.tokens };
+            let unread_tokens = tokens.saturating_sub(cached_tokens.into());
             let score = match self.choice {
                 ReplicaChoice::ExpectedTime => {
                     ReplicaScore::new(&state, &NewRequest { unread_tokens, answer_tokens })
                 }
                 ReplicaChoice::LeastRequests => ReplicaScore::of_requests(state.in_flight),
             };
-            Candidate { endpoint, score, cached_tokens: cached.tokens, unread_tokens, last_sent }
+            Candidate { endpoint, score, cached_tokens, unread_tokens, last_sent }
         });
         by_score(candidates.collect(), session)
     }

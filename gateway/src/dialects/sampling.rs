@@ -129,6 +129,15 @@ pub(super) fn prompt_logprobs(fields: &JsonObject) -> Result<Option<u32>, Gatewa
     Ok(top)
 }
 
+/// Refuses several answers to a prompt whose log-probabilities are told: each would compute all of the prompt again.
+pub(super) fn check_scored_choices(choices: usize) -> Result<(), GatewayError> {
+    if choices <= 1 {
+        return Ok(());
+    }
+    let message = format!("log-probabilities of a prompt are told with one answer to it, and n = {choices}");
+    Err(GatewayError::field("n", message))
+}
+
 /// Refuses responses that tell more of their prompts than this gateway holds for one request: so many tokens together, each
 /// with so many others. The engine, which knows the tokens of a text, has the same limit for each prompt.
 pub(super) fn check_prompt_logprobs(

@@ -1,8 +1,8 @@
 //! Log-probabilities of tokens, in the form that OpenAI's chats and Ollama share; and those of prompts, as vLLM tells them.
 
 use russet_wire::event::{Logprobs, PromptLogprobs, PromptToken, TokenLogprob};
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
 
 /// OpenAI's number for a token that is all but impossible; JSON has no infinity.
 pub(super) const MIN_LOGPROB: f32 = -9999.0;
@@ -34,24 +34,54 @@ impl TokenBody {
 }
 
 /// vLLM's `prompt_logprobs`: for each token of the prompt the probable tokens in its place by their ids, itself among them,
-/// at most so many besides; null for the first.
-pub(super) fn prompt_logprobs(tokens: &[PromptToken], top: usize) -> Value {
-    tokens.iter().map(|token| places(token, top)).collect()
+/// at most so many besides; null for the first. Written as it is: a tree of a long prompt's numbers takes a hundred times its
+/// memory.
+#[derive(Debug)]
+pub(super) struct PromptPlaces {
+    pub(super) tokens: Vec<PromptToken>,
+    pub(super) most: usize,
 }
 
-fn places(PromptToken { id, bytes, logprobs }: &PromptToken, most: usize) -> Value {
-    let Some(PromptLogprobs { logprob, rank, top }) = logprobs else { return Value::Null };
-    let place = |bytes: &[u8], logprob: f32, rank: usize| {
-        json!({
-            "logprob": logprob.max(MIN_LOGPROB),
-            "rank": rank,
-            "decoded_token": String::from_utf8_lossy(bytes),
-        })
-    };
-    let mut places = Map::from_iter([(id.to_string(), place(bytes, *logprob, *rank as usize))]);
-    for (index, other) in top.iter().take(most).enumerate() {
-        let new = || place(&other.bytes, other.logprob, index + 1);
-        places.entry(other.id.to_string()).or_insert_with(new);
+impl Serialize for PromptPlaces {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().map(|token| {
+            let logprobs = token.logprobs.as_ref()?;
+            Some(Places { token, logprobs, most: self.most })
+        }))
     }
-    Value::Object(places)
+}
+
+/// The tokens that are probable in the place of one.
+struct Places<'a> {
+    token: &'a PromptToken,
+    logprobs: &'a PromptLogprobs,
+    most: usize,
+}
+
+#[derive(Serialize)]
+struct Place<'a> {
+    logprob: f64,
+    rank: usize,
+    decoded_token: std::borrow::Cow<'a, str>,
+}
+
+impl Serialize for Places<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self {
+            token: PromptToken { id, bytes, .. },
+            logprobs: PromptLogprobs { logprob, rank, top },
+            most,
+        } = self;
+        let place = |bytes, logprob: f32, rank| Place {
+            logprob: logprob.max(MIN_LOGPROB).into(),
+            rank,
+            decoded_token: String::from_utf8_lossy(bytes),
+        };
+        let mut places = serializer.serialize_map(None)?;
+        places.serialize_entry(&id.to_string(), &place(bytes, *logprob, *rank as usize))?;
+        for (index, other) in top.iter().take(*most).enumerate().filter(|(_, other)| other.id != *id) {
+            places.serialize_entry(&other.id.to_string(), &place(&other.bytes, other.logprob, index + 1))?;
+        }
+        places.end()
+    }
 }

@@ -315,7 +315,12 @@ impl<'a> AttemptLoop<'a> {
     fn choose<'t>(&mut self, table: &'t RoutingTable) -> RouteDecision<'t> {
         let (scored, skipped) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         let GenerationRequest { prefix_marks: marks, max_tokens, .. } = &self.request.request;
-        let prompt = RankedPrompt { marks, max_tokens: *max_tokens, session: self.request.session };
+        let prompt = RankedPrompt {
+            marks,
+            max_tokens: *max_tokens,
+            session: self.request.session,
+            reads_all: self.request.request.prompt_logprobs.is_some(),
+        };
         let conversation = self.request.facts().map(|facts| Session::of_conversation(facts.conversation));
         let quickest = |endpoints: Vec<&'t Endpoint>| {
             // Replicas of one model may answer by turns; a conversation that two models answer by turns is of neither.

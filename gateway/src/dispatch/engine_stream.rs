@@ -232,7 +232,10 @@ impl EngineStream {
             self.emitted.push(*id);
         }
         if let GenerationEvent::Finished { usage, .. } = &event {
-            self.in_flight.answered(usage.completion_tokens);
+            // An answer that nobody asked for says nothing of how long answers are.
+            if usage.completion_tokens > 0 {
+                self.in_flight.answered(usage.completion_tokens);
+            }
         }
         self.check(event)
     }

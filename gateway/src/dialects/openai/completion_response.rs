@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::response::{STREAM_END, UsageBody, error_event};
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
-use crate::dialects::token_logprobs::{MIN_LOGPROB, prompt_logprobs};
+use crate::dialects::token_logprobs::{MIN_LOGPROB, PromptPlaces};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -75,7 +75,7 @@ struct ChoiceBody {
     logprobs: Option<LogprobsBody>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    prompt_logprobs: Option<PromptPlaces>,
 }
 
 /// Log-probabilities of tokens, one of each list for each of them.
@@ -150,16 +150,18 @@ impl ChoiceState {
             Echo::TextInTokens(text) => text.into_bytes(),
         };
         if let Some(top) = top {
-            let mut rest = bytes.as_slice();
+            let (mut rest, mut begin) = (bytes.as_slice(), 0);
             for PromptToken { id: _, bytes: token, logprobs } in &self.prompt {
                 let others = logprobs.as_ref().map_or(&[][..], |logprobs| &logprobs.top);
                 let others = &others[..others.len().min(top as usize)];
                 let logprob = logprobs.as_ref().map(|logprobs| logprobs.logprob);
-                let begin = characters(&bytes[..bytes.len() - rest.len()]);
                 body.push(token, logprob, others, begin);
                 // A token that begins every prompt of the model is none of the text, nor is a space before the first word.
                 let own = token.strip_prefix(b" ").unwrap_or(token);
-                rest = rest.strip_prefix(token.as_slice()).or_else(|| rest.strip_prefix(own)).unwrap_or(rest);
+                let after =
+                    rest.strip_prefix(token.as_slice()).or_else(|| rest.strip_prefix(own)).unwrap_or(rest);
+                begin += characters(&rest[..rest.len() - after.len()]);
+                rest = after;
             }
         }
         let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -206,7 +208,7 @@ impl CompletionWriter {
             choice.tell(&mut body, logprobs);
             // It is told once, in a response that is not streamed.
             let prompt = std::mem::take(&mut choice.prompt);
-            in_vllms_form = prompt_top.map(|top| prompt_logprobs(&prompt, top as usize));
+            in_vllms_form = prompt_top.map(|top| PromptPlaces { tokens: prompt, most: top as usize });
         }
         written.push_str(text);
         ChoiceBody {

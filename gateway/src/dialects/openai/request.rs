@@ -49,6 +49,7 @@ pub(super) fn parse(
         ..parameters::request(&fields, &body, context, service_tier)?
     };
     if prompt_logprobs.is_some() {
+        sampling::check_scored_choices(choices)?;
         let bytes: usize = request.messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
         sampling::check_prompt_logprobs(
             "prompt_logprobs",
@@ -300,6 +301,7 @@ mod tests {
             (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
             (json!({"context_overflow": "middle"}), "context_overflow"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
+            (json!({"prompt_logprobs": 1, "n": 2}), "n"),
             (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
             (json!({"prompt_logprobs": -1}), "prompt_logprobs"),
             (json!({"prompt_logprobs": true}), "prompt_logprobs"),

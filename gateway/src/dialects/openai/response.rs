@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::error::error_body;
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
-use crate::dialects::token_logprobs::{TokenBody, prompt_logprobs};
+use crate::dialects::token_logprobs::{PromptPlaces, TokenBody};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -169,8 +169,17 @@ impl ResponseWriter for ChatWriter {
         self.prompt = Some(tokens);
     }
 
-    fn whole(self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
-        Json(self.body(choices, usage)).into_response()
+    fn whole(mut self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
+        #[derive(Serialize)]
+        struct Whole {
+            #[serde(flatten)]
+            body: Value,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            prompt_logprobs: Option<PromptPlaces>,
+        }
+        let prompt = self.prompt.take();
+        let prompt_logprobs = prompt.map(|tokens| PromptPlaces { tokens, most: usize::MAX });
+        Json(Whole { body: self.body(choices, usage), prompt_logprobs }).into_response()
     }
 
     fn start(&mut self, _: Option<u32>) -> Bytes {
@@ -247,9 +256,6 @@ impl ChatWriter {
         });
         if let Some(tier) = self.service_tier {
             body["service_tier"] = tier.into();
-        }
-        if let Some(prompt) = &self.prompt {
-            body["prompt_logprobs"] = prompt_logprobs(prompt, usize::MAX);
         }
         body
     }

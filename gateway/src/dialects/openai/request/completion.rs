@@ -150,6 +150,9 @@ impl PromptTelling {
         if !self.echo && self.prompt_logprobs.is_none() {
             return Ok(());
         }
+        if self.asked().is_some() {
+            sampling::check_scored_choices(choices)?;
+        }
         let tokens = prompts.iter().map(tokens).sum::<usize>().saturating_mul(choices);
         sampling::check_prompt_logprobs(field, tokens, self.asked())
     }
@@ -240,6 +243,8 @@ mod tests {
             (json!({"echo": true, "logprobs": 20, "prompt": "x".repeat(60_000)}), "echo"),
             (json!({"echo": true, "logprobs": 1, "prompt": vec![vec![7; 2000]; 70]}), "echo"),
             (json!({"echo": true, "n": 10, "prompt": vec![7; 30_000]}), "echo"),
+            (json!({"echo": true, "logprobs": 1, "n": 2}), "n"),
+            (json!({"prompt_logprobs": 1, "n": 2}), "n"),
             (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
             (json!({"prompt_logprobs": -1}), "prompt_logprobs"),
             (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
