@@ -78,6 +78,11 @@ impl SequenceStep {
         self.tokens.len().max(1) as u32
     }
 
+    /// Number of tokens of which scores are computed.
+    pub fn scored_tokens(&self) -> u32 {
+        self.score.as_ref().map_or(0, |score| score.tokens.len() as u32)
+    }
+
     /// Sample specs of its output tokens: one for each draft token and one after them; empty if the step does
     /// not sample.
     pub fn samples(&self) -> impl Iterator<Item = SampleSpec> {

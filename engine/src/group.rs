@@ -47,13 +47,14 @@ impl Followers {
 
     /// Sends the steps of a batch to every follower.
     pub fn run(&self, batch: &[SequenceStep]) {
-        // Only rank 0 samples and scores.
+        // Only rank 0 samples and scores. That it scores the others have to know, because they wait for it.
         let step = |step: &SequenceStep| pb::Step {
             slot: step.slot,
             offset: step.offset,
             tokens: step.tokens.clone(),
             draft_tokens: step.draft_tokens,
             adapter: step.adapter,
+            scored_tokens: step.scored_tokens(),
         };
         self.send(Command::Batch(pb::Batch { steps: batch.iter().map(step).collect() }));
     }

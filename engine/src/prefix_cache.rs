@@ -261,13 +261,31 @@ impl PrefixCache {
 
     /// Admits a request to an empty slot, whatever is cached of its prompt; `None` while all slots are busy. What it leaves
     /// in the slot is shared like that of any other request of its scope.
-    pub fn admit_empty(&mut self, scope: PrefixScope<'_>) -> Option<SlotAssignment> {
+    pub fn admit_empty(&mut self, prompt: &[u32], scope: PrefixScope<'_>) -> Option<SlotAssignment> {
         let root = self.root.scoped(scope);
         let slot = self.take_empty_slot(None)?;
+        let checkpoints = match self.capacity.enabled {
+            true => {
+                let common = self.seen.note(&block_hashes(root, &prompt[..prompt.len().saturating_sub(1)]));
+                self.checkpoints(prompt, 0, common)
+            }
+            false => Checkpoints::default(),
+        };
         self.set_busy(slot, 0);
         self.slots.entry(slot).or_default().root = Some(root);
-        let checkpoints = Checkpoints::default();
         Some(SlotAssignment { slot, cached: 0, fetch_from_disk: Vec::new(), checkpoints })
+    }
+
+    /// Where the prefill of a prompt pauses behind its first `cached` tokens; `common` of them are those of an earlier one.
+    fn checkpoints(&self, prompt: &[u32], cached: u32, common: u32) -> Checkpoints {
+        if !self.capacity.enabled || self.capacity.max_rewind.is_none() {
+            return Checkpoints::default();
+        }
+        let at = (prompt.len() as u32).saturating_sub(SNAPSHOT_MARGIN);
+        Checkpoints {
+            fork_at: (common >= cached + MIN_TEMPLATE_TOKENS).then_some(common),
+            snapshot_at: (at > cached).then_some(at),
+        }
     }
 
     fn assign(&mut self, prompt: &[u32], root: BlockHash) -> Option<SlotAssignment> {
@@ -276,19 +294,9 @@ impl PrefixCache {
         let keys = block_hashes(root, usable);
         let covered = self.index.stored_prefix(&keys);
         let common = if self.capacity.enabled { self.seen.note(&keys) } else { 0 };
-        let checkpoints = |cached: u32| {
-            if !self.capacity.enabled || self.capacity.max_rewind.is_none() {
-                return Checkpoints::default();
-            }
-            let at = (prompt.len() as u32).saturating_sub(SNAPSHOT_MARGIN);
-            Checkpoints {
-                fork_at: (common >= cached + MIN_TEMPLATE_TOKENS).then_some(common),
-                snapshot_at: (at > cached).then_some(at),
-            }
-        };
         if let Some((slot, reuse)) = self.reusable_slot(usable, root, covered as u32 * BLOCK_TOKENS) {
             let cached = reuse.tokens();
-            let checkpoints = checkpoints(cached);
+            let checkpoints = self.checkpoints(prompt, cached, common);
             if let Some(slot) = self.copy_of_template(slot, cached) {
                 return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), checkpoints });
             }
@@ -303,7 +311,7 @@ impl PrefixCache {
             self.set_busy(slot, cached);
             return Some(SlotAssignment { slot, cached, fetch_from_disk: Vec::new(), checkpoints });
         }
-        let checkpoints = checkpoints(0);
+        let checkpoints = self.checkpoints(prompt, 0, common);
         let slot = self.take_empty_slot(None)?;
         let keys = &keys[..covered];
         self.index.touch(keys);

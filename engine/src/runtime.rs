@@ -184,6 +184,7 @@ impl Runtime {
         let on_gpu = layers::on_gpu().unwrap_or_default();
         let batches =
             BatchMonitor::new(config.size() / config.tensor_size.max(1), config.min_estimate(on_gpu));
+        let batches = if config.rank == 0 { batches } else { batches.of_follower() };
         let meter = StepProfiler::default();
         let disbanded = Arc::<AtomicU64>::default();
         let looks_ahead = config.overlaps_steps(on_gpu);

@@ -36,6 +36,7 @@ use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
+use crate::batch_time::weighted_tokens;
 use crate::executor::{Executor, Sampled, StepResult};
 use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
@@ -455,7 +456,7 @@ impl Scheduler {
             parts.push(match step.sample {
                 None => {
                     prefill_tokens += step.tokens.len();
-                    BatchPart::Tokens(step.length())
+                    BatchPart::Tokens(weighted_tokens(&step))
                 }
                 Some(_) => {
                     extra_tokens += step.length() - 1;

@@ -125,13 +125,16 @@ pub fn max_new_tokens(
             kind: FailureKind::InvalidRequest,
             message: "the prompt has no tokens; send text".into(),
         }),
-        (_, 0) => Err(GenerationFailure {
-            kind: FailureKind::ContextLengthExceeded,
-            // In the words of OpenAI, by which clients know it.
-            message: format!(
-                "This model's maximum context length is {context_tokens} tokens. However, your messages resulted in {prompt_tokens} tokens. Shorten the conversation; the answer needs room too."
-            ),
-        }),
+        // Without an answer, the prompt may fill the context.
+        (_, 0) if max_tokens != Some(0) || prompt_tokens > context_tokens as usize => {
+            Err(GenerationFailure {
+                kind: FailureKind::ContextLengthExceeded,
+                // In the words of OpenAI, by which clients know it.
+                message: format!(
+                    "This model's maximum context length is {context_tokens} tokens. However, your messages resulted in {prompt_tokens} tokens. Shorten the conversation; the answer needs room too."
+                ),
+            })
+        }
         _ => Ok(max_tokens.map_or(left, |asked| asked.min(left))),
     }
 }
@@ -1056,6 +1059,11 @@ mod tests {
             "{}",
             failure.message
         );
+        assert_eq!(max_new_tokens(16, Some(0), 16), Ok(0));
+        for (tokens, asked) in [(16, None), (17, None), (17, Some(0)), (17, Some(1))] {
+            let failure = max_new_tokens(tokens, asked, 16).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::ContextLengthExceeded, "{tokens} {asked:?}");
+        }
         assert_eq!(max_new_tokens(0, None, 16).unwrap_err().kind, FailureKind::InvalidRequest);
     }
 }

@@ -188,14 +188,30 @@ async fn pieces_and_other_requests_change_no_logprob() {
         check_same("a prompt that ends before", &short, &alone[..1700]);
         // Beside an answer a prompt is read in small pieces, and in one batch with other prompts.
         let mut running =
-            ask(&mut client, GenerationRequest { ignore_eos: true, ..continued(&text(9), 400) }).await;
+            ask(&mut client, GenerationRequest { ignore_eos: true, ..continued(&text(9), 4000) }).await;
         while !matches!(next(&mut running).await, Some(GenerationEvent::Token { .. })) {}
         let (mut other, mut third) = (client.clone(), client.clone());
-        let (beside, shorter, plain) = tokio::join!(
-            tell(&mut client, scored(&prompt, 3, 2)),
-            tell(&mut other, scored(&prompt[..700], 0, 0)),
-            tell(&mut third, continued(&text(500), 5)),
-        );
+        let others = async {
+            tokio::join!(
+                tell(&mut client, scored(&prompt, 3, 2)),
+                tell(&mut other, scored(&prompt[..700], 0, 0)),
+                tell(&mut third, continued(&text(500), 5)),
+            )
+        };
+        tokio::pin!(others);
+        let mut tokens_beside = 0;
+        let (beside, shorter, plain) = loop {
+            tokio::select! {
+                others = &mut others => break others,
+                event = next(&mut running) => match event {
+                    Some(GenerationEvent::Token { .. }) => tokens_beside += 1,
+                    other => panic!("the answer ended before the prompts: {other:?}"),
+                },
+            }
+        };
+        assert!(tokens_beside > 10, "{tokens_beside} tokens beside the prompts");
+        // Nobody reads it any more, so it is cancelled.
+        drop(running);
         check_same("beside others", &beside.prompt, &alone);
         let plainer = alone[..700].iter().cloned().map(|mut token| {
             token.logprobs.iter_mut().for_each(|logprobs| logprobs.top.clear());

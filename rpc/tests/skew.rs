@@ -14,7 +14,8 @@ fn with_unknown_field(message: &impl prost::Message) -> Vec<u8> {
     let mut bytes = message.encode_to_vec();
     prost::encoding::uint64::encode(900, &7, &mut bytes);
     prost::encoding::string::encode(901, &"new".to_owned(), &mut bytes);
-    let step = pb::Step { slot: 1, offset: 2, tokens: vec![3], draft_tokens: 0, adapter: 0 };
+    let step =
+        pb::Step { slot: 1, offset: 2, tokens: vec![3], draft_tokens: 0, adapter: 0, scored_tokens: 0 };
     prost::encoding::message::encode(902, &step, &mut bytes);
     bytes
 }

@@ -15,7 +15,8 @@ use tokio::sync::oneshot::error::RecvError;
 use tonic::{Status, Streaming};
 
 use super::{HeartbeatMonitor, decode_hashes, encode_hashes, to_cache_command};
-use crate::executor::{Addresses, Executor, ExecutorError, SequenceStep};
+use crate::batch_time::ORDERED_TOP;
+use crate::executor::{Addresses, Executor, ExecutorError, ScoreSpec, SequenceStep};
 use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, Phase};
 use crate::metrics::EngineMetrics;
 
@@ -135,8 +136,7 @@ impl Follower {
                     Ok(Some(Command::Heartbeat(pb::Heartbeat {}))) => {}
                     Ok(Some(Command::Batch(pb::Batch { steps }))) => {
                         self.metrics.steps.inc_by(steps.len() as u64);
-                        let step = |pb::Step { slot, offset, tokens, draft_tokens, adapter }| SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None, score: None };
-                        running.push(self.compute.run(steps.into_iter().map(step).collect()));
+                        running.push(self.compute.run(steps.into_iter().map(to_sequence_step).collect()));
                     }
                     Ok(Some(Command::FetchBlocks(pb::FetchBlocks { slot, hashes }))) => {
                         let count = self.compute.fetch(slot, decode_hashes(&hashes));
@@ -179,7 +179,13 @@ impl Follower {
         let Self { max_sequences, hello, .. } = self;
         let hears = hello.size == hello.tensor_size;
         let mut slots = BTreeSet::new();
-        for pb::Step { slot, tokens, .. } in &batch.steps {
+        for pb::Step { slot, tokens, scored_tokens, .. } in &batch.steps {
+            if *scored_tokens as usize > tokens.len() {
+                return Err(format!(
+                    "rank 0 sent a step of {} tokens of which it scores {scored_tokens}; report it with both logs",
+                    tokens.len(),
+                ));
+            }
             if slot >= max_sequences || (tokens.is_empty() && !hears) {
                 return Err(format!(
                     "rank 0 sent a step of {} tokens for slot {slot}, but there are {max_sequences} slots; start all ranks with the same maxSequences",
@@ -221,6 +227,14 @@ impl Follower {
     }
 }
 
+/// A step as this rank runs it. It computes no scores, but has to know of how many tokens rank 0 does, not of which.
+fn to_sequence_step(step: pb::Step) -> SequenceStep {
+    let pb::Step { slot, offset, tokens, draft_tokens, adapter, scored_tokens } = step;
+    let score =
+        (scored_tokens > 0).then(|| ScoreSpec { tokens: vec![0; scored_tokens as usize], top: ORDERED_TOP });
+    SequenceStep { slot, offset, tokens, draft_tokens, adapter, sample: None, score }
+}
+
 fn failure_of<T>(result: Result<Result<T, ExecutorError>, RecvError>) -> Option<FailureReport> {
     match result {
         Ok(Ok(_)) => None,
@@ -247,6 +261,13 @@ fn difference(own: &pb::Hello, other: &pb::Hello) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_follower_knows_how_many_tokens_rank_0_scores() {
+        let step = pb::Step { slot: 1, tokens: vec![7; 9], scored_tokens: 9, ..Default::default() };
+        assert_eq!(to_sequence_step(step.clone()).scored_tokens(), 9);
+        assert_eq!(to_sequence_step(pb::Step { scored_tokens: 0, ..step }).score, None);
+    }
 
     #[test]
     fn hello_difference_names_both_sides() {

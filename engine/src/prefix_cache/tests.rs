@@ -404,7 +404,19 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
 /// Runs a request on layers that go back by at most `most` tokens to its end, one step ahead of it; returns how many of
 /// its tokens were cached.
 fn serve_with_snapshots(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
-    let SlotAssignment { slot, cached, mut checkpoints, .. } = cache.admit(prompt, salted("")).unwrap();
+    let assignment = cache.admit(prompt, salted("")).unwrap();
+    serve_assigned(cache, rank, assignment, prompt, answer)
+}
+
+/// The same of one that has its slot.
+fn serve_assigned(
+    cache: &mut PrefixCache,
+    rank: &mut FakeRank,
+    assignment: SlotAssignment,
+    prompt: &[u32],
+    answer: &[u32],
+) -> u32 {
+    let SlotAssignment { slot, cached, mut checkpoints, .. } = assignment;
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     let tokens = [prompt, answer].concat();
     let mut have = cached as usize;
@@ -426,6 +438,26 @@ fn serve_with_snapshots(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[
     cache.release(slot, tokens);
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
     cached
+}
+
+#[test]
+fn prompt_admitted_to_an_empty_slot_is_reused_like_others() {
+    for most in [0, 64] {
+        let capacity = CacheCapacity { blocks: false, max_rewind: Some(most), ..capacity(4, 8192, false) };
+        let mut cache = PrefixCache::new(BlockHash::root(b"m"), capacity, &[]);
+        let mut rank = FakeRank { max_rewind: Some(most), ..FakeRank::default() };
+        let prompt = text(1, 500);
+        let assignment = cache.admit_empty(&prompt, salted("")).unwrap();
+        assert_eq!(serve_assigned(&mut cache, &mut rank, assignment, &prompt, &text(2, 200)), 0);
+        // Another answer, and so another conversation.
+        let longer = [prompt.clone(), text(3, 200)].concat();
+        let cached = serve_with_snapshots(&mut cache, &mut rank, &longer, &text(4, 10));
+        assert_eq!(cached, 500 - SNAPSHOT_MARGIN, "layers that go back by {most}");
+        // What two prompts begin with is known of it too.
+        let other = [text(1, 500), text(5, 100)].concat();
+        let assignment = cache.admit_empty(&other, salted("")).unwrap();
+        assert!(assignment.checkpoints.fork_at.is_some(), "{assignment:?}");
+    }
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl MlxThread {
         let mut in_flight: VecDeque<InFlightRun> = VecDeque::new();
         // Batches handed to MLX before the first one's tokens are read.
         let most = if self.shared.overlaps_steps { 2 } else { 1 };
-        while let Some(command) = self.next_command(inbox, &mut in_flight, most) {
+        while let Some(command) = self.next_command(inbox, &mut in_flight) {
             match command {
                 ThreadCommand::Load(reply) => drop(reply.send(self.load().map_err(ExecutorError::from))),
                 ThreadCommand::Join(addresses, reply) => {
@@ -161,9 +161,7 @@ impl MlxThread {
                     drop(reply.send(Ok(())));
                 }
                 ThreadCommand::Run(steps, reply) => {
-                    let run = self.begin(&steps, reply.is_detailed());
-                    self.group_lost |= run.as_ref().is_err_and(RuntimeError::is_group_failure);
-                    in_flight.push_back(InFlightRun { run, reply, batches: self.shared.batches.clone() });
+                    run_in_turn(&mut self, &mut in_flight, most, steps, reply)
                 }
                 // Of a text whose client has left nothing is computed.
                 ThreadCommand::Pool(texts, reply) if !reply.is_closed() => {
@@ -281,9 +279,7 @@ impl MlxThread {
 
     /// Waits for batches and sends their replies.
     fn end(&mut self, runs: impl Iterator<Item = InFlightRun>) {
-        for run in runs {
-            self.group_lost |= run.end(|| self.shared.check_current(self.groups_left));
-        }
+        runs.for_each(|run| self.end_run(run));
     }
 
     /// The next command; `None` when the channel is closed. Meanwhile finishes running batches, oldest first,
@@ -292,7 +288,6 @@ impl MlxThread {
         &mut self,
         inbox: &mpsc::Receiver<ThreadCommand>,
         in_flight: &mut VecDeque<InFlightRun>,
-        most: usize,
     ) -> Option<ThreadCommand> {
         loop {
             let command = match in_flight.len() {
@@ -304,11 +299,6 @@ impl MlxThread {
                 }),
             };
             match command {
-                // A batch that depends on unknown tokens starts while others are in flight, up to the limit.
-                Ok(command @ ThreadCommand::Run(..)) if in_flight.len() >= most => {
-                    self.end(in_flight.drain(..=in_flight.len() - most));
-                    return Some(command);
-                }
                 Ok(command) => return Some(command),
                 Err(mpsc::RecvTimeoutError::Timeout) => self.end(in_flight.drain(..1)),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
@@ -329,6 +319,52 @@ fn open_disk_cache(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<DiskCa
     opened
         .inspect_err(|error| tracing::warn!(%folder, %error, "the prefix cache is kept in memory only"))
         .ok()
+}
+
+/// Begins and ends batches, one command at a time.
+trait RunBatches {
+    type Reply;
+    /// A batch in flight.
+    type Run;
+
+    fn begin_run(&mut self, steps: &[SequenceStep], reply: Self::Reply) -> Self::Run;
+    /// Waits for it and replies.
+    fn end_run(&mut self, run: Self::Run);
+}
+
+/// Begins a batch. One that depends on unknown tokens begins while others are in flight, `most` with it. Scores are computed
+/// as the batch begins, so one that has some overlaps no other: earlier ones would end late, and in its time.
+fn run_in_turn<B: RunBatches>(
+    batches: &mut B,
+    in_flight: &mut VecDeque<B::Run>,
+    most: usize,
+    steps: Vec<SequenceStep>,
+    reply: B::Reply,
+) {
+    let is_scored = steps.iter().any(|step| step.score.is_some());
+    let most = if is_scored { 1 } else { most };
+    while in_flight.len() >= most
+        && let Some(run) = in_flight.pop_front()
+    {
+        batches.end_run(run);
+    }
+    let run = batches.begin_run(&steps, reply);
+    if is_scored { batches.end_run(run) } else { in_flight.push_back(run) }
+}
+
+impl RunBatches for MlxThread {
+    type Reply = RunReply;
+    type Run = InFlightRun;
+
+    fn begin_run(&mut self, steps: &[SequenceStep], reply: RunReply) -> InFlightRun {
+        let run = self.begin(steps, reply.is_detailed());
+        self.group_lost |= run.as_ref().is_err_and(RuntimeError::is_group_failure);
+        InFlightRun { run, reply, batches: self.shared.batches.clone() }
+    }
+
+    fn end_run(&mut self, run: InFlightRun) {
+        self.group_lost |= run.end(|| self.shared.check_current(self.groups_left));
+    }
 }
 
 /// A batch in flight, and its reply sender.
@@ -367,5 +403,82 @@ impl InFlightRun {
             }
         }
         lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::executor::ScoreSpec;
+
+    fn batch(tokens: usize, is_scored: bool) -> Vec<SequenceStep> {
+        let score = is_scored.then(|| ScoreSpec { tokens: vec![1; tokens], top: 0 });
+        let tokens = vec![1; tokens];
+        vec![SequenceStep { slot: 0, offset: 0, tokens, draft_tokens: 0, adapter: 0, sample: None, score }]
+    }
+
+    /// Batches that take so long: scored ones as they begin, others until they end.
+    struct FakeBatches {
+        monitor: BatchMonitor,
+        now: Instant,
+        log: Vec<&'static str>,
+        /// What the monitor expected of the oldest batch while one was scored.
+        expected: Option<Duration>,
+    }
+
+    impl RunBatches for FakeBatches {
+        type Reply = (&'static str, Duration);
+        /// What is logged at its end, and how long it still takes.
+        type Run = (&'static str, Duration);
+
+        fn begin_run(&mut self, steps: &[SequenceStep], (name, takes): Self::Reply) -> Self::Run {
+            self.log.push(name);
+            if steps.iter().all(|step| step.score.is_none()) {
+                return (name, takes);
+            }
+            self.expected = self.monitor.progress().running_estimate;
+            self.now += takes;
+            (name, Duration::ZERO)
+        }
+
+        fn end_run(&mut self, (name, takes): Self::Run) {
+            self.now += takes;
+            self.monitor.end_at(true, self.now);
+            self.log.push(name);
+        }
+    }
+
+    #[test]
+    fn a_scored_batch_overlaps_no_other_and_has_its_own_time() {
+        let (plain, scored) = (Duration::from_millis(10), Duration::from_secs(9));
+        let monitor = BatchMonitor::new(1, Duration::ZERO);
+        let mut batches =
+            FakeBatches { monitor: monitor.clone(), now: Instant::now(), log: Vec::new(), expected: None };
+        let mut in_flight = VecDeque::new();
+        // The scheduler sends a batch while the one before it runs.
+        let mut run = |batches: &mut FakeBatches, name, tokens, is_scored| {
+            let steps = batch(tokens, is_scored);
+            batches.monitor.begin_at(&steps, batches.now);
+            let takes = if is_scored { scored } else { plain };
+            run_in_turn(batches, &mut in_flight, 2, steps, (name, takes));
+        };
+        run(&mut batches, "one", 1, false);
+        run(&mut batches, "two", 1, false);
+        run(&mut batches, "three", 1, false);
+        assert_eq!(batches.log, ["one", "two", "one", "three"], "plain batches overlap");
+        batches.log.clear();
+        run(&mut batches, "scored", 64, true);
+        run(&mut batches, "four", 1, false);
+        run(&mut batches, "five", 1, false);
+        assert_eq!(batches.log, ["two", "three", "scored", "scored", "four", "five"]);
+        // 64 scored tokens are forecast as 512, from one of 10 ms: no batch before it was the oldest any more.
+        assert_eq!(batches.expected, Some(plain * 1024));
+        run(&mut batches, "six", 1, false);
+        run(&mut batches, "seven", 1, false);
+        assert_eq!(monitor.progress().running_estimate, Some(plain), "plain ones learned of no score");
+        run(&mut batches, "scored", 64, true);
+        assert_eq!(batches.expected, Some(scored));
     }
 }

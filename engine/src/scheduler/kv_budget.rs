@@ -64,13 +64,12 @@ pub struct KvBudget {
 }
 
 /// Maximum output tokens within a KV cache of `capacity` tokens, at most `limit`; a failure if the prompt
-/// alone fills the cache.
+/// alone fills the cache and is not all that is asked for.
 pub fn max_answer_tokens(prompt_tokens: u32, limit: u32, capacity: u64) -> Result<u32, GenerationFailure> {
-    let left = capacity.saturating_sub(u64::from(prompt_tokens));
-    if left == 0 {
-        return Err(prompt_exceeds_capacity(&prompt_tokens.to_string(), capacity));
+    match capacity.checked_sub(u64::from(prompt_tokens)) {
+        Some(left) if left > 0 || limit == 0 => Ok(limit.min(u32::try_from(left).unwrap_or(u32::MAX))),
+        Some(_) | None => Err(prompt_exceeds_capacity(&prompt_tokens.to_string(), capacity)),
     }
-    Ok(limit.min(u32::try_from(left).unwrap_or(u32::MAX)))
 }
 
 /// The failure of a prompt of this many tokens in a KV cache of `capacity`.

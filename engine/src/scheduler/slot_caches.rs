@@ -48,7 +48,7 @@ impl SlotCaches {
         let scope = sequence.prefix_scope();
         let assignment = match sequence.scores_prompt() {
             // What is cached has no logits.
-            true => self.prefix_cache.admit_empty(scope),
+            true => self.prefix_cache.admit_empty(sequence.history(), scope),
             false => self.prefix_cache.admit(sequence.history(), scope),
         }?;
         self.ranks.metrics.running.inc();

@@ -17,6 +17,11 @@ use crate::executor::{SampleError, ScoreSpec, TokenScore};
 const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
 /// Most of them in one event: gRPC's messages have at most four megabytes.
 const MAX_EVENT_LOGPROBS: usize = 1 << 13;
+/// Most bytes of one event, because the texts of tokens have any length. A token is not divided: with all that is told beside
+/// it, it may take three more megabytes.
+const MAX_EVENT_BYTES: usize = 1 << 20;
+/// More than the bytes of a token or of one beside it, as encoded, without its text: six fields and lengths of up to six bytes.
+const TOKEN_BYTES: usize = 40;
 
 /// What is told of a prompt, and how far.
 pub struct PromptReport {
@@ -109,15 +114,30 @@ impl PromptReport {
         token_bytes(&self.texts, id)
     }
 
-    fn events(&self, mut tokens: Vec<PromptToken>) -> Vec<GenerationEvent> {
+    fn events(&self, tokens: Vec<PromptToken>) -> Vec<GenerationEvent> {
         let most = (MAX_EVENT_LOGPROBS / (1 + self.top.unwrap_or(0) as usize)).max(1);
-        let mut events = Vec::new();
-        while !tokens.is_empty() {
-            let rest = tokens.split_off(most.min(tokens.len()));
-            events.push(GenerationEvent::Prompt { tokens: std::mem::replace(&mut tokens, rest) });
+        let (mut events, mut event, mut event_bytes) = (Vec::new(), Vec::new(), 0);
+        for token in tokens {
+            let bytes = max_encoded_bytes(&token);
+            if event.len() == most || (!event.is_empty() && event_bytes + bytes > MAX_EVENT_BYTES) {
+                events.push(GenerationEvent::Prompt { tokens: std::mem::take(&mut event) });
+                event_bytes = 0;
+            }
+            event_bytes += bytes;
+            event.push(token);
+        }
+        if !event.is_empty() {
+            events.push(GenerationEvent::Prompt { tokens: event });
         }
         events
     }
+}
+
+/// At least the bytes of what is told of a token in a message.
+fn max_encoded_bytes(PromptToken { id: _, bytes, logprobs }: &PromptToken) -> usize {
+    let beside = logprobs.iter().flat_map(|logprobs| &logprobs.top);
+    let beside: usize = beside.map(|token| TOKEN_BYTES + token.bytes.len()).sum();
+    TOKEN_BYTES + bytes.len() + beside
 }
 
 #[cfg(test)]
@@ -178,6 +198,30 @@ mod tests {
         assert_eq!(scored.scored(&[1, 2], vec![score(f32::NAN)]), Err(SampleError::NotFinite));
         // Of a prompt of one token there is nothing to compute.
         assert!(!report(Some(20), 1).unwrap().unwrap().needs_scores(&[1]));
+    }
+
+    #[test]
+    fn events_of_long_tokens_stay_within_a_message() {
+        let prompt: Vec<u32> = (0..4000).map(|at| at % 3).collect();
+        let request =
+            GenerationRequest { echo: true, prompt_logprobs: Some(2), ..GenerationRequest::default() };
+        for length in [1, 1000, MAX_EVENT_BYTES] {
+            let prompt = &prompt[..if length > 1000 { 5 } else { 4000 }];
+            let texts: Arc<[TokenText]> = vec![TokenText::Bytes(vec![b'x'; length]); 3].into();
+            let mut report = PromptReport::new(&request, prompt.len(), || texts).unwrap().unwrap();
+            let score = |_: &u32| TokenScore { logprob: -1.0, rank: 1, top: vec![(1, -0.1), (2, -0.2)] };
+            let mut events = report.opening(prompt);
+            events.extend(report.scored(prompt, prompt[1..].iter().map(score).collect()).unwrap());
+            for event in &events {
+                let GenerationEvent::Prompt { tokens } = event else { panic!("{event:?}") };
+                let beside = |token: &PromptToken| token.logprobs.as_ref().map_or(0, |of| of.top.len());
+                let texts: usize = tokens.iter().map(|token| (1 + beside(token)) * length).sum();
+                // A token is not divided.
+                assert!(tokens.len() == 1 || texts < MAX_EVENT_BYTES, "{texts} bytes of {length} each");
+            }
+            let whole = reported(events).iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            assert_eq!(whole, prompt, "tokens of {length}");
+        }
     }
 
     #[test]

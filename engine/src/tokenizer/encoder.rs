@@ -49,7 +49,7 @@ impl Encoder {
         Err(TokenizerError::ContextLength { tokens, context_tokens: limits.context_tokens })
     }
 
-    /// The tokens of `text`, the same as of the whole at once. A text that fills the context by itself is refused
+    /// The tokens of `text`, the same as of the whole at once. A text that goes beyond the context by itself is refused
     /// unless it was tokenised at once, when the caller counts.
     pub(super) fn encode(&self, text: &str, limits: &PromptLimits<'_>) -> Result<Vec<u32>, TokenizerError> {
         self.encode_pieces(text, limits, PIECE_BYTES)
@@ -66,7 +66,7 @@ impl Encoder {
             |tokens| Err(TokenizerError::ContextLength { tokens, context_tokens: limits.context_tokens });
         let min_tokens = |text: &str| self.length.map_or(0, |length| length.min_tokens(text));
         let tokens = min_tokens(text);
-        if tokens >= context {
+        if tokens > context {
             return too_long(tokens);
         }
         let mut ids = Vec::new();

@@ -323,6 +323,9 @@ mod tests {
             (Some(u32::MAX), None, 8, "3456789"),
             (Some(u32::MAX), Some(5), 8, "789"),
             (Some(2), Some(5), 8, "89"),
+            // No answer needs room.
+            (Some(u32::MAX), Some(0), 8, "23456789"),
+            (None, Some(0), 10, "0123456789"),
             // A request for more than the context has leaves one.
             (Some(u32::MAX), Some(99), 8, "9"),
         ] {

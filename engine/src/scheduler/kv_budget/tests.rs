@@ -147,6 +147,8 @@ fn a_prompt_that_fills_the_cache_is_refused_with_the_numbers() {
     assert_eq!(max_answer_tokens(10, 90, 100), Ok(90));
     assert_eq!(max_answer_tokens(10, 90, 50), Ok(40));
     assert_eq!(max_answer_tokens(10, 90, u64::MAX), Ok(90));
+    assert_eq!(max_answer_tokens(51, 0, 51), Ok(0), "no answer is asked for");
+    assert_eq!(max_answer_tokens(52, 0, 51).unwrap_err().kind, FailureKind::ContextLengthExceeded);
     let failure = max_answer_tokens(51, 90, 51).unwrap_err();
     assert_eq!(failure.kind, FailureKind::ContextLengthExceeded);
     assert!(failure.message.contains("length is 51 tokens, all that the KV cache"), "{}", failure.message);

@@ -136,13 +136,28 @@ async fn a_prompt_preempted_while_it_is_read_is_reported_once() {
     let mut reader = lab.ask(long.clone());
     while reader.next().await {}
     assert_eq!(seen(&reader.prompt), reported(&prompt(&long), 0));
-    assert_eq!((reader.text.as_str(), lab.preemptions()), ("lo", 1));
+    assert_eq!(reader.text, "lo");
+    assert!(lab.preemptions() > 0, "nothing was preempted");
     for reader in answers {
         assert_eq!(reader.collect().await, undisturbed(&answer));
     }
     let steps = lab.fake.steps();
     let scored: usize = steps.iter().flat_map(|step| &step.score).map(|score| score.tokens.len()).sum();
-    assert!(scored > 70_000, "of {scored} tokens, few were read twice");
+    assert!(scored >= reader.prompt.len(), "of {scored} tokens, none was read twice");
+}
+
+#[tokio::test]
+async fn a_scored_prompt_pays_more_of_a_batch_than_a_plain_one() {
+    let lab = SchedulerHarness::start(2, 20_000, 40_000, slow());
+    let plain = say(&"x".repeat(8000), 1, 0);
+    let scored = GenerationRequest { prompt_logprobs: Some(0), ..plain.clone() };
+    let (mut plain, mut scored) = (lab.ask(plain), lab.ask(scored));
+    while plain.next().await {}
+    while scored.next().await {}
+    let steps = lab.fake.batches();
+    assert!(steps.iter().any(|batch| batch.len() == 2), "they were in no batch together");
+    let paid = [&plain, &scored].map(|reader| reader.engine_microseconds.unwrap());
+    assert!(paid[1] > paid[0], "{paid:?}");
 }
 
 #[tokio::test]
@@ -167,6 +182,25 @@ async fn prompts_alone_need_no_slot_and_too_long_ones_are_refused() {
     while reader.next().await {}
     assert_eq!(reader.prompt.iter().map(|token| token.bytes.as_slice()).collect::<Vec<_>>(), [b"a", b"b"]);
     assert_eq!(lab.fake.steps(), []);
+    // Where no answer is asked for, a prompt may fill the context: given so, or cut.
+    let lab = SchedulerHarness::start(1, 64, 64, FakeExecutor::new());
+    let filling = |bytes: usize, truncate_prompt_tokens, max_tokens| GenerationRequest {
+        raw_prompt: Some(RawPrompt::Tokens(vec![token_of_byte(b'a'); bytes])),
+        prompt_logprobs: Some(0),
+        truncate_prompt_tokens,
+        max_tokens: Some(max_tokens),
+        ..raw.clone()
+    };
+    for request in [filling(64, None, 0), filling(200, Some(u32::MAX), 0)] {
+        let mut reader = lab.ask(request);
+        while reader.next().await {}
+        assert!(matches!(reader.end, Some(GenerationEvent::Finished { .. })), "{:?}", reader.end);
+        assert_eq!(seen(&reader.prompt), reported(&[token_of_byte(b'a'); 64], 0));
+    }
+    for request in [filling(65, None, 0), filling(64, None, 1)] {
+        assert_eq!(lab.ask(request).failure().await.kind, FailureKind::ContextLengthExceeded);
+    }
+    let lab = SchedulerHarness::start(1, 300_000, 300_000, FakeExecutor::new());
     let long = RawPrompt::Tokens(vec![1; 200_000]);
     let long = GenerationRequest { raw_prompt: Some(long), prompt_logprobs: Some(1), ..raw };
     let failure = lab.ask(long).failure().await;
