@@ -36,7 +36,6 @@ use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use crate::batch_time::weighted_tokens;
 use crate::executor::{Executor, Sampled, StepResult};
 use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
@@ -453,16 +452,11 @@ impl Scheduler {
             if request.is_prefilling() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
-            parts.push(match step.sample {
-                None => {
-                    prefill_tokens += step.tokens.len();
-                    BatchPart::Tokens(weighted_tokens(&step))
-                }
-                Some(_) => {
-                    extra_tokens += step.length() - 1;
-                    BatchPart::Decode
-                }
-            });
+            match step.sample {
+                None => prefill_tokens += step.tokens.len(),
+                Some(_) => extra_tokens += step.length() - 1,
+            }
+            parts.push(BatchPart::of(&step));
             admissions.push(request.admission_id);
             steps.push(step);
         }

@@ -322,7 +322,7 @@ fn open_disk_cache(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<DiskCa
 }
 
 /// Begins and ends batches, one command at a time.
-trait RunBatches {
+trait BatchDriver {
     type Reply;
     /// A batch in flight.
     type Run;
@@ -334,7 +334,7 @@ trait RunBatches {
 
 /// Begins a batch. One that depends on unknown tokens begins while others are in flight, `most` with it. Scores are computed
 /// as the batch begins, so one that has some overlaps no other: earlier ones would end late, and in its time.
-fn run_in_turn<B: RunBatches>(
+fn run_in_turn<B: BatchDriver>(
     batches: &mut B,
     in_flight: &mut VecDeque<B::Run>,
     most: usize,
@@ -352,7 +352,7 @@ fn run_in_turn<B: RunBatches>(
     if is_scored { batches.end_run(run) } else { in_flight.push_back(run) }
 }
 
-impl RunBatches for MlxThread {
+impl BatchDriver for MlxThread {
     type Reply = RunReply;
     type Run = InFlightRun;
 
@@ -428,7 +428,7 @@ mod tests {
         expected: Option<Duration>,
     }
 
-    impl RunBatches for FakeBatches {
+    impl BatchDriver for FakeBatches {
         type Reply = (&'static str, Duration);
         /// What is logged at its end, and how long it still takes.
         type Run = (&'static str, Duration);

@@ -13,6 +13,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::batch_time::weighted_tokens;
+use crate::executor::SequenceStep;
+
 /// What a request has in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchPart {
@@ -20,6 +23,13 @@ pub(super) enum BatchPart {
     Decode,
     /// It prefills so many tokens, each of those that are scored as many as take as long, or the draft model reads and proposes so many.
     Tokens(u32),
+}
+
+impl BatchPart {
+    /// What the request of this step has in its batch.
+    pub(super) fn of(step: &SequenceStep) -> Self {
+        if step.sample.is_some() { Self::Decode } else { Self::Tokens(weighted_tokens(step)) }
+    }
 }
 
 /// Time that batches have taken, without overlap.
@@ -92,6 +102,7 @@ mod tests {
 
     use super::BatchPart::{Decode, Tokens};
     use super::*;
+    use crate::executor::{SampleSpec, ScoreSpec};
 
     #[test]
     fn a_batch_is_shared_by_what_requests_have_in_it() {
@@ -122,6 +133,25 @@ mod tests {
         ] {
             assert_eq!(shares(microseconds, parts, decode), expected, "{story}");
         }
+    }
+
+    #[test]
+    fn a_scored_prompt_pays_more_than_a_plain_one() {
+        let score = Some(ScoreSpec { tokens: vec![1; 64], top: 0 });
+        let plain = SequenceStep {
+            slot: 0,
+            offset: 0,
+            tokens: vec![1; 64],
+            draft_tokens: 0,
+            adapter: 0,
+            sample: None,
+            score: None,
+        };
+        let decode = SequenceStep { tokens: vec![1], sample: Some(SampleSpec::greedy(0)), ..plain.clone() };
+        let scored = SequenceStep { score, ..plain.clone() };
+        let parts = [plain, scored, decode].map(|step| BatchPart::of(&step));
+        assert_eq!(parts[2], Decode);
+        assert_eq!(shares(900, &parts[..2], None), [100, 800]);
     }
 
     #[test]

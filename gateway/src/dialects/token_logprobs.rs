@@ -37,42 +37,42 @@ impl TokenBody {
 /// at most so many besides; null for the first. Written as it is: a tree of a long prompt's numbers takes a hundred times its
 /// memory.
 #[derive(Debug)]
-pub(super) struct PromptPlaces {
+pub(super) struct PromptLogprobsBody {
     pub(super) tokens: Vec<PromptToken>,
     pub(super) most: usize,
 }
 
-impl Serialize for PromptPlaces {
+impl Serialize for PromptLogprobsBody {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.tokens.iter().map(|token| {
             let logprobs = token.logprobs.as_ref()?;
-            Some(Places { token, logprobs, most: self.most })
+            Some(TokenCandidates { token, logprobs, most: self.most })
         }))
     }
 }
 
 /// The tokens that are probable in the place of one.
-struct Places<'a> {
+struct TokenCandidates<'a> {
     token: &'a PromptToken,
     logprobs: &'a PromptLogprobs,
     most: usize,
 }
 
 #[derive(Serialize)]
-struct Place<'a> {
+struct CandidateBody<'a> {
     logprob: f64,
     rank: usize,
     decoded_token: std::borrow::Cow<'a, str>,
 }
 
-impl Serialize for Places<'_> {
+impl Serialize for TokenCandidates<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self {
             token: PromptToken { id, bytes, .. },
             logprobs: PromptLogprobs { logprob, rank, top },
             most,
         } = self;
-        let place = |bytes, logprob: f32, rank| Place {
+        let place = |bytes, logprob: f32, rank| CandidateBody {
             logprob: logprob.max(MIN_LOGPROB).into(),
             rank,
             decoded_token: String::from_utf8_lossy(bytes),

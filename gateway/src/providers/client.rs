@@ -115,7 +115,7 @@ impl Providers {
         {
             self.secrets.forget(&provider.namespace, &secret.name);
         }
-        let Refusal { error, limits, is_unpaid } = refusal(&name, response, patience).await;
+        let ProviderRejection { error, limits, is_unpaid } = refusal(&name, response, patience).await;
         if is_unpaid {
             self.pause(provider, |pauses, generation, now| pauses.unpaid(&wanted.model, generation, now));
         }
@@ -145,7 +145,7 @@ fn authorized(call: RequestBuilder, api: ProviderApi, token: Option<&str>) -> Re
 }
 
 /// What an answer without a stream means.
-struct Refusal {
+struct ProviderRejection {
     error: ProviderError,
     /// The limits that its body names.
     limits: Vec<SpentLimit>,
@@ -160,7 +160,7 @@ fn is_of_one_request(text: &str) -> bool {
     ["can only afford", "fewer max_tokens", "in_flight_budget"].iter().any(|words| text.contains(words))
 }
 
-async fn refusal(name: &str, response: Response, patience: Duration) -> Refusal {
+async fn refusal(name: &str, response: Response, patience: Duration) -> ProviderRejection {
     let status = response.status();
     let pause = retry_after(response.headers(), Timestamp::now());
     let text = timeout(patience, beginning(response)).await.unwrap_or_default();
@@ -183,7 +183,7 @@ async fn refusal(name: &str, response: Response, patience: Duration) -> Refusal 
         _ => ProviderError::Failed(message),
     };
     let is_unpaid = status == StatusCode::PAYMENT_REQUIRED && pause.is_none() && !is_of_one_request(&text);
-    Refusal { error, limits: limits.unwrap_or_default(), is_unpaid }
+    ProviderRejection { error, limits: limits.unwrap_or_default(), is_unpaid }
 }
 
 /// The beginning of a body as text.

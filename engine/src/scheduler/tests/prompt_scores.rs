@@ -147,20 +147,6 @@ async fn a_prompt_preempted_while_it_is_read_is_reported_once() {
 }
 
 #[tokio::test]
-async fn a_scored_prompt_pays_more_of_a_batch_than_a_plain_one() {
-    let lab = SchedulerHarness::start(2, 20_000, 40_000, slow());
-    let plain = say(&"x".repeat(8000), 1, 0);
-    let scored = GenerationRequest { prompt_logprobs: Some(0), ..plain.clone() };
-    let (mut plain, mut scored) = (lab.ask(plain), lab.ask(scored));
-    while plain.next().await {}
-    while scored.next().await {}
-    let steps = lab.fake.batches();
-    assert!(steps.iter().any(|batch| batch.len() == 2), "they were in no batch together");
-    let paid = [&plain, &scored].map(|reader| reader.engine_microseconds.unwrap());
-    assert!(paid[1] > paid[0], "{paid:?}");
-}
-
-#[tokio::test]
 async fn a_score_that_is_no_number_fails_its_request_alone() {
     let fake = FakeExecutor::with_behaviour(FakeBehaviour::NotFiniteOn(token_of_byte(b'#')));
     let lab = SchedulerHarness::start(4, 2000, 8000, fake);

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::response::{STREAM_END, UsageBody, error_event};
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
-use crate::dialects::token_logprobs::{MIN_LOGPROB, PromptPlaces};
+use crate::dialects::token_logprobs::{MIN_LOGPROB, PromptLogprobsBody};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -75,7 +75,7 @@ struct ChoiceBody {
     logprobs: Option<LogprobsBody>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<PromptPlaces>,
+    prompt_logprobs: Option<PromptLogprobsBody>,
 }
 
 /// Log-probabilities of tokens, one of each list for each of them.
@@ -208,7 +208,7 @@ impl CompletionWriter {
             choice.tell(&mut body, logprobs);
             // It is told once, in a response that is not streamed.
             let prompt = std::mem::take(&mut choice.prompt);
-            in_vllms_form = prompt_top.map(|top| PromptPlaces { tokens: prompt, most: top as usize });
+            in_vllms_form = prompt_top.map(|top| PromptLogprobsBody { tokens: prompt, most: top as usize });
         }
         written.push_str(text);
         ChoiceBody {

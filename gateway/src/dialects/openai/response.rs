@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::error::error_body;
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
-use crate::dialects::token_logprobs::{PromptPlaces, TokenBody};
+use crate::dialects::token_logprobs::{PromptLogprobsBody, TokenBody};
 use crate::error::GatewayError;
 use crate::serving::ResponseWriter;
 
@@ -175,10 +175,10 @@ impl ResponseWriter for ChatWriter {
             #[serde(flatten)]
             body: Value,
             #[serde(skip_serializing_if = "Option::is_none")]
-            prompt_logprobs: Option<PromptPlaces>,
+            prompt_logprobs: Option<PromptLogprobsBody>,
         }
         let prompt = self.prompt.take();
-        let prompt_logprobs = prompt.map(|tokens| PromptPlaces { tokens, most: usize::MAX });
+        let prompt_logprobs = prompt.map(|tokens| PromptLogprobsBody { tokens, most: usize::MAX });
         Json(Whole { body: self.body(choices, usage), prompt_logprobs }).into_response()
     }
 
