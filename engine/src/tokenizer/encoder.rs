@@ -247,6 +247,16 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn text_that_may_just_fill_the_context_is_left_to_the_caller() {
+        let encoder = encoder(&json!({}));
+        let text = "word ".repeat(32);
+        let least = encoder.length.unwrap().min_tokens(&text) as u32;
+        assert!(encoder.encode(&text, &limits(least)).is_ok());
+        let too_long = encoder.encode(&text, &limits(least - 1));
+        assert!(matches!(too_long, Err(TokenizerError::ContextLength { .. })), "{too_long:?}");
+    }
+
+    #[test]
     fn long_text_is_refused_before_it_is_tokenised() {
         let looks = Cell::new(0);
         let is_abandoned = || {
