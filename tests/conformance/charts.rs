@@ -123,7 +123,7 @@ fn refused() -> Result<()> {
         ("dashboard.folder=llm", &["folder", "additional"]),
         ("gateway.responsesStore.maxSize=much", &["maxsize", "pattern"]),
         ("gateway.responsesStore.enabled=true", &["gateway.replicas to 1"]),
-        ("gateway.auditLog.enabled=true", &["gateway.responsesStore.enabled to true"]),
+        ("gateway.auditLog.enabled=true", &["gateway.responsesstore.enabled to true"]),
     ] {
         let (ok, text) = helm(&["template", "x", &chart("russet"), "-n", "russet-system", "--set", values])?;
         ensure!(!ok, "{values} was taken");
