@@ -256,9 +256,14 @@ mod tests {
                 &[limited, unpaid][..],
                 "m:free",
                 59,
-                "rate limit remains, and it is left alone until 1970-01-01T00:01:00Z",
+                "nothing of its rate limit remains, and a gateway leaves it alone until 1970-01-01T00:01:00Z",
             ),
-            (&[limited, unpaid], "m", 59, "it has no credits, and is left alone until 1970-01-01T00:01:00Z"),
+            (
+                &[limited, unpaid],
+                "m",
+                59,
+                "it has no credits, and a gateway leaves it alone until 1970-01-01T00:01:00Z",
+            ),
             (&[limited], "m", 59, "where no deployment before it answers"),
             (&[limited], "m:free", 60, "where no deployment before it answers"),
         ] {
