@@ -42,8 +42,8 @@ pub const LABEL_MEMORY: &str = "russet.dev/memory";
 /// Kubernetes' own.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Label on Models, ModelDeployments, ModelRoutes and PipelineRuns that a gateway created for a client: [`MANAGED_BY_GATEWAY`]. A gateway
-/// deletes only objects that have it; an admission policy holds it to that.
+/// Label on Models, ModelDeployments, ModelRoutes and PipelineRuns that a gateway created for a client: [`MANAGED_BY_GATEWAY`].
+/// A gateway deletes only objects that have it; an admission policy holds it to that.
 pub const LABEL_MANAGED_BY: &str = "russet.dev/managed-by";
 /// The value of [`LABEL_MANAGED_BY`] on what a gateway created.
 pub const MANAGED_BY_GATEWAY: &str = "gateway";

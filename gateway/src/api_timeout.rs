@@ -1,9 +1,13 @@
 //! Timeout of writes to the API server, which may be unavailable. Not here: what is written.
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
-use kube::core::Status;
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use kube::core::{ObjectMeta, Status};
+use serde::de::DeserializeOwned;
 
 /// Timeout of one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,6 +26,20 @@ impl WriteError {
     /// The HTTP status of the API server's answer.
     pub(crate) fn code(&self) -> Option<u16> {
         self.status.as_ref().map(|status| status.code)
+    }
+}
+
+/// Deletes the object with this name and uid, if it is still there; 409 where another one has the name.
+pub(crate) async fn delete_exactly<K>(api: &Api<K>, metadata: &ObjectMeta) -> Result<(), WriteError>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let preconditions = Preconditions { uid: metadata.uid.clone(), resource_version: None };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    match with_timeout(api.delete(metadata.name.as_deref().unwrap_or_default(), &params)).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some(404) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -10,7 +10,7 @@ mod source;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{ListParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use objects::{ManagedObject, NamespaceObjects, Requester, title};
@@ -22,7 +22,7 @@ use source::PullSource;
 pub use source::{CatalogModel, FindCatalogModel};
 use tokio::sync::{Mutex, Semaphore};
 
-use crate::api_timeout::{WriteError, with_timeout};
+use crate::api_timeout::{WriteError, delete_exactly, with_timeout};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER, shown};
 use crate::keys::ApiKey;
 
@@ -243,15 +243,11 @@ impl ManagedModels {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
         K: Clone + Debug + DeserializeOwned,
     {
-        let [namespace, name] =
-            [&metadata.namespace, &metadata.name].map(|text| text.as_deref().unwrap_or_default());
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
         // What has the name by now may be another one, or no longer a gateway's.
-        let preconditions = Preconditions { uid: metadata.uid.clone(), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        match with_timeout(api.delete(name, &params)).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.code() == Some(404) => Ok(()),
+        match delete_exactly(&api, metadata).await {
+            Ok(()) => Ok(()),
             Err(error) if error.code() == Some(409) => Err(StepError::Conflict),
             Err(error) => Err(StepError::Failed(failure(&title(&K::kind(&()), metadata), "deleted", error))),
         }

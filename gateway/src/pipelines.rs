@@ -535,6 +535,13 @@ impl PipelineController {
     }
 }
 
+/// A name of so many characters of another one and a suffix.
+fn suffixed(name: &str, most: usize, suffix: &str) -> String {
+    let beginning: String = name.chars().take(most).collect();
+    // Before a hyphen no name has a dot.
+    format!("{}-{suffix}", beginning.trim_end_matches(['.', '-']))
+}
+
 /// Namespace and name of a run.
 type RunName = (String, String);
 

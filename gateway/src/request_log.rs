@@ -150,7 +150,8 @@ impl RequestLog {
 }
 
 /// What answers of providers cost, of a request whose responses have so many tokens; none where nobody knows one of the prices
-/// and the provider does not say the cost. A provider takes the prompt of each of several responses. One that did not complete cost its prompt and what came of it.
+/// and the provider does not say the cost. A provider takes the prompt of each of several responses. One that did not complete
+/// cost its prompt and what came of it.
 fn cost(outside: &BTreeMap<u32, OutsideAnswer>, completion_tokens: u64) -> Option<Money> {
     let complete = outside.values().filter_map(|answer| answer.usage);
     let complete: u64 = complete.map(|usage| u64::from(usage.completion_tokens)).sum();

@@ -1,4 +1,5 @@
-//! ModelRoutes: whether every deployment, provider and Pipeline they name exists, one of them answers, and their rules can be read.
+//! ModelRoutes: whether every deployment, provider and Pipeline they name exists, one of them answers, and their rules can be
+//! read.
 //! Not here: routing of requests (`gateway`).
 
 mod decide;

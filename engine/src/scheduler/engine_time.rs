@@ -5,8 +5,8 @@
 //! the whole group, in which all of its machines draw power.
 //!
 //! Sequences that decode share a batch alike: reading the weights is nearly all of it, and draft tokens ride along.
-//! Prompts share theirs by tokens, of which scored ones count more. Where both are in one batch, a token that is prefilled costs far less than one that
-//! is decoded. The sequences that decode then pay what a batch takes without prompts, as measured: at least their part
+//! Prompts share theirs by tokens, of which scored ones count more. Where both are in one batch, a token that is prefilled
+//! costs far less than one that is decoded. The sequences that decode then pay what a batch takes without prompts, as measured: at least their part
 //! by tokens, and at most as if every prompt were one more of them. The prompts pay the rest.
 
 use std::time::Duration;
@@ -21,7 +21,8 @@ use crate::executor::SequenceStep;
 pub(super) enum BatchPart {
     /// It decodes.
     Decode,
-    /// It prefills so many tokens, each of those that are scored as many as take as long, or the draft model reads and proposes so many.
+    /// It prefills so many tokens, each of those that are scored as many as take as long, or the draft model reads and
+    /// proposes so many.
     Tokens(u32),
 }
 

@@ -21,9 +21,7 @@ impl Ranks {
     /// Runs the steps as one batch.
     pub(super) fn dispatch(&self, batch: Vec<SequenceStep>) -> PendingBatch {
         self.metrics.steps.inc_by(batch.len() as u64);
-        let count = |step: &SequenceStep| {
-            (step.samples().count(), step.score.as_ref().map_or(0, |score| score.tokens.len()))
-        };
+        let count = |step: &SequenceStep| (step.samples().count(), step.scored_tokens() as usize);
         let counts = batch.iter().map(count).collect();
         self.followers.run(&batch);
         PendingBatch { counts, reply: self.compute.run(batch) }

@@ -1,7 +1,7 @@
 //! Writes the audit log: a chain of lines over files that are begun anew when they are large.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +25,8 @@ const MIN_WRITE_INTERVAL: Duration = Duration::from_millis(5);
 /// How long another gateway may take to end, and how often it is looked whether it has.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
+/// Bytes of the end of a file in which its last signature is looked for first: those of some hundred lines.
+const FIRST_TAIL_BYTES: u64 = 128 * 1024;
 /// The file with the key.
 const KEY_FILE: &str = "key.pk8";
 
@@ -223,22 +225,36 @@ fn key(path: &Path) -> Result<Ed25519KeyPair, AuditError> {
 /// The last signed line of a file, from which what follows is cut off: a crash left that, and nobody was told that it is
 /// written. To sign it now would be to sign what somebody else may have put there.
 fn last_signed_line(file: &mut File) -> io::Result<Option<String>> {
-    file.seek(SeekFrom::Start(0))?;
-    let (mut reader, mut line) = (BufReader::new(&*file), Vec::new());
-    let (mut at, mut signed) = (0, (0, None));
+    let length = file.metadata()?.len();
+    let mut window = FIRST_TAIL_BYTES;
     loop {
-        line.clear();
-        let length = reader.read_until(b'\n', &mut line)?;
-        let Some(whole) = line.strip_suffix(b"\n") else { break };
-        at += length as u64;
-        // The line is read as one, and its signature verified, by whoever verifies the log.
-        if !whole.ends_with(b"\t") {
-            signed = (at, Some(String::from_utf8_lossy(whole).into_owned()));
+        let start = length.saturating_sub(window);
+        file.seek(SeekFrom::Start(start))?;
+        let mut tail = Vec::new();
+        file.read_to_end(&mut tail)?;
+        // Behind the beginning of the file the first line may be a part of one.
+        let first = tail.iter().position(|byte| *byte == b'\n').map_or(tail.len(), |at| at + 1);
+        let mut at = if start == 0 { 0 } else { first };
+        let mut signed = None;
+        for line in tail.get(at..).unwrap_or_default().split_inclusive(|byte| *byte == b'\n') {
+            at += line.len();
+            // The line is read as one, and its signature verified, by whoever verifies the log.
+            if line.ends_with(b"\n") && !line.ends_with(b"\t\n") {
+                signed = Some((start + at as u64, line));
+            }
+        }
+        match signed {
+            Some((end, line)) => {
+                file.set_len(end)?;
+                return Ok(Some(String::from_utf8_lossy(line).trim_end_matches('\n').to_owned()));
+            }
+            None if start == 0 => {
+                file.set_len(0)?;
+                return Ok(None);
+            }
+            None => window *= 4,
         }
     }
-    let (end, line) = signed;
-    file.set_len(end)?;
-    Ok(line)
 }
 
 #[cfg(test)]
@@ -280,6 +296,27 @@ mod tests {
             assert_eq!(lines(&text), kept(torn) + 1, "cut at {cut}");
             let report = verify(folder.path(), &AuditPeriod::default(), None).unwrap();
             assert_eq!(report.entries, lines(&text) as u64);
+        }
+    }
+
+    #[test]
+    fn the_last_signature_is_found_however_far_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
+        let long = "x".repeat(5000);
+        for count in [1, 40, 400] {
+            writer.append((0..count).map(|_| ended(&long)).collect()).unwrap();
+            let (file, whole) = (path(folder.path(), 1), fs::read(path(folder.path(), 1)).unwrap());
+            // As if the batch behind it had not got its signature.
+            let next = writer.next;
+            writer.append((0..count).map(|_| ended(&long)).collect()).unwrap();
+            let unsigned = fs::read(&file).unwrap();
+            let end = unsigned.iter().rposition(|byte| *byte == b'\t').unwrap();
+            fs::write(&file, [&unsigned[..=end], b"\n".as_slice()].concat()).unwrap();
+            drop(writer);
+            writer = AuditWriter::open(folder.path(), Arc::default()).unwrap();
+            assert_eq!(writer.next, next + 1, "behind {count}");
+            assert!(fs::read(&file).unwrap().starts_with(&whole));
         }
     }
 

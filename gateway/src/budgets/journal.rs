@@ -99,8 +99,14 @@ pub(super) struct Journal {
     sender: Sender<Waiting>,
 }
 
-/// Entries that wait, and who waits for them.
-type Waiting = (Vec<JournalEntry>, oneshot::Sender<Result<(), JournalError>>);
+/// Entries that wait.
+struct Waiting {
+    entries: Vec<JournalEntry>,
+    /// Whether all that the log has is to be in the tables then.
+    is_fold: bool,
+    /// Who waits for them.
+    done: oneshot::Sender<Result<(), JournalError>>,
+}
 
 impl Journal {
     /// Opens or creates the file. One that cannot be read is kept aside, and a new one begun: with another name this gateway
@@ -173,13 +179,19 @@ impl Journal {
 
     /// Brings the log into the tables, for a release before this one, which reads these alone.
     pub(super) async fn fold(&self) {
-        let _ = self.write(Vec::new()).await;
+        let _ = self.send(Vec::new(), true).await;
     }
 
     /// Writes entries; whoever awaits the answer knows that they are on the disk.
     pub(super) fn write(&self, entries: Vec<JournalEntry>) -> oneshot::Receiver<Result<(), JournalError>> {
+        self.send(entries, false)
+    }
+
+    fn send(&self, entries: Vec<JournalEntry>, is_fold: bool) -> oneshot::Receiver<Result<(), JournalError>> {
         let (done, written) = oneshot::channel();
-        if let Err(mpsc::SendError((_, done))) = self.sender.send((entries, done)) {
+        if let Err(mpsc::SendError(Waiting { done, .. })) =
+            self.sender.send(Waiting { entries, is_fold, done })
+        {
             // Nobody may wait for it.
             let ended = "the thread that writes has ended; see the gateway's log";
             let _ = done.send(Err(JournalError::new(&ended)));
@@ -284,14 +296,12 @@ fn run(
     let mut backlog = Backlog::default();
     let mut log_bytes = 0;
     let mut expiry_due = Instant::now() + EXPIRY_INTERVAL;
-    while let Ok((mut entries, first)) = receiver.recv() {
-        // Nothing to write is a wish to have all in the tables.
-        let mut is_fold_due = entries.is_empty();
+    while let Ok(Waiting { mut entries, is_fold: mut is_fold_due, done: first }) = receiver.recv() {
         let mut done = vec![first];
         while done.len() < MAX_GROUP
-            && let Ok((more, waiting)) = receiver.try_recv()
+            && let Ok(Waiting { entries: more, is_fold, done: waiting }) = receiver.try_recv()
         {
-            is_fold_due |= more.is_empty();
+            is_fold_due |= is_fold;
             entries.extend(more);
             done.push(waiting);
         }

@@ -180,17 +180,18 @@ impl Reservation {
     /// Settles an answer that is complete, and waits until that is on the disk.
     pub(crate) async fn settle(mut self, usage: Usage) {
         self.noted = usage;
-        if let Some(written) = self.close() {
-            // The thread that writes logs why it could not. The request is answered all the same.
-            let _ = written.await;
-        }
+        self.settled().await;
     }
 
     /// Settles a request whose answer other requests make, which count all but itself.
     pub(crate) async fn settle_request(mut self) {
         self.is_request_alone = true;
+        self.settled().await;
+    }
+
+    async fn settled(mut self) {
         if let Some(written) = self.close() {
-            // The thread that writes logs why it could not.
+            // The thread that writes logs why it could not. The request is answered all the same.
             let _ = written.await;
         }
     }

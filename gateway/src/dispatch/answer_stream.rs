@@ -14,6 +14,9 @@ use crate::error::{ErrorKind, GatewayError};
 use crate::providers::{ProviderError, ProviderRequest, ProviderStream};
 use crate::zones::Cleared;
 
+/// What a request waits for whose deadline passes.
+const UNFINISHED: &str = "the provider has not sent all of its answer";
+
 /// Where the events of an answer come from.
 pub(super) enum AnswerStream {
     /// An engine of this cluster.
@@ -89,7 +92,7 @@ impl ProviderAnswer {
         let opening = pin!(dispatcher.providers.open(cleared));
         let opened = tokio::select! {
             opened = opening => opened,
-            () = Deadline::passed(deadline) => return Err(passed(deadline)),
+            error = Deadline::expired(deadline, UNFINISHED) => return Err(AttemptError::Rejected(error)),
             () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
         };
         let stream = opened.map_err(|error| attempt_error(error, false))?;
@@ -101,22 +104,13 @@ impl ProviderAnswer {
         let event = tokio::select! {
             biased;
             event = self.stream.event() => event,
-            () = Deadline::passed(self.deadline) => return Err(passed(self.deadline)),
+            error = Deadline::expired(self.deadline, UNFINISHED) => return Err(AttemptError::Rejected(error)),
             () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
         };
         let event = event.map_err(|error| attempt_error(error, self.emitted > 0))?;
         self.emitted += usize::from(matches!(event, GenerationEvent::Token { .. }));
         Ok(event)
     }
-}
-
-/// The error at the deadline of a request.
-fn passed(deadline: Option<Deadline>) -> AttemptError {
-    let waiting = "the provider has not sent all of its answer";
-    AttemptError::Rejected(deadline.map_or_else(
-        || GatewayError::new(ErrorKind::DeadlineExceeded, waiting),
-        |deadline| deadline.exceeded(waiting),
-    ))
 }
 
 /// What an error of a provider is for the request, of whose answer the client has something already or not.

@@ -44,7 +44,7 @@ use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 use crate::providers::Closed;
-use crate::request_log::{Recorder, SkippedTarget};
+use crate::request_log::Recorder;
 use crate::routes::{Deployment, Endpoint, Provider, RouteTerms, RoutingTable};
 use crate::serving::Session;
 use first_text::{EngineProgress, FirstText, StreamAttempt};
@@ -347,9 +347,7 @@ impl<'a> AttemptLoop<'a> {
                     let closed = self.closed(provider, model)?;
                     // What did not answer this request is in the log as an attempt.
                     if !self.refusals.contains_key(&(provider.full_name(), model.to_owned())) {
-                        let (provider, model, reason) =
-                            (provider.full_name(), model.to_owned(), closed.why.clone());
-                        skipped.borrow_mut().push(SkippedTarget { provider, model, reason });
+                        skipped.borrow_mut().push(provider::skipped(provider, model, &closed));
                     }
                     Some(closed)
                 };

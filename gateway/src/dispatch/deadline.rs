@@ -50,6 +50,17 @@ impl Deadline {
         }
     }
 
+    /// The same, with the error that says what the request was waiting for.
+    pub(super) async fn expired(deadline: Option<Self>, waiting_for: &str) -> GatewayError {
+        match deadline {
+            Some(deadline) => {
+                sleep_until(deadline.until).await;
+                deadline.exceeded(waiting_for)
+            }
+            None => std::future::pending().await,
+        }
+    }
+
     /// The deadline plus the grace in which a working engine may report that it passed.
     pub(crate) fn with_grace(&self) -> Instant {
         self.until + ENGINE_GRACE

@@ -1,7 +1,6 @@
 //! Reads what an engine has computed for a request, as its events say, until the engine has no more to do with it:
-//! because it has answered, was lost, or the client has left. Then it is recorded, and
-//! charged to Budgets. Not here: what it makes in joules
-//! and money, see `energy`.
+//! because it has answered, was lost, or the client has left. Then it is recorded, and charged to Budgets. Not here: what it
+//! makes in joules and money, see `energy`.
 
 use std::sync::Arc;
 use std::time::Duration;

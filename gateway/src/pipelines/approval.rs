@@ -8,8 +8,8 @@ use kube::{Api, Client, Resource as _, ResourceExt as _};
 use russet_crds::{Approval, ApprovalAction, ApprovalDecision, ApprovalSpec, LocalReference, PipelineRun};
 use sha2::Digest as _;
 
-use super::PipelineObjects;
 use super::record::{ApprovalRecord, ArtifactRef, RunRecord};
+use super::{PipelineObjects, suffixed};
 use crate::api_timeout::with_timeout;
 
 /// Longest beginning of a run's name in that of an Approval.
@@ -31,8 +31,7 @@ pub(super) enum ApprovalState {
 pub(super) fn name(run: &RunRecord, step: usize, actions: &ArtifactRef) -> String {
     let id = format!("{}/{step}/{}/{}", run.uid, run.attempt, actions.digest);
     let digest = hex::encode(sha2::Sha256::digest(id));
-    let beginning: String = run.name.chars().take(MAX_NAME_CHARS).collect();
-    format!("{}-{}", beginning.trim_end_matches(['.', '-']), &digest[..8])
+    suffixed(&run.name, MAX_NAME_CHARS, &digest[..8])
 }
 
 /// The Approval that asks.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::{
@@ -19,8 +19,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::record::RunRecord;
-use super::{PipelineObjects, RunName, full_name, is_over};
-use crate::api_timeout::{WriteError, with_timeout};
+use super::{PipelineObjects, RunName, full_name, is_over, suffixed};
+use crate::api_timeout::{WriteError, delete_exactly, with_timeout};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::providers::Closed;
 use crate::response_store::ResponseStore;
@@ -128,9 +128,7 @@ impl RequestedRuns {
         key: Option<&str>,
         zone: Zone,
     ) -> Result<RequestedRun, GatewayError> {
-        let prefix: String = target.name.chars().take(MAX_NAME_PREFIX).collect();
-        // Before a hyphen no name has a dot.
-        let name = format!("{}-{:08x}", prefix.trim_end_matches(['.', '-']), rand::random::<u32>());
+        let name = suffixed(target.name, MAX_NAME_PREFIX, &format!("{:08x}", rand::random::<u32>()));
         let spec = PipelineRunSpec {
             pipeline_ref: LocalReference::new(target.name),
             key_ref: key.map(LocalReference::new),
@@ -273,11 +271,7 @@ impl RequestedRuns {
     pub(super) async fn delete(client: Client, run: &PipelineRun) {
         let (namespace, name) = full_name(run);
         let api: Api<PipelineRun> = Api::namespaced(client, &namespace);
-        let preconditions = Some(Preconditions { uid: run.uid(), resource_version: None });
-        let exactly = DeleteParams { preconditions, ..DeleteParams::default() };
-        if let Err(error) = with_timeout(api.delete(&name, &exactly)).await
-            && error.code() != Some(404)
-        {
+        if let Err(error) = delete_exactly(&api, &run.metadata).await {
             tracing::warn!(namespace, run = name, "a run that nobody waits for stays: {}", error.cause);
         }
     }

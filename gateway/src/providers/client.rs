@@ -160,6 +160,7 @@ fn is_of_one_request(text: &str) -> bool {
     ["can only afford", "fewer max_tokens", "in_flight_budget"].iter().any(|words| text.contains(words))
 }
 
+/// Reads what an answer without a stream says.
 async fn refusal(name: &str, response: Response, patience: Duration) -> ProviderRejection {
     let status = response.status();
     let pause = retry_after(response.headers(), Timestamp::now());

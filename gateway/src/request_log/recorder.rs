@@ -241,15 +241,9 @@ impl Recorder {
     ) {
         self.outside = None;
         let NewAttempt { deployment, endpoint, adapter, resumed_after_tokens } = new;
-        let (response, mut number) = (self.response, 0);
-        self.write(|record, now| {
-            close_holds(record, response, now);
-            number = record.attempts.last().map_or(0, |last| last.number) + 1;
-            record.attempts_left_out += make_place(&mut record.attempts);
+        self.push_attempt(|| {
             let left_out = candidates.len().saturating_sub(MAX_PARTS);
-            record.attempts.push(AttemptRecord {
-                number,
-                response,
+            AttemptRecord {
                 deployment: deployment.full_name(),
                 adapter: adapter.to_owned(),
                 node: endpoint.node.clone(),
@@ -259,9 +253,19 @@ impl Recorder {
                 candidates: candidates.take(MAX_PARTS).collect(),
                 candidates_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
                 resumed_after_tokens: u32::try_from(resumed_after_tokens).unwrap_or(u32::MAX),
-                sent_ms: now,
                 ..AttemptRecord::default()
-            });
+            }
+        });
+    }
+
+    /// Adds an attempt: what is recorded next is of it.
+    fn push_attempt(&mut self, attempt: impl FnOnce() -> AttemptRecord) {
+        let (response, mut number) = (self.response, 0);
+        self.write(|record, now| {
+            close_holds(record, response, now);
+            number = record.attempts.last().map_or(0, |last| last.number) + 1;
+            record.attempts_left_out += make_place(&mut record.attempts);
+            record.attempts.push(AttemptRecord { number, response, sent_ms: now, ..attempt() });
         });
         self.attempt = number;
     }
@@ -283,12 +287,8 @@ impl Recorder {
         let (name, price) = (provider.full_name(), provider.price(model));
         self.outside =
             Some(OutsideAnswer { provider: name, price, prompt_tokens, reported_cost: None, usage: None });
-        let (response, mut number) = (self.response, 0);
-        self.write(|record, now| {
-            close_holds(record, response, now);
-            number = record.attempts.last().map_or(0, |last| last.number) + 1;
-            record.attempts_left_out += make_place(&mut record.attempts);
-            record.farthest = record.farthest.max(provider.spec.zone);
+        self.write(|record, _| record.farthest = record.farthest.max(provider.spec.zone));
+        self.push_attempt(|| {
             let provider = ProviderRecord {
                 name: provider.full_name(),
                 model: shortened(model),
@@ -296,36 +296,17 @@ impl Recorder {
                 limit: limit.zone().as_str().into(),
                 limit_by: shortened(limit.by()),
             };
-            let provider = Some(provider);
-            record.attempts.push(AttemptRecord {
-                number,
-                response,
-                provider,
-                sent_ms: now,
-                ..AttemptRecord::default()
-            });
+            AttemptRecord { provider: Some(provider), ..AttemptRecord::default() }
         });
-        self.attempt = number;
     }
 
     /// A run of a Pipeline answers the request: its `namespace/name`.
     pub(crate) fn ran(&mut self, pipeline: &str, run: &str) {
         self.outside = None;
-        let (response, mut number) = (self.response, 0);
-        self.write(|record, now| {
-            close_holds(record, response, now);
-            number = record.attempts.last().map_or(0, |last| last.number) + 1;
-            record.attempts_left_out += make_place(&mut record.attempts);
-            let pipeline = Some(PipelineRecord { name: pipeline.to_owned(), run: run.to_owned() });
-            record.attempts.push(AttemptRecord {
-                number,
-                response,
-                pipeline,
-                sent_ms: now,
-                ..AttemptRecord::default()
-            });
+        self.push_attempt(|| {
+            let pipeline = PipelineRecord { name: pipeline.to_owned(), run: run.to_owned() };
+            AttemptRecord { pipeline: Some(pipeline), ..AttemptRecord::default() }
         });
-        self.attempt = number;
     }
 
     /// What the provider says that its answer cost.

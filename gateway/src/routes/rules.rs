@@ -184,15 +184,20 @@ impl RoutePolicy {
 
     /// Whether a request may go to a provider, or to a Pipeline that asks one, which takes to know its labels.
     fn leads_outside(&self) -> bool {
-        let all = self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise]);
-        all.flat_map(|targets| &targets.names)
+        self.all_targets()
+            .flat_map(|targets| &targets.names)
             .any(|name| matches!(name, TargetName::Provider { .. } | TargetName::Pipeline { .. }))
+    }
+
+    /// Those of each rule, and of requests that none matches.
+    fn all_targets(&self) -> impl Iterator<Item = &Targets> {
+        self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise])
     }
 
     /// Names of the deployments that have another target beside them, so that it counts how quick each of them is.
     pub(crate) fn compared_deployments(&self) -> impl Iterator<Item = &str> {
-        let all = self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise]);
-        let several = all.filter(|targets| targets.names.len() > 1).flat_map(|targets| &targets.names);
+        let several =
+            self.all_targets().filter(|targets| targets.names.len() > 1).flat_map(|targets| &targets.names);
         several.filter_map(|name| match name {
             TargetName::Deployment(name) => Some(name.as_str()),
             TargetName::Provider { .. } | TargetName::Pipeline { .. } => None,

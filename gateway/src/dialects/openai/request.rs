@@ -51,11 +51,7 @@ pub(super) fn parse(
     if prompt_logprobs.is_some() {
         sampling::check_scored_choices(choices)?;
         let bytes: usize = request.messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
-        sampling::check_prompt_logprobs(
-            "prompt_logprobs",
-            bytes / BYTES_PER_TOKEN * choices,
-            prompt_logprobs,
-        )?;
+        sampling::check_prompt_logprobs("prompt_logprobs", bytes / BYTES_PER_TOKEN, prompt_logprobs)?;
     }
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = ChatWriter {

@@ -67,14 +67,10 @@ impl AttemptLoop<'_> {
         self.request.recorder.ran(&target.subject(), &format!("{namespace}/{name}"));
         self.held = None;
         self.request.is_not_prepared();
-        let deadline = self.request.deadline;
         let waiting = format!("run {namespace}/{name} of {} is not at its end", target.subject());
         let answer = tokio::select! {
             answer = run.answer() => answer,
-            () = Deadline::passed(deadline) => return Err(self.rejected(deadline.map_or_else(
-                || GatewayError::new(ErrorKind::DeadlineExceeded, waiting.clone()),
-                |deadline| deadline.exceeded(&waiting),
-            ))),
+            error = Deadline::expired(self.request.deadline, &waiting) => return Err(self.rejected(error)),
             () = self.dispatcher.closing.cancelled() => return Err(self.rejected(shutdown_error())),
         };
         let RunAnswer { text, usage } = answer.map_err(|why| {
@@ -110,7 +106,7 @@ fn requirement(request: &GenerationRequest) -> Option<&'static str> {
         (!request.tools.is_empty(), "tools"),
         (request.structured_output.is_some(), "a schema of the answer"),
         (request.logprobs.is_some(), "log-probabilities"),
-        (request.echo || request.prompt_logprobs.is_some(), "the tokens of the prompt"),
+        (request.tells_prompt(), "the tokens of the prompt"),
         (!request.stop.is_empty() || !request.stop_token_ids.is_empty(), "texts that end the answer"),
         (request.ignore_eos, "an answer that does not end"),
         (request.truncate_prompt_tokens.is_some(), "a prompt that is cut"),

@@ -10,6 +10,11 @@ use crate::providers::{Closed, ProviderRequest, untranslatable};
 use crate::request_log::SkippedTarget;
 use crate::routes::{BYTES_PER_TOKEN, Provider};
 
+/// A model that is not asked, for the log.
+pub(super) fn skipped(provider: &Provider, model: &str, closed: &Closed) -> SkippedTarget {
+    SkippedTarget { provider: provider.full_name(), model: model.to_owned(), reason: closed.why.clone() }
+}
+
 impl AttemptLoop<'_> {
     /// Why this provider is not asked for the request, if so.
     pub(super) fn closed(&self, provider: &Provider, model: &str) -> Option<Closed> {
@@ -71,11 +76,8 @@ impl AttemptLoop<'_> {
     ) -> Result<Option<Opened>, GatewayError> {
         let Departure { provider, model, limit, awaited } = departure;
         if let Err(closed) = self.reserve_money(provider, model).await {
-            let (provider, model) = (provider.full_name(), model.to_owned());
-            let reason = closed.why.clone();
-            let skipped = SkippedTarget { provider: provider.clone(), model: model.clone(), reason };
-            self.request.recorder.skipped(vec![skipped]);
-            self.refusals.insert((provider, model), closed);
+            self.request.recorder.skipped(vec![skipped(provider, model, &closed)]);
+            self.refusals.insert((provider.full_name(), model.to_owned()), closed);
             return Ok(None);
         }
         let (sampling, left_out) = self.request.asked.sampling();
