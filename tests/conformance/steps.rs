@@ -1,8 +1,10 @@
 //! Common uses of kubectl, one function each. Each creates and deletes its own objects.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _};
 
 use anyhow::{Context, Result, ensure};
+use russet_tests::cluster::repository;
 
 use crate::ConformanceBench;
 
@@ -380,12 +382,23 @@ fn auth(bench: &ConformanceBench) -> Result<()> {
 fn api_resources(bench: &ConformanceBench) -> Result<()> {
     let table = bench.run(&["api-resources"], "")?;
     has(&table, &["mdeploy", "russet.dev/v1alpha1", "InferenceNode", "configmaps", "leases"])?;
-    let mut names = Vec::new();
-    for line in bench.run(&["api-resources", "--categories=russet", "-o", "name"], "")?.lines() {
-        names.push(line.to_owned());
-    }
-    ensure!(names.len() == 13, "thirteen kinds are wanted: {names:?}");
+    let listed = bench.run(&["api-resources", "--categories=russet", "-o", "name"], "")?;
+    let kinds: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
+    ensure!(kinds == generated_kinds()?, "the kinds of manifests/crds are wanted: {kinds:?}");
     has(&bench.run(&["version", "-o", "json"], "")?, &["serverVersion", "v1."])
+}
+
+/// The kinds that `cargo xtask codegen` wrote to `manifests/crds`, as kubectl names them.
+fn generated_kinds() -> Result<BTreeSet<String>> {
+    let mut kinds = BTreeSet::new();
+    for file in std::fs::read_dir(repository().join("manifests/crds"))? {
+        let path = file?.path();
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).context("file name")?;
+        if stem != "kustomization" {
+            kinds.insert(format!("{stem}.russet.dev"));
+        }
+    }
+    Ok(kinds)
 }
 
 fn namespaces(bench: &ConformanceBench) -> Result<()> {
