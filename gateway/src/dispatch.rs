@@ -47,7 +47,7 @@ pub(crate) use dispatcher::Dispatcher;
 use engine_stream::shutdown_error;
 pub(crate) use pending_request::{PendingRequest, PromptState};
 pub(crate) use pooling_call::{PoolingReply, PoolingRequest};
-use response::ResponseStream;
+pub(crate) use response::ResponseStream;
 pub(crate) use response_cache::CacheUse;
 use response_cache::{CacheOutcome, CachedResponse, ResponseRecording};
 pub(crate) use suspects::PromptDigest;

@@ -326,6 +326,20 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_one_attempt_has_room_for_no_more() {
+        let log = RequestLog::default();
+        let mut recorder = log.begin(&id("r", 1), &Caller::Anonymous, "openai");
+        recorder.ran("Pipeline home/p", "home/run-1");
+        let entry = log.slots[0].lock().clone().unwrap();
+        // Ten thousand records are kept.
+        assert_eq!(entry.record.lock().attempts.capacity(), 1);
+        let bytes = size_of::<LogEntry>() + size_of::<AttemptRecord>();
+        assert!(bytes <= 1024, "a record has {bytes} bytes without its texts");
+        recorder.ran("Pipeline home/p", "home/run-2");
+        assert_eq!(entry.record.lock().attempts.len(), 2);
+    }
+
+    #[test]
     fn a_reported_cost_counts_where_nobody_knows_the_price() {
         let log = RequestLog::default();
         let spec = |price: &str| {

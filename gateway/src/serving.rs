@@ -133,7 +133,8 @@ where
             let result = match quota.as_ref().and_then(Quota::error) {
                 None => {
                     let (api, id, recorder) = (api.clone(), id.clone(), recorder.for_response(0, 1));
-                    work(RecordedRequest { api, id, caller, request, recorder }).await
+                    // In a box: a handler's future is moved several times before it runs.
+                    Box::pin(work(RecordedRequest { api, id, caller, request, recorder })).await
                 }
                 Some(error) => {
                     api.metrics.rejected(&error);

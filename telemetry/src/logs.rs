@@ -2,7 +2,7 @@
 //! several. Text for people, JSON for collectors. A line that cannot be written is dropped, as on a full disk.
 //! Not here: metrics and traces.
 
-use std::fmt;
+use std::{fmt, io};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -31,7 +31,7 @@ pub fn init(process: &str, json: bool) {
     };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| UnlockedStderr)
         // Else a failed write is told with `eprintln!`, which panics in the task that logged.
         .log_internal_errors(false);
     // An error means that logging runs already, as this call wants.
@@ -49,6 +49,20 @@ pub fn init(process: &str, json: bool) {
     };
     if let (Ok(()), Some((text, error))) = (started, broken) {
         tracing::warn!("{FILTER_VARIABLE}={text:?} is not a log filter ({error}); the level is info");
+    }
+}
+
+/// Standard error without the lock of [`io::Stderr`]: threads that log at once do not wait until the line of another is
+/// written, which made those of a busy gateway sleep. A line is one write, so that lines of several threads do not mix.
+struct UnlockedStderr;
+
+impl io::Write for UnlockedStderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(io::stderr(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -222,10 +222,11 @@ fn timeline(record: &RequestRecord) -> Vec<(f64, String)> {
         let AttemptRecord { number, node, group, epoch, address, .. } = attempt;
         let sent = match (&attempt.provider, &attempt.pipeline) {
             (Some(provider), _) => {
-                let ProviderRecord { name, model, zone, .. } = provider;
+                let ProviderRecord { name, model, zone, .. } = &**provider;
                 format!("attempt {number}: left for ModelProvider {name} (zone {zone}), model {model}")
             }
-            (None, Some(PipelineRecord { name, run })) => {
+            (None, Some(pipeline)) => {
+                let PipelineRecord { name, run } = &**pipeline;
                 format!("attempt {number}: run {run} of {name} started")
             }
             (None, None) => {
@@ -353,7 +354,7 @@ fn decisions(record: &RequestRecord) -> Vec<String> {
             all.extend(departure(attempt, provider));
             continue;
         }
-        if let Some(PipelineRecord { name, run }) = &attempt.pipeline {
+        if let Some(PipelineRecord { name, run }) = attempt.pipeline.as_deref() {
             all.push(format!(
                 "Run {run} of {name} was started; `russet pipeline logs` shows its steps, which are requests of their own."
             ));

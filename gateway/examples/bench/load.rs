@@ -42,6 +42,11 @@ pub struct LoadResult {
 }
 
 impl LoadResult {
+    /// How many requests were answered.
+    pub fn answers(&self) -> usize {
+        self.latencies.len()
+    }
+
     /// In milliseconds.
     pub fn quantile(&self, quantile: f64) -> f64 {
         let last = self.latencies.len() - 1;

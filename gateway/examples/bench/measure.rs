@@ -46,6 +46,9 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     let small = LoadRequest::new(Api::Chat, false);
     let [ours, its] = saturated([(&through, &small), (&peer_through, &small)]).await;
     figure("requests a second, small bodies, against nginx").peer(ours, its, "1/s").at_least(0.5);
+    let [mine] = processor_times(&through, &small, [&|| gateway.processor_time()]).await;
+    let [its_time] = processor_times(&peer_through, &small, [&|| nginx.processor_time()]).await;
+    figure("processor time of a request, small bodies, beside nginx").beside(mine, its_time, "µs").no_goal();
     let large = LoadRequest::of_bytes(LARGE_BODY);
     let [large_ours, large_its] = saturated([(&through, &large), (&peer_through, &large)]).await;
     figure("requests a second, bodies of 200 kB, against nginx")
@@ -109,6 +112,37 @@ pub async fn run_policy() {
     let small = LoadRequest::new(Api::Chat, false);
     let [rate, _] = saturated([(&plain, &small), (&plain, &small)]).await;
     policy(&identity, folder.path(), &engine, (&direct, &plain), (&small, rate / 2.0)).await;
+}
+
+/// Prints what a request costs the gateway and the engine in time of the processor, whole and streamed, which takes seconds.
+pub async fn run_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine_files, gateway_files) = identities(folder.path());
+    let folder_of = |files: &TlsFiles| files.cert.parent().unwrap().to_str().unwrap().to_owned();
+    let engine = RoleProcess::start(&["engine", &folder_of(&engine_files)], 1).await;
+    let gateway = RoleProcess::start(&["gateway", &folder_of(&gateway_files), &engine.output[0]], 2).await;
+    let target = LoadTarget::Http { address: gateway.address(), key: gateway.output[1].clone() };
+    for (streamed, how) in [(false, "whole"), (true, "streamed")] {
+        let request = LoadRequest::new(Api::Chat, streamed);
+        let [ours, its] =
+            processor_times(&target, &request, [&|| gateway.processor_time(), &|| engine.processor_time()])
+                .await;
+        figure(&format!("processor time of a request, {how}, gateway and engine"))
+            .beside(ours, its, "µs")
+            .no_goal();
+    }
+}
+
+/// What a request costs some processes in time of the processor, in microseconds, under full load; each says what it has had.
+async fn processor_times<const PROCESSES: usize>(
+    target: &LoadTarget,
+    request: &LoadRequest,
+    spent: [&dyn Fn() -> Duration; PROCESSES],
+) -> [f64; PROCESSES] {
+    let before = spent.map(|spent| spent());
+    let answers = load(target, request, None, MEASURE_TIME).await.answers() as f64;
+    let after = spent.map(|spent| spent());
+    std::array::from_fn(|one| (after[one] - before[one]).as_secs_f64() * 1e6 / answers)
 }
 
 /// What a gateway adds that has a Budget, whose journal is written before an answer begins and ends, and an audit log;

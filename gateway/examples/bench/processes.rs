@@ -10,6 +10,7 @@ use russet_rpc::tls::{self, TlsFiles};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::processor_time;
 use crate::roles::NODE;
 
 /// A child process that is killed on drop, and the output it printed.
@@ -41,6 +42,11 @@ impl RoleProcess {
         self.output[0].parse().unwrap()
     }
 
+    /// What it has had of the processor.
+    pub fn processor_time(&self) -> Duration {
+        processor_time::of(self.child.id().expect("it runs"))
+    }
+
     /// Its resident memory, in bytes.
     pub fn memory(&self) -> u64 {
         let status = format!("/proc/{}/status", self.child.id().expect("it runs"));
@@ -57,6 +63,11 @@ pub struct PeerProcess {
 }
 
 impl PeerProcess {
+    /// What it and its workers have had of the processor.
+    pub fn processor_time(&self) -> Duration {
+        processor_time::of_group(self.child.id().expect("it runs"))
+    }
+
     /// Starts it, and waits until it listens.
     async fn start(name: &str, command: &mut Command, address: SocketAddr, log: &Path) -> Self {
         // Its workers may outlive it, and must not keep this process's output open.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use russet_wire::request::{DrySampling, Sampling};
 use serde_json::Value;
 
-use super::values::{JsonObject, boolean, integer, number, shown, token_ids, whole};
+use super::values::{JsonObject, boolean, field, integer, number, shown, token_ids, whole};
 use crate::error::GatewayError;
 use crate::request_defaults::LeftOut;
 
@@ -38,7 +38,7 @@ pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
         repetition_penalty: repetition.or(repeat).unwrap_or(1.0),
         presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-        logit_bias: logit_bias(fields.get("logit_bias"))?,
+        logit_bias: logit_bias(field(fields, "logit_bias"))?,
         // 0 is off as well in llama.cpp.
         typical_p: number(fields, "typical_p", 0.0, 1.0)?.filter(|mass| *mass > 0.0).unwrap_or(1.0),
         xtc_probability: number(fields, "xtc_probability", 0.0, 1.0)?.unwrap_or(0.0),
@@ -51,7 +51,7 @@ pub(super) fn parse(fields: &JsonObject) -> Result<Sampling, GatewayError> {
 
 /// What the request leaves to the deployment.
 pub(super) fn left_out(fields: &JsonObject) -> LeftOut {
-    let is_absent = |names: &[&str]| names.iter().all(|name| !fields.contains_key(*name));
+    let is_absent = |names: &[&str]| names.iter().all(|name| field(fields, name).is_none());
     LeftOut {
         temperature: is_absent(&["temperature"]),
         top_p: is_absent(&["top_p"]),
@@ -62,7 +62,7 @@ pub(super) fn left_out(fields: &JsonObject) -> LeftOut {
 }
 
 fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
-    match fields.get("seed") {
+    match field(fields, "seed") {
         None => Ok(None),
         // A negative seed is as good as another: seeds are only compared for equality.
         Some(value) => match value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned)) {
@@ -78,7 +78,7 @@ fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
 /// DRY, with the names of llama.cpp and text-generation-webui.
 fn dry(fields: &JsonObject) -> Result<DrySampling, GatewayError> {
     let usual = DrySampling::default();
-    let sequence_breakers = match fields.get("dry_sequence_breakers") {
+    let sequence_breakers = match field(fields, "dry_sequence_breakers") {
         None => usual.sequence_breakers,
         Some(value) => {
             let texts = value.as_array().filter(|texts| texts.len() <= MAX_BREAKERS);
@@ -109,7 +109,7 @@ fn dry(fields: &JsonObject) -> Result<DrySampling, GatewayError> {
 /// How many of the most probable tokens a completion tells besides the sampled one; `None` where nothing is.
 pub(super) fn completion_logprobs(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
     // Some clients send the chat's form for none.
-    if fields.get("logprobs") == Some(&Value::Bool(false)) {
+    if field(fields, "logprobs") == Some(&Value::Bool(false)) {
         return Ok(None);
     }
     Ok(integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)?.map(|top| top as u32))
@@ -118,7 +118,7 @@ pub(super) fn completion_logprobs(fields: &JsonObject) -> Result<Option<u32>, Ga
 /// vLLM's `prompt_logprobs`: the tokens of the prompt are told, with so many of the most probable ones in place of each;
 /// `None` where nothing is.
 pub(super) fn prompt_logprobs(fields: &JsonObject) -> Result<Option<u32>, GatewayError> {
-    if fields.get("prompt_logprobs") == Some(&Value::Bool(false)) {
+    if field(fields, "prompt_logprobs") == Some(&Value::Bool(false)) {
         return Ok(None);
     }
     let top = integer(fields, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)?.map(|top| top as u32);

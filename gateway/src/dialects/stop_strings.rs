@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::values::JsonObject;
+use super::values::{JsonObject, field};
 use crate::error::GatewayError;
 
 /// The engine's limit. OpenAI's is 4, but other servers take any number, and role play needs some fifteen.
@@ -16,7 +16,7 @@ pub(super) fn stop_strings(fields: &JsonObject, name: &str) -> Result<Vec<String
         let message = format!("`{name}` must be a string or a list of at most {MAX_STOPS} strings");
         GatewayError::field(name, message)
     };
-    let mut strings: Vec<String> = match fields.get(name) {
+    let mut strings: Vec<String> = match field(fields, name) {
         None => vec![],
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(items)) => items

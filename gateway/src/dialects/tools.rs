@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::values::{JsonObject, is_empty};
+use super::values::{JsonObject, field, is_empty};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -18,7 +18,7 @@ pub(super) fn parse(
     fields: &JsonObject,
     body: &JsonBody<'_>,
 ) -> Result<(Vec<Tool>, ToolChoice), GatewayError> {
-    let choice = tool_choice(fields.get("tool_choice"))?;
+    let choice = tool_choice(field(fields, "tool_choice"))?;
     choose(tools(fields, body)?, choice)
 }
 
@@ -84,7 +84,7 @@ fn tools(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool>, GatewayE
 
 /// The list of tools.
 pub(super) fn list(fields: &JsonObject) -> Result<&[Value], GatewayError> {
-    match fields.get("tools") {
+    match field(fields, "tools") {
         None => Ok(&[]),
         Some(tools) if is_empty(tools) => Ok(&[]),
         Some(Value::Array(tools)) => at_most(tools.len()).map(|()| tools.as_slice()),

@@ -17,6 +17,16 @@ pub(super) fn fields(body: &mut JsonBody<'_>) -> Result<JsonObject, GatewayError
     Ok(fields)
 }
 
+/// The field of this name.
+pub(super) fn field<'a>(fields: &'a JsonObject, name: &str) -> Option<&'a Value> {
+    // Dialects look up dozens of names in bodies of a few fields, and to compare names is quicker than to hash one.
+    const FEW: usize = 16;
+    if fields.len() > FEW {
+        return fields.get(name);
+    }
+    fields.iter().find_map(|(key, value)| (key == name).then_some(value))
+}
+
 /// Longest name of a model in bytes: a namespace, a name and an adapter have at most 253 each.
 const MAX_MODEL_BYTES: usize = 1024;
 
@@ -26,20 +36,20 @@ pub(super) fn model(fields: &JsonObject) -> Result<String, GatewayError> {
 }
 
 /// The name of a model in this field.
-pub(super) fn model_of(fields: &JsonObject, field: &str) -> Result<String, GatewayError> {
-    match fields.get(field) {
+pub(super) fn model_of(fields: &JsonObject, name: &str) -> Result<String, GatewayError> {
+    match field(fields, name) {
         // Errors repeat it.
         Some(Value::String(model)) if model.len() > MAX_MODEL_BYTES => {
             let message = format!(
-                "`{field}` has {} bytes, and names of models have at most {MAX_MODEL_BYTES}; GET /v1/models lists them",
+                "`{name}` has {} bytes, and names of models have at most {MAX_MODEL_BYTES}; GET /v1/models lists them",
                 model.len()
             );
-            Err(GatewayError::field(field, message))
+            Err(GatewayError::field(name, message))
         }
         Some(Value::String(model)) if !model.is_empty() => Ok(model.clone()),
-        Some(_) => Err(GatewayError::field(field, format!("`{field}` must be the name of a model"))),
+        Some(_) => Err(GatewayError::field(name, format!("`{name}` must be the name of a model"))),
         None => {
-            Err(GatewayError::field(field, format!("`{field}` is missing; GET /v1/models lists the names")))
+            Err(GatewayError::field(name, format!("`{name}` is missing; GET /v1/models lists the names")))
         }
     }
 }
@@ -50,7 +60,7 @@ const MAX_FALLBACK_MODELS: usize = 16;
 /// The name of the model, and those of `models` that take the request where it cannot, as OpenRouter has them: the first of
 /// them is the model where no other one is named.
 pub(super) fn models(fields: &JsonObject) -> Result<(String, Vec<String>), GatewayError> {
-    let mut others = match fields.get("models") {
+    let mut others = match field(fields, "models") {
         None => Vec::new(),
         Some(Value::Array(names)) if names.len() <= MAX_FALLBACK_MODELS => names
             .iter()
@@ -81,7 +91,7 @@ pub(super) fn is_empty(value: &Value) -> bool {
 }
 
 pub(super) fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
-    match fields.get(name) {
+    match field(fields, name) {
         None => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
         Some(_) => Err(GatewayError::field(name, format!("`{name}` must be true or false"))),
@@ -94,7 +104,7 @@ pub(super) fn number(
     min: f64,
     max: f64,
 ) -> Result<Option<f32>, GatewayError> {
-    match fields.get(name).map(Value::as_f64) {
+    match field(fields, name).map(Value::as_f64) {
         None => Ok(None),
         Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value as f32)),
         Some(_) => Err(GatewayError::field(
@@ -118,7 +128,7 @@ pub(super) fn integer(
     min: i64,
     max: i64,
 ) -> Result<Option<i64>, GatewayError> {
-    match fields.get(name).map(whole) {
+    match field(fields, name).map(whole) {
         None => Ok(None),
         Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
         Some(_) => Err(GatewayError::field(

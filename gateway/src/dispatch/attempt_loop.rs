@@ -247,13 +247,14 @@ impl<'a> AttemptLoop<'a> {
                 }
                 RouteDecision::Leave(departure) => {
                     self.record_route(&table);
-                    if let Some(opened) = self.try_provider(*departure).await? {
+                    // In a box, as all that few requests come to: a future has room for every way that it may go.
+                    if let Some(opened) = Box::pin(self.try_provider(*departure)).await? {
                         return Ok(opened);
                     }
                 }
                 RouteDecision::Run(route) => {
                     self.record_route(&table);
-                    return self.run_pipeline(*route).await;
+                    return Box::pin(self.run_pipeline(*route)).await;
                 }
                 RouteDecision::Try(deployment, endpoint, adapter) => {
                     self.lower_priority(&table);
@@ -523,7 +524,7 @@ impl<'a> AttemptLoop<'a> {
             adapter.clone_into(&mut request.adapter);
         }
         let FirstText { event, stream, prompt_tokens } = match self.hedge.take() {
-            Some(hedge) => self.open_hedged(deployment, (endpoint, adapter), meter, hedge).await?,
+            Some(hedge) => Box::pin(self.open_hedged(deployment, (endpoint, adapter), meter, hedge)).await?,
             None => self.open_first(deployment, endpoint, isolation, meter).await?,
         };
         self.tracker.token();
@@ -650,13 +651,17 @@ impl ProgressNotes<'_> {
         if let Some(reservation) = &mut self.reservation {
             reservation.note_prompt(tokens);
         }
-        self.prompt_state.send_modify(|state| state.tokens = Some(tokens));
+        PromptState::change(self.prompt_state, |state| state.tokens = Some(tokens));
     }
 
     fn note(&mut self, progress: EngineProgress) {
         match progress {
-            EngineProgress::Preparing => self.prompt_state.send_modify(|state| state.preparing = true),
-            EngineProgress::PreparingEnded => self.prompt_state.send_modify(|state| state.preparing = false),
+            EngineProgress::Preparing => {
+                PromptState::change(self.prompt_state, |state| state.preparing = true)
+            }
+            EngineProgress::PreparingEnded => {
+                PromptState::change(self.prompt_state, |state| state.preparing = false);
+            }
             EngineProgress::Prepared => self.recorder.prepared(),
             EngineProgress::Accepted => self.tracker.dispatched(),
             EngineProgress::Started(prompt_tokens) => {

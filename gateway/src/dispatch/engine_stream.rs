@@ -112,7 +112,8 @@ pub(super) struct EngineStream {
     /// The prompt, where the request asks for its tokens.
     prompt: Option<Box<PromptGathering>>,
     events: Streaming<GenerateEvent>,
-    last_event_at: Instant,
+    /// Since when its next event is awaited; none while it has come already.
+    awaiting_since: Option<Instant>,
     event_timeout: Duration,
     deadline: Option<Deadline>,
     table: watch::Receiver<Arc<RoutingTable>>,
@@ -138,8 +139,8 @@ impl EngineStream {
         let (mut client, mut in_flight) = acquire(dispatcher, endpoint)?;
         in_flight.reading(unread_tokens);
         let call = client.generate(GenerateRequest::from(request.clone()));
-        // The response begins once the prompt is prepared.
-        let events = answer(dispatcher, endpoint, deadline, call).await?;
+        // The response begins once the prompt is prepared. What `answer` gets of the call is a pointer: it would have a copy.
+        let events = answer(dispatcher, endpoint, deadline, std::pin::pin!(call)).await?;
         Ok(Self {
             endpoint: endpoint.clone(),
             prompt_field,
@@ -147,7 +148,7 @@ impl EngineStream {
             accepted: false,
             prompt: PromptGathering::of(request),
             events,
-            last_event_at: Instant::now(),
+            awaiting_since: None,
             event_timeout: dispatcher.limits.engine_timeout,
             deadline,
             table: dispatcher.table.clone(),
@@ -192,18 +193,25 @@ impl EngineStream {
 
     /// The next event of the engine; failures and cancellations are errors. Cancel-safe.
     async fn sent(&mut self) -> Result<GenerationEvent, AttemptError> {
-        let event = tokio::select! {
-            biased;
-            event = timeout_at(event_deadline(self.last_event_at, self.event_timeout, self.deadline), self.events.message()) => event,
-            () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-            () = superseded(&mut self.table, &self.endpoint) => {
-                let Endpoint { node, epoch, .. } = &self.endpoint;
-                return Err(self.lost(format!(
-                    "the engine on node {node} sends no events, and its group was re-formed after epoch {epoch}"
-                )));
+        let event = match self.events.message().now_or_never() {
+            Some(event) => Ok(event),
+            None => {
+                let since = *self.awaiting_since.get_or_insert_with(Instant::now);
+                let until = event_deadline(since, self.event_timeout, self.deadline);
+                tokio::select! {
+                    biased;
+                    event = timeout_at(until, self.events.message()) => event,
+                    () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+                    () = superseded(&mut self.table, &self.endpoint) => {
+                        let Endpoint { node, epoch, .. } = &self.endpoint;
+                        return Err(self.lost(format!(
+                            "the engine on node {node} sends no events, and its group was re-formed after epoch {epoch}"
+                        )));
+                    }
+                }
             }
         };
-        self.last_event_at = Instant::now();
+        self.awaiting_since = None;
         let event = match event {
             Ok(Ok(Some(event))) => {
                 let event = EngineEvent::from(event);
@@ -460,13 +468,9 @@ fn truncated_message(endpoint: &Endpoint) -> String {
     )
 }
 
-/// When an engine that sent its last event at `last_event_at` counts as silent, or the deadline passes.
-pub(super) fn event_deadline(
-    last_event_at: Instant,
-    event_timeout: Duration,
-    deadline: Option<Deadline>,
-) -> Instant {
-    let silent_at = last_event_at + event_timeout;
+/// When an engine whose next event is awaited since then counts as silent, or the deadline passes.
+pub(super) fn event_deadline(since: Instant, event_timeout: Duration, deadline: Option<Deadline>) -> Instant {
+    let silent_at = since + event_timeout;
     deadline.map_or(silent_at, |deadline| deadline.with_grace().min(silent_at))
 }
 

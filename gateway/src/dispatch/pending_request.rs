@@ -61,12 +61,23 @@ pub(crate) struct PendingRequest {
 }
 
 /// What became of a prompt so far.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PromptState {
     /// Whether it is on the way to an engine or prepared by one, and not held.
     pub(crate) preparing: bool,
     /// Its tokens, where an engine has admitted it.
     pub(crate) tokens: Option<u32>,
+}
+
+impl PromptState {
+    /// Changes what is known of a prompt, and wakes those who wait for that only where it is new.
+    pub(super) fn change(state: &watch::Sender<Self>, change: impl FnOnce(&mut Self)) {
+        state.send_if_modified(|state| {
+            let before = *state;
+            change(state);
+            *state != before
+        });
+    }
 }
 
 /// What is asked of a model.
@@ -217,7 +228,7 @@ impl PendingRequest {
 
     /// Its prompt is not prepared now: whoever waits for that need not.
     pub(super) fn is_not_prepared(&self) {
-        self.prompt_state.send_modify(|state| state.preparing = false);
+        PromptState::change(&self.prompt_state, |state| state.preparing = false);
     }
 
     /// What rules know of it.

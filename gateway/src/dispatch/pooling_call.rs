@@ -92,12 +92,12 @@ impl PoolingRequest {
             Self::Embed(mut request) => {
                 request.deadline_milliseconds = milliseconds;
                 let call = client.embed(request);
-                PoolingReply::Embed(answer(dispatcher, endpoint, deadline, call).await?)
+                PoolingReply::Embed(answer(dispatcher, endpoint, deadline, std::pin::pin!(call)).await?)
             }
             Self::Rerank(mut request) => {
                 request.deadline_milliseconds = milliseconds;
                 let call = client.rerank(request);
-                PoolingReply::Rerank(answer(dispatcher, endpoint, deadline, call).await?)
+                PoolingReply::Rerank(answer(dispatcher, endpoint, deadline, std::pin::pin!(call)).await?)
             }
         };
         active.first_token();

@@ -53,7 +53,7 @@ impl Dispatcher {
                 pending.request.messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
             let bytes = pending.body_permit.bytes().max(text);
             let prompt_tokens = u64::try_from(bytes.div_ceil(MIN_BYTES_PER_TOKEN)).unwrap_or(u64::MAX);
-            budgets.reserve(&subjects, RequestBound { prompt_tokens, answer_tokens }).await?
+            Box::pin(budgets.reserve(&subjects, RequestBound { prompt_tokens, answer_tokens })).await?
         };
         if let Some(mut reservation) = reservation {
             if has_answer && reservation.limits_answers() {

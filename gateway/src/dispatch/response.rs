@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt as _};
 use russet_wire::event::GenerationEvent;
@@ -16,15 +17,19 @@ use super::response_cache::{CachedResponse, ResponseRecording};
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 
-/// A running response. Dropping it cancels the request in the engine.
+/// A running response: any number of `Token` with text, then one `Finished`, whose reason is never `Cancelled`, or an error.
+/// Dropping it cancels the request in the engine.
 pub(crate) struct ResponseStream(Pin<Box<dyn Stream<Item = Result<GenerationEvent, GatewayError>> + Send>>);
 
-impl ResponseStream {
-    /// Its events: any number of `Token` with text, then one `Finished`, whose reason is never `Cancelled`, or an error.
-    pub(crate) fn into_stream(self) -> impl Stream<Item = Result<GenerationEvent, GatewayError>> + Send {
-        self.0
-    }
+impl Stream for ResponseStream {
+    type Item = Result<GenerationEvent, GatewayError>;
 
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.as_mut().poll_next(context)
+    }
+}
+
+impl ResponseStream {
     /// An answer that was kept.
     pub(super) fn cached(
         response: &CachedResponse,

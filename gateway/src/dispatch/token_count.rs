@@ -20,7 +20,8 @@ pub(super) async fn token_count(
     let (mut client, _in_flight) = acquire(dispatcher, endpoint)?;
     let active = dispatcher.demand.start(deployment);
     let call = client.count_tokens(pb::GenerateRequest::from(request));
-    let pb::CountTokensReply { failed, prompt_tokens } = answer(dispatcher, endpoint, deadline, call).await?;
+    let pb::CountTokensReply { failed, prompt_tokens } =
+        answer(dispatcher, endpoint, deadline, std::pin::pin!(call)).await?;
     active.first_token();
     match failed {
         None => Ok(prompt_tokens),

@@ -40,7 +40,7 @@ pub struct RequestRecord {
     /// Limits that apply to it.
     pub limits: LimitsRecord,
     /// The ModelRoute that has its model's name.
-    pub route: Option<RouteRecord>,
+    pub route: Option<Box<RouteRecord>>,
     /// Objects of the cluster that were created or deleted for it, such as `created Model default/m`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
@@ -202,10 +202,10 @@ pub struct AttemptRecord {
     pub deployment: String,
     /// The provider outside of the cluster that was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub provider: Option<ProviderRecord>,
+    pub provider: Option<Box<ProviderRecord>>,
     /// The Pipeline that was run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pipeline: Option<PipelineRecord>,
+    pub pipeline: Option<Box<PipelineRecord>>,
     /// The adapter that answers; empty where the model itself does.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub adapter: String,

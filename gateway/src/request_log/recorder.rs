@@ -187,14 +187,14 @@ impl Recorder {
                 let mismatches = verdicts.into_iter().filter_map(|Verdict { rule, mismatch }| {
                     Some(RuleMismatch { rule: rule.to_owned(), reason: shortened(&mismatch?) })
                 });
-                record.route = Some(RouteRecord {
+                record.route = Some(Box::new(RouteRecord {
                     model_route: alias.route.clone(),
                     pattern: shortened(&alias.pattern),
                     targets: selection.in_order().take(MAX_PARTS).map(TargetName::to_string).collect(),
                     rule: selection.rule.map(str::to_owned),
                     mismatches: mismatches.collect(),
                     request: facts.map(FactsRecord::from),
-                });
+                }));
             }
         });
     }
@@ -265,6 +265,8 @@ impl Recorder {
             close_holds(record, response, now);
             number = record.attempts.last().map_or(0, |last| last.number) + 1;
             record.attempts_left_out += make_place(&mut record.attempts);
+            // Most requests have one: a list that grows by itself begins with room for four.
+            record.attempts.reserve_exact(1);
             record.attempts.push(AttemptRecord { number, response, sent_ms: now, ..attempt() });
         });
         self.attempt = number;
@@ -296,7 +298,7 @@ impl Recorder {
                 limit: limit.zone().as_str().into(),
                 limit_by: shortened(limit.by()),
             };
-            AttemptRecord { provider: Some(provider), ..AttemptRecord::default() }
+            AttemptRecord { provider: Some(Box::new(provider)), ..AttemptRecord::default() }
         });
     }
 
@@ -305,7 +307,7 @@ impl Recorder {
         self.outside = None;
         self.push_attempt(|| {
             let pipeline = PipelineRecord { name: pipeline.to_owned(), run: run.to_owned() };
-            AttemptRecord { pipeline: Some(pipeline), ..AttemptRecord::default() }
+            AttemptRecord { pipeline: Some(Box::new(pipeline)), ..AttemptRecord::default() }
         });
     }
 

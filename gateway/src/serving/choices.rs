@@ -10,14 +10,19 @@ use futures::{Stream, StreamExt as _, future::try_join_all};
 use russet_wire::event::{GenerationEvent, Usage};
 use russet_wire::request::GenerationRequest;
 
-use crate::dispatch::{Dispatcher, PendingRequest};
+use crate::dispatch::{Dispatcher, PendingRequest, ResponseStream};
 use crate::error::GatewayError;
 
 /// An event, and of which choice it is.
 pub(super) type ChoiceEvent = (usize, Result<GenerationEvent, GatewayError>);
 
 /// Running responses. Dropping it cancels them in their engines.
-pub(super) struct Choices(SelectAll<Pin<Box<dyn Stream<Item = ChoiceEvent> + Send>>>);
+pub(super) enum Choices {
+    /// Of nearly every request.
+    One(ResponseStream),
+    /// As they come.
+    Several(SelectAll<Pin<Box<dyn Stream<Item = ChoiceEvent> + Send>>>),
+}
 
 impl Choices {
     /// The responses, each from its first text on; an error where one of them has none.
@@ -25,17 +30,23 @@ impl Choices {
         dispatcher: Arc<Dispatcher>,
         requests: Vec<PendingRequest>,
     ) -> Result<Self, GatewayError> {
-        let opened = try_join_all(requests.into_iter().map(|request| dispatcher.respond(request))).await?;
-        let streams = opened.into_iter().enumerate().map(|(choice, response)| {
-            Box::pin(response.into_stream().map(move |event| (choice, event)))
-                as Pin<Box<dyn Stream<Item = _> + Send>>
+        let requests = match <[PendingRequest; 1]>::try_from(requests) {
+            Ok([request]) => return Ok(Self::One(Box::pin(dispatcher.respond(request)).await?)),
+            Err(requests) => requests,
+        };
+        let opened = try_join_all(requests.into_iter().map(|request| dispatcher.respond(request)));
+        let streams = Box::pin(opened).await?.into_iter().enumerate().map(|(choice, response)| {
+            Box::pin(response.map(move |event| (choice, event))) as Pin<Box<dyn Stream<Item = _> + Send>>
         });
-        Ok(Self(select_all(streams)))
+        Ok(Self::Several(select_all(streams)))
     }
 
     /// The next event of any of them; `None` when all have ended.
     pub(super) async fn next(&mut self) -> Option<ChoiceEvent> {
-        self.0.next().await
+        match self {
+            Self::One(response) => Some((0, response.next().await?)),
+            Self::Several(responses) => responses.next().await,
+        }
     }
 }
 

@@ -18,7 +18,8 @@ pub const ABOUT: &str = "An engine that returns 16 tokens at once over gRPC and 
     through the proxy minus the direct latency: direct to the gateway's engine is gRPC over mutual TLS on one connection, direct \
     to nginx's upstream is HTTP; at half the rate at which the gateway saturates, streams at half of theirs, in turns, 7 rounds of \
     3 s, medians of the rounds; nginx's figures are beside ours. Added to a chunk: 32 streams of 200 tokens, one every 10 ms, each \
-    with the time it was made, which the client compares with its clock. Time of a request: that of the saturated gateway. With \
+    with the time it was made, which the client compares with its clock. Time of a request: that of the saturated gateway. Processor time: what the proxy's \
+    process has of the cores, in user and kernel mode, for a request under full load. With \
     policy: a second gateway with a Budget of requests, tokens, money and joules, whose journal is written before an answer \
     begins and before it ends, and with an audit log. \
     Engine, proxies and load generator share the cores of the machine.";

@@ -14,7 +14,7 @@ use russet_wire::request::GenerationRequest;
 
 use super::response::ChatWriter;
 use crate::dialects::field_table::{ignored, refuse_unsupported};
-use crate::dialects::values::{self, boolean};
+use crate::dialects::values::{self, boolean, field};
 use crate::dialects::{sampling, tools};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
@@ -30,7 +30,7 @@ pub(super) fn parse(
     let (model, fallback_models) = values::models(&fields)?;
     refuse_unsupported(&fields, fields::group_of)?;
     let choices = parameters::choices(&fields)?;
-    let service_tier = parameters::service_tier(fields.get("service_tier"))?;
+    let service_tier = parameters::service_tier(field(&fields, "service_tier"))?;
     let mut left_out = BTreeSet::new();
     let (tools, tool_choice) = tools::parse(&fields, &body)?;
     let prompt_logprobs = sampling::prompt_logprobs(&fields)?;
@@ -45,7 +45,7 @@ pub(super) fn parse(
         logprobs: sampling::logprobs(&fields)?,
         prompt_logprobs,
         continue_final_message: boolean(&fields, "continue_final_message")?.unwrap_or(false),
-        context_overflow: parameters::context_overflow(fields.get("context_overflow"))?,
+        context_overflow: parameters::context_overflow(field(&fields, "context_overflow"))?,
         ..parameters::request(&fields, &body, context, service_tier)?
     };
     if prompt_logprobs.is_some() {
@@ -58,7 +58,7 @@ pub(super) fn parse(
         id: format!("chatcmpl-{}", context.id.unique),
         created: context.unix_seconds,
         model: model.clone(),
-        include_usage: parameters::include_usage(fields.get("stream_options"))?,
+        include_usage: parameters::include_usage(field(&fields, "stream_options"))?,
         service_tier,
         tool_calls: vec![0; choices],
         prompt: None,

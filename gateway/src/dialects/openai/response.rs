@@ -1,6 +1,6 @@
 //! Responses in OpenAI's format: a complete `chat.completion`, or chunks as server-sent events in the order
-//! clients rely on: role, texts, finish reason, usage if requested, `[DONE]`. Every token is a chunk, so
-//! chunks are serialised directly, without an intermediate `Value`.
+//! clients rely on: role, texts, finish reason, usage if requested, `[DONE]`. All of them are serialised directly, without an
+//! intermediate `Value`.
 
 use axum::Json;
 use axum::response::{IntoResponse as _, Response};
@@ -8,7 +8,6 @@ use bytes::Bytes;
 use russet_wire::conversation::ToolCall;
 use russet_wire::event::{Delta, FinishReason, Logprobs, PromptToken, Usage};
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::error::error_body;
 use crate::dialects::sse::{self, KEEP_ALIVE, sse_event};
@@ -55,6 +54,29 @@ struct ChunkChoice<'a> {
     delta: ChunkDelta<'a>,
     logprobs: Option<LogprobsBody>,
     finish_reason: Option<&'static str>,
+}
+
+/// A response that is not streamed.
+#[derive(Serialize)]
+struct WholeBody<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<WholeChoice<'a>>,
+    usage: UsageBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobsBody>,
+}
+
+#[derive(Serialize)]
+struct WholeChoice<'a> {
+    index: usize,
+    message: MessageBody<'a>,
+    logprobs: Option<LogprobsBody>,
+    finish_reason: &'static str,
 }
 
 /// Log-probabilities of the tokens of a response, thinking and calls among them.
@@ -170,16 +192,9 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn whole(mut self, choices: &[(Delta, FinishReason)], usage: Usage) -> Response {
-        #[derive(Serialize)]
-        struct Whole {
-            #[serde(flatten)]
-            body: Value,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            prompt_logprobs: Option<PromptLogprobsBody>,
-        }
         let prompt = self.prompt.take();
         let prompt_logprobs = prompt.map(|tokens| PromptLogprobsBody { tokens, most: usize::MAX });
-        Json(Whole { body: self.body(choices, usage), prompt_logprobs }).into_response()
+        Json(WholeBody { prompt_logprobs, ..self.body(choices, usage) }).into_response()
     }
 
     fn start(&mut self, _: Option<u32>) -> Bytes {
@@ -228,8 +243,8 @@ impl ResponseWriter for ChatWriter {
 }
 
 impl ChatWriter {
-    /// The body of a response that is not streamed.
-    fn body(&self, choices: &[(Delta, FinishReason)], usage: Usage) -> Value {
+    /// The body of a response that is not streamed, without the tokens of its prompt.
+    fn body<'a>(&'a self, choices: &'a [(Delta, FinishReason)], usage: Usage) -> WholeBody<'a> {
         let choices = choices.iter().enumerate().map(|(index, (response, reason))| {
             let Delta { reasoning, text, tool_calls, logprobs } = response;
             let message = MessageBody {
@@ -239,25 +254,19 @@ impl ChatWriter {
                 reasoning: ReasoningBody::new(reasoning),
                 tool_calls: tool_calls.iter().map(|call| ToolCallBody::new(None, call)).collect(),
             };
-            json!({
-                "index": index,
-                "message": message,
-                "logprobs": LogprobsBody::new(logprobs),
-                "finish_reason": finish_reason(*reason, tool_calls.len()),
-            })
+            let finish_reason = finish_reason(*reason, tool_calls.len());
+            WholeChoice { index, message, logprobs: LogprobsBody::new(logprobs), finish_reason }
         });
-        let mut body = json!({
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices.collect::<Value>(),
-            "usage": UsageBody::from(usage),
-        });
-        if let Some(tier) = self.service_tier {
-            body["service_tier"] = tier.into();
+        WholeBody {
+            id: &self.id,
+            object: "chat.completion",
+            created: self.created,
+            model: &self.model,
+            choices: choices.collect(),
+            usage: usage.into(),
+            service_tier: self.service_tier,
+            prompt_logprobs: None,
         }
-        body
     }
 
     /// A chunk with one choice.

@@ -40,10 +40,12 @@ impl AttemptLoop<'_> {
             score: Some(logged(&scored.score)),
             ..EndpointScore::default()
         });
-        let candidates: Vec<EndpointScore> = candidates.chain(elsewhere).collect();
+        // The log keeps them: a list that grows by itself would have room for more.
+        let mut all = Vec::with_capacity(deployment.endpoints.len() + elsewhere.clone().count());
+        all.extend(candidates.chain(elsewhere));
         let resumed_after_tokens = request.request.emitted.len();
         let new = NewAttempt { deployment, endpoint, adapter, resumed_after_tokens };
-        request.recorder.attempt(new, candidates.into_iter());
+        request.recorder.attempt(new, all.into_iter());
     }
 
     /// Records the ModelRoute that has the model's name, if one has.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::structured_output;
 use crate::dialects::sampling;
 use crate::dialects::stop_strings::stop_strings;
-use crate::dialects::values::{JsonObject, boolean, integer, shown, whole};
+use crate::dialects::values::{JsonObject, boolean, field, integer, shown, whole};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::request_limits::{FLEX_LEVELS, RequestLimits};
@@ -37,11 +37,11 @@ pub(in crate::dialects::openai) fn request(
         max_tokens: max_tokens(fields, limits)?,
         sampling: sampling::parse(fields)?,
         stop: stop_strings(fields, "stop")?,
-        stop_token_ids: sampling::stop_token_ids(fields.get("stop_token_ids"))?,
+        stop_token_ids: sampling::stop_token_ids(field(fields, "stop_token_ids"))?,
         ignore_eos: boolean(fields, "ignore_eos")?.unwrap_or(false),
         truncate_prompt_tokens: truncate_prompt_tokens(fields)?,
         priority: priority(fields, service_tier, limits)?,
-        cache_salt: cache_salt(fields.get("cache_salt"))?,
+        cache_salt: cache_salt(field(fields, "cache_salt"))?,
         ..GenerationRequest::default()
     })
 }
@@ -107,7 +107,7 @@ fn priority(
     limits: &RequestLimits,
 ) -> Result<i32, GatewayError> {
     let max_levels = limits.max_levels();
-    let levels = match fields.get("priority") {
+    let levels = match field(fields, "priority") {
         None => 0,
         Some(value) => {
             let levels = whole(value).and_then(|levels| u32::try_from(levels).ok());

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::dialects::field_table::is_nothing;
 use crate::dialects::json_schema::{check_bytes, schema};
-use crate::dialects::values::JsonObject;
+use crate::dialects::values::{JsonObject, field};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -24,12 +24,12 @@ pub(super) fn parse(
 ) -> Result<Option<StructuredOutput>, GatewayError> {
     let raw: RawFields<'_> = body.read().unwrap_or_default();
     let mut asked: Vec<(String, StructuredOutput)> = Vec::new();
-    if let Some(format) = fields.get("response_format")
+    if let Some(format) = field(fields, "response_format")
         && let Some(output) = response_format(format, raw.response_format.as_ref())?
     {
         asked.push(("response_format".to_owned(), output));
     }
-    let inner = match fields.get("structured_outputs") {
+    let inner = match field(fields, "structured_outputs") {
         None => None,
         Some(Value::Object(inner)) => Some(inner),
         Some(_) => return Err(invalid("structured_outputs", "an object")),
@@ -55,11 +55,11 @@ pub(super) fn parse(
         ("guided_regex", StructuredOutput::Regex),
         ("guided_grammar", StructuredOutput::Grammar),
     ] {
-        if let Some(text) = text(name, fields.get(name))? {
+        if let Some(text) = text(name, field(fields, name))? {
             asked.push((name.to_owned(), make(text)));
         }
     }
-    if let Some(texts) = choices("guided_choice", fields.get("guided_choice"))? {
+    if let Some(texts) = choices("guided_choice", field(fields, "guided_choice"))? {
         asked.push(("guided_choice".to_owned(), texts));
     }
     if let Some(inner) = inner {

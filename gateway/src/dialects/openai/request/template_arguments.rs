@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::dialects::thinking::{self, set_effort, set_thinking};
-use crate::dialects::values::{JsonObject, boolean};
+use crate::dialects::values::{JsonObject, boolean, field};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -25,7 +25,7 @@ pub(in crate::dialects::openai) fn parse(
         set_effort(&mut variables, effort);
     }
     for name in ["enable_thinking", "thinking", "think", "reasoning"] {
-        if let Some(thinks) = fields.get(name).map(|value| switch(name, value)).transpose()?.flatten() {
+        if let Some(thinks) = field(fields, name).map(|value| switch(name, value)).transpose()?.flatten() {
             set_thinking(&mut variables, thinks);
         }
     }
@@ -33,7 +33,7 @@ pub(in crate::dialects::openai) fn parse(
         variables.insert("add_generation_prompt".into(), add.into());
     }
     let mut text = if variables.is_empty() { String::new() } else { json!(variables).to_string() };
-    match fields.get("chat_template_kwargs") {
+    match field(fields, "chat_template_kwargs") {
         None => {}
         Some(Value::Object(own)) if own.is_empty() => {}
         Some(own @ Value::Object(_)) => {
@@ -60,8 +60,8 @@ pub(in crate::dialects::openai) fn parse(
 
 /// The effort, in OpenAI's words; also within `reasoning`, as OpenRouter has it.
 fn effort(fields: &JsonObject) -> Result<Option<&str>, GatewayError> {
-    let nested = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
-    let own = fields.get("reasoning_effort").map(|value| ("reasoning_effort", value));
+    let nested = field(fields, "reasoning").and_then(|reasoning| reasoning.get("effort"));
+    let own = field(fields, "reasoning_effort").map(|value| ("reasoning_effort", value));
     let given = own.or_else(|| nested.map(|value| ("reasoning.effort", value)));
     let given = given.filter(|(_, value)| !value.is_null());
     given.map(|(field, value)| thinking::effort(field, value)).transpose()

@@ -16,7 +16,7 @@ use super::{input, text_format, tools};
 use crate::dialects::field_table::{ignored, refuse_unsupported};
 use crate::dialects::openai::request::{parameters, template_arguments};
 use crate::dialects::sampling::{self, MAX_TOP_LOGPROBS};
-use crate::dialects::values::{self, JsonObject, boolean, integer, number};
+use crate::dialects::values::{self, JsonObject, boolean, field, integer, number};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::serving::{ParsedRequest, RequestContext, unix_seconds};
@@ -30,7 +30,7 @@ pub(in crate::dialects::openai) fn parse(
     let model = values::model(&fields)?;
     refuse_unsupported(&fields, group_of)?;
     let mut left_out = BTreeSet::new();
-    let service_tier = parameters::service_tier(fields.get("service_tier"))?;
+    let service_tier = parameters::service_tier(field(&fields, "service_tier"))?;
     let instructions = instructions(fields.remove("instructions"))?;
     let tools::ParsedTools { tools, choice, client_tools, repeated, repeated_choice } =
         tools::parse(&fields, &body, &mut left_out)?;
@@ -43,7 +43,7 @@ pub(in crate::dialects::openai) fn parse(
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let conversation = storage.conversation()?;
     let earlier = conversation.as_ref().map(Conversation::items).into_iter().flatten();
-    let record = storage.record(context, fields.get("input"), streamed)?;
+    let record = storage.record(context, field(&fields, "input"), streamed)?;
     let request = GenerationRequest {
         // Taken, not copied: it is most of the body.
         messages: input::parse(instructions.as_deref(), earlier, fields.remove("input"), &mut left_out)?,
@@ -66,8 +66,8 @@ pub(in crate::dialects::openai) fn parse(
         model: model.clone(),
         instructions: settings::instructions(instructions),
         max_output_tokens: request.max_tokens,
-        max_tool_calls: fields.get("max_tool_calls").and_then(values::whole),
-        metadata: settings::metadata(fields.get("metadata"))?,
+        max_tool_calls: field(&fields, "max_tool_calls").and_then(values::whole),
+        metadata: settings::metadata(field(&fields, "metadata"))?,
         parallel_tool_calls,
         previous_response_id: storage.previous.clone(),
         store: record.is_some(),
@@ -123,8 +123,8 @@ pub(super) fn instructions(value: Option<Value>) -> Result<Option<String>, Gatew
 
 /// What becomes of a conversation that is too long: OpenAI's field for it, or ours.
 fn context_overflow(fields: &JsonObject) -> Result<ContextOverflow, GatewayError> {
-    match fields.get("truncation").map(Value::as_str) {
-        None => parameters::context_overflow(fields.get("context_overflow")),
+    match field(fields, "truncation").map(Value::as_str) {
+        None => parameters::context_overflow(field(fields, "context_overflow")),
         Some(Some("disabled")) => Ok(ContextOverflow::Refuse),
         Some(Some("auto")) => Ok(ContextOverflow::Shift),
         Some(_) => Err(GatewayError::field(
@@ -139,7 +139,7 @@ fn context_overflow(fields: &JsonObject) -> Result<ContextOverflow, GatewayError
 fn logprobs(fields: &JsonObject, ignored: &mut BTreeSet<String>) -> Result<Option<u32>, GatewayError> {
     let none = Value::Array(Vec::new());
     let invalid = || GatewayError::field("include", "`include` must be a list of strings");
-    let included = fields.get("include").unwrap_or(&none).as_array().ok_or_else(invalid)?;
+    let included = field(fields, "include").unwrap_or(&none).as_array().ok_or_else(invalid)?;
     let mut are_included = false;
     for name in included {
         match name.as_str().ok_or_else(invalid)? {

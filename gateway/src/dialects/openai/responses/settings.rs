@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::dialects::values::{JsonObject, shown};
+use crate::dialects::values::{JsonObject, field, shown};
 use crate::error::GatewayError;
 
 /// Longest instructions that a response repeats, in bytes: more than those of an agent.
@@ -69,7 +69,7 @@ pub(super) fn instructions(text: Option<String>) -> Option<String> {
 
 /// The name of a user or a cache, if it is not too long.
 pub(super) fn name(fields: &JsonObject, name: &str) -> Option<String> {
-    let text = fields.get(name)?.as_str()?;
+    let text = field(fields, name)?.as_str()?;
     (text.len() <= MAX_NAME_BYTES).then(|| text.to_owned())
 }
 
@@ -78,11 +78,11 @@ pub(super) fn name(fields: &JsonObject, name: &str) -> Option<String> {
 pub(super) fn reasoning(fields: &JsonObject, ignored: &mut BTreeSet<String>) -> ReasoningSettings {
     /// The first two are OpenAI's, and so is the older name of the second.
     const READ: [&str; 6] = ["effort", "summary", "generate_summary", "max_tokens", "enabled", "type"];
-    let given = fields.get("reasoning").and_then(Value::as_object).into_iter().flatten();
+    let given = field(fields, "reasoning").and_then(Value::as_object).into_iter().flatten();
     let left_out = given.filter(|(name, value)| !value.is_null() && !READ.contains(&name.as_str()));
     ignored.extend(left_out.map(|(name, _)| format!("reasoning.{name}")));
-    let nested = |name: &str| fields.get("reasoning")?.get(name);
-    let effort = fields.get("reasoning_effort").or_else(|| nested("effort"));
+    let nested = |name: &str| field(fields, "reasoning")?.get(name);
+    let effort = field(fields, "reasoning_effort").or_else(|| nested("effort"));
     let summary = nested("summary").and_then(Value::as_str);
     let summary = summary.filter(|word| ["auto", "concise", "detailed"].contains(word));
     ReasoningSettings {
