@@ -137,7 +137,7 @@ impl AttemptLoop<'_> {
                 self.request.recorder.busy(&why);
                 Closed::busy(why)
             }
-            AttemptError::Lost { message, .. } => {
+            AttemptError::Unsupported(message) | AttemptError::Lost { message, .. } => {
                 self.request.recorder.lost(&message);
                 Closed::for_good(message)
             }
