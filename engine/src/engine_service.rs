@@ -152,7 +152,7 @@ impl Engine for EngineService {
             Ok(LeaderIntake::Pool(_)) => failed(invalid(GENERATES_NONE.to_owned())),
             Ok(LeaderIntake::Generate(intake)) => {
                 let events = intake.prepare(request.into_inner().into()).await;
-                Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
+                Box::pin(UnboundedReceiverStream::new(events).map(|sent| Ok(sent.event.into())))
             }
             Err(failure) => failed(failure),
         };

@@ -19,6 +19,7 @@ mod intake;
 pub mod kv_budget;
 mod queue_limit;
 mod ranks;
+mod report_budget;
 mod request;
 mod response_sink;
 mod slot_caches;
@@ -57,6 +58,7 @@ use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
 use queue_limit::QueueLimit;
 pub(crate) use queue_limit::overloaded;
 use ranks::Ranks;
+use report_budget::{MAX_UNREAD_BYTES, ReportBudget};
 use request::ScheduledRequest;
 pub(crate) use response_sink::{kind_label, unavailable};
 use slot_caches::{FetchedBlocks, SlotCaches};
@@ -180,6 +182,7 @@ impl Scheduler {
             block_events,
             root,
             adapters,
+            reports: ReportBudget::new(MAX_UNREAD_BYTES),
         };
         let scheduler = Self {
             ranks,

@@ -70,6 +70,8 @@ struct EngineView {
     /// The number of the last request that it was sent; 0 for none.
     last_sent: u64,
     feed: PrefixFeed,
+    /// The number of the stream that tells the feed.
+    stream: u64,
 }
 
 /// Counts one request in flight to an engine; released on drop.
@@ -155,7 +157,7 @@ impl Backends {
         let mut answers = Vec::new();
         let seen = endpoints.into_iter().map(|endpoint| {
             let engine = channels.get(endpoint).map(|channel| channel.engine.lock());
-            let Some(EngineView { in_flight, unread_tokens, answer_tokens, last_sent, feed }) =
+            let Some(EngineView { in_flight, unread_tokens, answer_tokens, last_sent, feed, stream: _ }) =
                 engine.as_deref()
             else {
                 return (endpoint, ReplicaState::default(), CachedPrefix::default(), 0);

@@ -317,10 +317,13 @@ impl PipelineController {
             run.written = now;
         }
         self.context.requested.observe(all.iter().copied(), |run| self.is_of_another(run));
+        let expected = self.context.requested.expected(all).await;
         for run in all {
             let uid = run.uid().unwrap_or_default();
+            let is_expected = expected.contains(&full_name(run));
             let has_ended = |run: &ActiveRun| run.progress.borrow().finished.is_some();
             if self.context.requested.is_abandoned(run)
+                && !is_expected
                 && !self.is_of_another(run)
                 && !self.active.get(&uid).is_some_and(has_ended)
             {
@@ -339,7 +342,12 @@ impl PipelineController {
             if self.is_of_another(run) {
                 self.forget(&uid).await;
             }
-            if !is_over(run) && self.may_start(&uid, run) && !self.start(&uid, run).await {
+            if is_over(run) && self.context.requested.is_awaited(run) {
+                self.context.requested.ended_before(run).await;
+            }
+            // What has no claim may not be kept, and its text comes with its request.
+            let lacks_text = is_expected && runner(run).is_none();
+            if !is_over(run) && !lacks_text && self.may_start(&uid, run) && !self.start(&uid, run).await {
                 self.not_before.insert(uid, Instant::now() + START_INTERVAL);
             }
         }

@@ -18,6 +18,7 @@ mod report;
 mod request;
 mod secrets;
 mod server_sent_events;
+mod trial;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use report::ProviderHealth;
 pub(crate) use report::report;
 pub(crate) use request::{ProviderRequest, untranslatable};
 pub(crate) use secrets::SecretReader;
+use trial::Trial;
 
 /// What this gateway knows of the providers.
 pub(crate) struct Providers {
@@ -76,6 +78,8 @@ pub(crate) struct Closed {
     pub(crate) kind: ErrorKind,
     /// For how long, as far as anybody knows.
     pub(crate) left: Option<Duration>,
+    /// Whether it is only because another request tries whether it answers again: one that nothing else answers is sent too.
+    pub(crate) is_tried: bool,
 }
 
 impl Closed {
@@ -91,7 +95,13 @@ impl Closed {
 
     /// Closed for a reason that makes this of a request.
     pub(crate) fn of(why: impl Into<String>, kind: ErrorKind) -> Self {
-        Self { why: why.into(), said: None, kind, left: None }
+        Self { why: why.into(), said: None, kind, left: None, is_tried: false }
+    }
+
+    /// Closed while one request tries it.
+    fn tried(kind: ErrorKind) -> Self {
+        let why = "it was left alone, and one request tries whether it answers again";
+        Self { is_tried: true, ..Self::of(why, kind) }
     }
 
     /// All that is known.
@@ -119,6 +129,21 @@ impl Closed {
             )),
         };
         Self { left, ..closed }
+    }
+}
+
+/// A request that tries a model that was left alone: until this is dropped, the others go to their next targets.
+#[derive(Debug, Default)]
+pub(crate) struct Trials {
+    running: Vec<Trial>,
+    /// Whether its answer lets the others follow.
+    reopens: bool,
+}
+
+impl Trials {
+    /// Of a request that goes to a model which another one tries, because nothing else answers it.
+    pub(crate) fn of_another() -> Self {
+        Self { running: Vec::new(), reopens: true }
     }
 }
 
@@ -170,11 +195,62 @@ impl Providers {
             return pause;
         }
         let circuits = self.circuits.lock();
-        let circuit = circuits.get(&key(provider, model))?;
-        let left = circuit.open_for(now)?;
+        let circuit = circuits.get(&key(provider, model));
+        let Some((circuit, left)) = circuit.and_then(|circuit| Some((circuit, circuit.open_for(now)?)))
+        else {
+            drop(circuits);
+            return self.tried(provider, model, now);
+        };
         let why = format!("it is left alone for {} s", left.as_secs().max(1));
-        let kind = if circuit.is_busy() { ErrorKind::Overloaded } else { ErrorKind::ProviderFailed };
+        let kind = circuit.error_kind();
         Some(Closed { said: Some(circuit.last_error().to_owned()), ..Closed::of(why, kind) })
+    }
+
+    /// Whether one request tries a model now that was left alone.
+    fn tried(&self, provider: &Provider, model: &str, now: Instant) -> Option<Closed> {
+        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let mut health = self.health.lock();
+        let pauses = health.get_mut(&seen).map(|health| &mut health.pauses);
+        if pauses.is_some_and(|pauses| pauses.are_tried(model, provider.generation, now)) {
+            return Some(Closed::tried(ErrorKind::Overloaded));
+        }
+        drop(health);
+        let circuits = self.circuits.lock();
+        let circuit = circuits.get(&key(provider, model))?;
+        circuit.is_tried(now).then(|| Closed::tried(circuit.error_kind()))
+    }
+
+    /// Makes a request the one that tries a model that was left alone, where that is needed; none where another one does.
+    pub(crate) fn trials(&self, provider: &Provider, model: &str) -> Option<Trials> {
+        let now = Instant::now();
+        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let (mut health, mut circuits) = (self.health.lock(), self.circuits.lock());
+        let pauses = health.get_mut(&seen).map(|health| &mut health.pauses);
+        let circuit = circuits.get_mut(&key(provider, model));
+        let mut trials = Vec::new();
+        if circuit.as_ref().is_some_and(|circuit| circuit.is_tried(now)) {
+            return None;
+        }
+        if let Some(pauses) = pauses {
+            if pauses.are_tried(model, provider.generation, now) {
+                return None;
+            }
+            trials = pauses.trials(model, provider.generation, now);
+        }
+        trials.extend(circuit.and_then(|circuit| circuit.trial(now)));
+        Some(Trials { reopens: !trials.is_empty(), running: trials })
+    }
+
+    /// A request that tried a model has the beginning of an answer: the others may follow.
+    fn reopened(&self, provider: &Provider, model: &str, Trials { running: _running, reopens }: Trials) {
+        if !reopens {
+            return;
+        }
+        let now = Instant::now();
+        self.pause(provider, |pauses, generation, _| pauses.answered(model, generation, now));
+        if let Some(circuit) = self.circuits.lock().get_mut(&key(provider, model)) {
+            circuit.closes(now);
+        }
     }
 
     /// Changes which models of the provider are left alone.

@@ -55,6 +55,8 @@ pub(crate) struct LogEntry {
     begun: Instant,
     /// Tokens of its responses so far.
     generated: AtomicU32,
+    /// What it has in common with the same request that is sent again after a crash.
+    repeat: OnceLock<Arc<str>>,
     /// The rest of it.
     record: Mutex<RequestRecord>,
 }
@@ -65,12 +67,19 @@ pub(crate) struct RequestOutcome {
     entry: Arc<OnceLock<Arc<LogEntry>>>,
     /// `namespace/pipeline/step` of the step of a Pipeline that sends it.
     step: Option<Arc<str>>,
+    /// What it has in common with the same request that a gateway sends again after a crash.
+    repeat: Option<Arc<str>>,
 }
 
 impl RequestOutcome {
     /// Of a request that this step of a Pipeline sends, `namespace/pipeline/step`.
     pub(crate) fn of_step(step: &str) -> Self {
         Self { step: Some(step.into()), ..Self::default() }
+    }
+
+    /// Of a request that is sent again after a crash, with the same text here.
+    pub(crate) fn of_repeated(repeat: &str) -> Self {
+        Self { repeat: Some(repeat.into()), ..Self::default() }
     }
 
     /// Whether it ended with an error, if only in the middle of a stream.
@@ -124,6 +133,7 @@ impl RequestLog {
             received: Timestamp::now(),
             begun: Instant::now(),
             generated: AtomicU32::new(0),
+            repeat: OnceLock::new(),
             record: Mutex::default(),
         });
         if let Some(slot) = self.slots.get((sequence % self.slots.len().max(1) as u64) as usize) {

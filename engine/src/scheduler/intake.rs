@@ -10,7 +10,7 @@ use prometheus::IntGauge;
 use russet_chat::template::{Prompt, TemplateArguments};
 use russet_rpc::engine::EngineLoad;
 use russet_wire::conversation::{Message, Tool};
-use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationFailure, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, RawPrompt, StructuredOutput};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
@@ -19,8 +19,9 @@ use tokio::time::Instant;
 use super::deadline::{RequestProgress, deadline_failure};
 use super::kv_budget;
 use super::queue_limit::{QueueLimit, overloaded};
+use super::report_budget::ReportBudget;
 use super::request::ScheduledRequest;
-use super::response_sink::{ResponseSink, unavailable};
+use super::response_sink::{ResponseSink, SentEvent, unavailable};
 use super::tokenizer_pool::{PromptReservation, TokenizerPool};
 use super::wait_queue::QueuePosition;
 use crate::executor::DraftRewind;
@@ -55,12 +56,13 @@ pub struct Intake {
     pub(super) block_events: BlockEvents,
     pub(super) root: BlockHash,
     pub(super) adapters: ServedAdapters,
+    pub(super) reports: ReportBudget,
 }
 
 impl Intake {
     /// Submits a request and waits until its prompt is prepared, or refused: a gateway that loses this engine before
     /// the response begins knows what the engine was doing.
-    pub async fn prepare(&self, request: GenerationRequest) -> UnboundedReceiver<EngineEvent> {
+    pub async fn prepare(&self, request: GenerationRequest) -> UnboundedReceiver<SentEvent> {
         let (preparing, prepared) = oneshot::channel();
         let receiver = self.submit(request, preparing);
         // It is dropped, not sent: there is no other news.
@@ -74,9 +76,9 @@ impl Intake {
         &self,
         request: GenerationRequest,
         preparing: oneshot::Sender<()>,
-    ) -> UnboundedReceiver<EngineEvent> {
+    ) -> UnboundedReceiver<SentEvent> {
         let (events, receiver) = mpsc::unbounded_channel();
-        let sink = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
+        let sink = ResponseSink::new(request.id.clone(), events, self.reports.clone(), self.metrics.clone());
         if let Err(failure) = sequence::validate(&request) {
             sink.fail(failure);
             return receiver;
@@ -120,8 +122,10 @@ impl Intake {
                 // The engine that produced this output was lost after its last token and before its end; or the prompt is
                 // all that is asked for, and no log-probability of it.
                 sink.send(sequence.started_event());
-                sequence.prompt_events().into_iter().for_each(|event| sink.send(event));
-                return sink.finish(reason, sequence.usage());
+                return match sink.report(sequence.prompt_events()) {
+                    Ok(()) => sink.finish(reason, sequence.usage()),
+                    Err(failure) => sink.fail(failure),
+                };
             }
             let root = intake.root.scoped(sequence.prefix_scope());
             let marked = marked_blocks(root, sequence.prompt(), &request.prefix_marks);

@@ -39,6 +39,8 @@ pub(super) struct ScheduledRequest {
     pub(super) prefilled_alone: bool,
     /// Whether its slot is still being loaded from disk.
     pub(super) fetching: bool,
+    /// Why no more of its prompt can be told.
+    report_failure: Option<GenerationFailure>,
 }
 
 impl ScheduledRequest {
@@ -67,6 +69,7 @@ impl ScheduledRequest {
             last_token_at,
             prefilled_alone,
             fetching: false,
+            report_failure: None,
         }
     }
 
@@ -90,6 +93,9 @@ impl ScheduledRequest {
     pub(super) fn rejection(&self, metrics: &EngineMetrics) -> Option<GenerationFailure> {
         if let Some(failure) = self.queue_ticket.as_ref().and_then(QueueTicket::displaced) {
             return Some(failure);
+        }
+        if self.report_failure.is_some() {
+            return self.report_failure.clone();
         }
         let timeout = self.timeout?;
         let prefill_tokens = self.sequence.uncached_tokens();
@@ -117,15 +123,19 @@ impl ScheduledRequest {
             }
             metrics.queue.observe((now - self.sink.arrived).as_secs_f64());
             self.sink.send(self.sequence.started_event());
-            self.sequence.prompt_events().into_iter().for_each(|event| self.sink.send(event));
+            self.report_failure = self.sink.report(self.sequence.prompt_events()).err();
         }
     }
 
     /// Takes the scores of a step; returns how the request ended, if it did.
     pub(super) fn accept_scores(&mut self, scores: Vec<TokenScore>) -> Option<Result<FinishReason, String>> {
         match self.sequence.accept_scores(scores) {
-            Ok(events) => events.into_iter().for_each(|event| self.sink.send(event)),
+            // Before the next step it fails with that.
+            Ok(events) => self.report_failure = self.report_failure.take().or(self.sink.report(events).err()),
             Err(error) => return Some(Err(error.to_string())),
+        }
+        if self.report_failure.is_some() {
+            return None;
         }
         self.sequence.ends_with_prompt().then_some(Ok(FinishReason::Length))
     }

@@ -4,14 +4,24 @@ use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationEvent
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
+use super::queue_limit::overloaded;
+use super::report_budget::{ReportBudget, ReportRoom};
 use crate::metrics::EngineMetrics;
+
+/// An event on its way to the client of a request, with its room in the report budget until it is read.
+pub struct SentEvent {
+    /// The event.
+    pub event: EngineEvent,
+    _room: Option<ReportRoom>,
+}
 
 /// The event stream of a request. If dropped without an end, it sends a failure: a stream never just stops.
 pub(super) struct ResponseSink {
     id: String,
     // Unbounded: a slow reader must not block the other sequences, and the context bounds the number of
-    // events.
-    events: UnboundedSender<EngineEvent>,
+    // events. What is told of prompts is more, and bounded by the budget.
+    events: UnboundedSender<SentEvent>,
+    reports: ReportBudget,
     pub(super) arrived: Instant,
     metrics: EngineMetrics,
     /// Time that the group has computed for it, in microseconds.
@@ -20,8 +30,13 @@ pub(super) struct ResponseSink {
 }
 
 impl ResponseSink {
-    pub(super) fn new(id: String, events: UnboundedSender<EngineEvent>, metrics: EngineMetrics) -> Self {
-        Self { id, events, arrived: Instant::now(), metrics, engine_microseconds: 0, ended: false }
+    pub(super) fn new(
+        id: String,
+        events: UnboundedSender<SentEvent>,
+        reports: ReportBudget,
+        metrics: EngineMetrics,
+    ) -> Self {
+        Self { id, events, reports, arrived: Instant::now(), metrics, engine_microseconds: 0, ended: false }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -38,11 +53,31 @@ impl ResponseSink {
     }
 
     pub(super) fn send(&self, event: GenerationEvent) {
+        self.send_with(event, None);
+    }
+
+    /// Sends what is told of its prompt; an error where too much of that was not read. Nothing else must be sent then but the
+    /// failure.
+    pub(super) fn report(&self, events: Vec<GenerationEvent>) -> Result<(), GenerationFailure> {
+        for event in events {
+            let room = self.reports.reserve(&event).map_err(|unread| {
+                overloaded(format!(
+                    "{} MiB of log-probabilities and tokens of prompts wait to be read by the clients of this engine, which is the most; try again later, or ask for fewer log-probabilities",
+                    unread >> 20
+                ))
+            })?;
+            self.send_with(event, Some(room));
+        }
+        Ok(())
+    }
+
+    fn send_with(&self, event: GenerationEvent, room: Option<ReportRoom>) {
         // Nothing was computed when a request starts; a gateway that loses it then knows of nothing.
         let is_counted = !matches!(event, GenerationEvent::Started { .. });
         let engine_microseconds = is_counted.then_some(self.engine_microseconds);
         // A closed stream is noticed before the next step.
-        let _ = self.events.send(EngineEvent { event, engine_microseconds });
+        let _ =
+            self.events.send(SentEvent { event: EngineEvent { event, engine_microseconds }, _room: room });
     }
 
     pub(super) fn fail(mut self, failure: GenerationFailure) {

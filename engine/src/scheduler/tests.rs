@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use tokio::sync::Notify;
 
 use super::kv_budget::{MAX_PREEMPTIONS, MIN_TOKENS_BEFORE_PREEMPTION};
+use super::response_sink::SentEvent;
 use super::*;
 use crate::executor::{CacheSupport, SequenceStep};
 use crate::fixture::{self, FakeExecutor, eventually, token_of_byte, within};
@@ -109,7 +110,7 @@ impl Drop for SchedulerHarness {
 
 /// Events of one request.
 struct ResponseReader {
-    events: UnboundedReceiver<EngineEvent>,
+    events: UnboundedReceiver<SentEvent>,
     started: bool,
     prompt: Vec<PromptToken>,
     text: String,
@@ -119,7 +120,7 @@ struct ResponseReader {
 }
 
 impl ResponseReader {
-    fn new(events: UnboundedReceiver<EngineEvent>) -> Self {
+    fn new(events: UnboundedReceiver<SentEvent>) -> Self {
         Self {
             events,
             started: false,
@@ -132,10 +133,8 @@ impl ResponseReader {
 
     /// Receives one more event; `false` at the end.
     async fn next(&mut self) -> bool {
-        let Some(EngineEvent { event, engine_microseconds }) = within("an event", self.events.recv()).await
-        else {
-            return false;
-        };
+        let Some(sent) = within("an event", self.events.recv()).await else { return false };
+        let EngineEvent { event, engine_microseconds } = sent.event;
         assert!(engine_microseconds >= self.engine_microseconds, "time is taken back");
         self.engine_microseconds = engine_microseconds;
         assert!(self.end.is_none(), "{event:?} after {:?}", self.end);
@@ -645,7 +644,7 @@ async fn what_runs_when_a_client_has_left_is_charged_to_none() {
     }
     let mut until = 0;
     while let Ok(event) = leaving.events.try_recv() {
-        until = event.engine_microseconds.unwrap_or_default();
+        until = event.event.engine_microseconds.unwrap_or_default();
     }
     // What its client was told last is all of it so far.
     assert_eq!(lab.metrics.engine_microseconds(), (until, 0));

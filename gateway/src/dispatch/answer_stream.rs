@@ -11,7 +11,7 @@ use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_stream::{AttemptError, EngineStream, LostWork, shutdown_error};
 use crate::error::{ErrorKind, GatewayError};
-use crate::providers::{ProviderError, ProviderRequest, ProviderStream};
+use crate::providers::{ProviderError, ProviderRequest, ProviderStream, Trials};
 use crate::zones::Cleared;
 
 /// What a request waits for whose deadline passes.
@@ -85,11 +85,11 @@ impl ProviderAnswer {
     /// Sends a request to its provider.
     pub(super) async fn open(
         dispatcher: &Dispatcher,
-        cleared: Cleared<ProviderRequest>,
+        (cleared, trials): (Cleared<ProviderRequest>, Trials),
         deadline: Option<Deadline>,
     ) -> Result<Self, AttemptError> {
         let closing = dispatcher.closing.clone();
-        let opening = pin!(dispatcher.providers.open(cleared));
+        let opening = pin!(dispatcher.providers.open(cleared, trials));
         let opened = tokio::select! {
             opened = opening => opened,
             error = Deadline::expired(deadline, UNFINISHED) => return Err(AttemptError::Rejected(error)),

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::answer_stream::AnswerStream;
-use super::attempts::{Attempts, ends_engines, interrupted, overloaded};
+use super::attempts::{Attempts, ends_engines, interrupted, overloaded, unsupported};
 use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::engine_meter::EngineMeter;
@@ -180,6 +180,8 @@ struct AttemptLoop<'a> {
     /// Endpoints that failed, and until when they are not tried: added by `try_endpoint`, removed by
     /// `latest_table`.
     backoffs: HashMap<Endpoint, Instant>,
+    /// Endpoints that do not know what the request asks for, with what each said: added by `try_endpoint`.
+    unsupported: HashMap<Endpoint, String>,
     /// The request among the held ones of a deployment: set by `hold`, dropped by `try_endpoint`.
     held: Option<HeldRequest>,
     /// Whether `hold` held it in this run.
@@ -214,6 +216,7 @@ impl<'a> AttemptLoop<'a> {
             dispatcher,
             table: dispatcher.table.clone(),
             backoffs: request.last_lost.take().map(|endpoint| (endpoint, backoff_end)).into_iter().collect(),
+            unsupported: HashMap::new(),
             held: None,
             was_held: false,
             unread_tokens: 0,
@@ -263,6 +266,10 @@ impl<'a> AttemptLoop<'a> {
                     if let Some(opened) = self.try_endpoint(deployment, endpoint, adapter).await? {
                         return Ok(opened);
                     }
+                }
+                // Those that are backed off may know it.
+                RouteDecision::Wait(..) if !self.unsupported.is_empty() && self.backoffs.is_empty() => {
+                    return Err(unsupported(&self.decided, &self.unsupported));
                 }
                 RouteDecision::Wait(deployment, reason) => {
                     let until = self.hold_deadline(&table, &reason, now)?;
@@ -329,7 +336,9 @@ impl<'a> AttemptLoop<'a> {
                 endpoints.windows(2).any(|two| matches!(two, [one, other] if one.model != other.model));
             let session = prompt.session.or(conversation.filter(|_| is_of_several));
             let prompt = RankedPrompt { session, ..prompt };
-            let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
+            let ready = endpoints.into_iter().filter(|endpoint| {
+                !self.backoffs.contains_key(*endpoint) && !self.unsupported.contains_key(*endpoint)
+            });
             let mut candidates = self.dispatcher.backends.ranked(ready, &prompt);
             candidates.sort_by_key(|one| self.dispatcher.overtaken.has(one.endpoint));
             let best = candidates.first()?;
@@ -413,6 +422,14 @@ impl<'a> AttemptLoop<'a> {
             Err(AttemptError::Busy(message)) => {
                 self.request.recorder.busy(&message);
                 self.request.attempts.last_busy = Some(message);
+            }
+            Err(AttemptError::Unsupported(message)) => {
+                self.request.recorder.lost(&message);
+                let model = &self.request.model;
+                tracing::warn!(model, node = endpoint.node, "{message}");
+                self.unsupported.insert(endpoint.clone(), message);
+                self.tracker.retried();
+                return Ok(None);
             }
             Err(AttemptError::Lost { work, message }) => {
                 self.request.recorder.lost(&message);

@@ -1,5 +1,6 @@
 //! Failed attempts of one request, and the error its client gets when the gateway gives up.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::engine_stream::LostWork;
@@ -89,6 +90,19 @@ pub(super) fn ends_engines(last: &str) -> GatewayError {
          shorten or change its messages; the last loss: {last}"
     );
     GatewayError::new(ErrorKind::PoisonRequest, message)
+}
+
+/// The error for a request that every engine is of too old a release for, each with what it said.
+pub(super) fn unsupported(model: &str, engines: &HashMap<Endpoint, String>) -> GatewayError {
+    let mut nodes: Vec<&str> = engines.keys().map(|endpoint| endpoint.node.as_str()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let said = engines.values().min().map(String::as_str).unwrap_or_default();
+    let message = format!(
+        "no replica of model `{model}` can answer this request: {said}; update Russet on {}, so that all engines are of the same release",
+        nodes.join(", ")
+    );
+    GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER)
 }
 
 /// The error for a request for which every engine is full.

@@ -64,10 +64,10 @@ impl PromptGathering {
                 let count = self.tokens.len();
                 if count != self.expected as usize {
                     let message = format!(
-                        "the engine on node {} told {count} of the {} tokens of the prompt, which the request asks for; run the same release on all engines",
+                        "the engine on node {} told {count} of the {} tokens of the prompt, which the request asks for",
                         endpoint.node, self.expected
                     );
-                    return Err(AttemptError::Rejected(GatewayError::new(ErrorKind::ModelNotReady, message)));
+                    return Err(AttemptError::Unsupported(message));
                 }
                 self.is_passed = true;
                 self.held = Some(event);
@@ -84,6 +84,8 @@ pub(super) enum AttemptError {
     Rejected(GatewayError),
     /// The engine is full.
     Busy(String),
+    /// The engine is of a release that does not know what the request asks for; one of another release may.
+    Unsupported(String),
     /// The engine is unreachable or was lost.
     Lost { work: LostWork, message: String },
 }

@@ -96,6 +96,11 @@ impl ResponseStream {
                         request.recorder().busy(&message);
                         GatewayError::new(ErrorKind::Overloaded, message)
                     }
+                    // It had known all that it told: nothing of an answer comes before that.
+                    Err(AttemptError::Unsupported(message)) => {
+                        request.recorder().lost(&message);
+                        GatewayError::new(ErrorKind::ModelNotReady, message)
+                    }
                     Err(AttemptError::Lost { message, .. }) => match stream {
                         AnswerStream::Provider(_) | AnswerStream::Pipeline(_) => {
                             GatewayError::new(ErrorKind::ProviderFailed, message)

@@ -39,6 +39,8 @@ pub(super) struct Departure<'a> {
     pub(super) limit: ZoneLimit,
     /// The deployment that would have been preferred and may become ready: the request is its demand too.
     pub(super) awaited: Option<&'a Deployment>,
+    /// Whether another request tries it now, after it was left alone: it is asked where nothing else answers.
+    pub(super) is_tried: bool,
 }
 
 /// The Pipeline that a request starts a run of.
@@ -119,24 +121,29 @@ pub(super) struct RouteQuery<'r> {
 /// An endpoint, and how long a first token takes there, as far as that is known.
 pub(super) type Picked<'a> = (&'a Endpoint, Duration);
 
-/// The decision for the first of several models that can be answered now; else for the first that is worth waiting for, else
-/// for the first; and that model.
+/// The decision for the first of several models that can be answered now; else for the first that a provider may answer which
+/// another request tries, else for the first that is worth waiting for, else for the first; and that model.
 pub(super) fn choose_model<'a, 'm>(
     table: &'a RoutingTable,
     models: impl Iterator<Item = &'m str>,
     query: &RouteQuery<'_>,
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<Picked<'a>>,
 ) -> (RouteDecision<'a>, &'m str) {
-    let mut best = None;
+    let rank = |decision: &RouteDecision<'_>| match decision {
+        RouteDecision::Leave(departure) if departure.is_tried => 2,
+        RouteDecision::Try(..) | RouteDecision::Leave(_) | RouteDecision::Run(_) => 3,
+        RouteDecision::Wait(..) => 1,
+        RouteDecision::Refuse(_) => 0,
+    };
+    let mut best: Option<(RouteDecision<'_>, &str)> = None;
     for model in models {
-        match (choose(table, model, query, &pick), &best) {
-            (decision @ (RouteDecision::Try(..) | RouteDecision::Leave(_) | RouteDecision::Run(_)), _) => {
-                return (decision, model);
-            }
-            (decision, None) | (decision @ RouteDecision::Wait(..), Some((RouteDecision::Refuse(_), _))) => {
-                best = Some((decision, model));
-            }
-            (_, Some(_)) => {}
+        let decision = choose(table, model, query, &pick);
+        let found = rank(&decision);
+        if best.as_ref().is_none_or(|(best, _)| found > rank(best)) {
+            best = Some((decision, model));
+        }
+        if found == 3 {
+            break;
         }
     }
     best.unwrap_or_else(|| {
@@ -186,6 +193,7 @@ pub(super) fn choose<'a>(
     let max_wait = terms.and_then(|terms| terms.max_wait).or(query.left);
     let all = deployments(&targets);
     let (mut waiting, mut slow, mut denied, mut closed) = (None, None, None, Vec::new());
+    let mut tried = None;
     // Why the engines before a provider do not answer.
     let mut cause = None;
     for step in steps(targets, target_pick) {
@@ -235,24 +243,31 @@ pub(super) fn choose<'a>(
                 let Some(limit) = limit else { continue };
                 if !limit.allows(provider.spec.zone) {
                     denied.get_or_insert_with(|| limit.denied(provider.spec.zone, &provider.subject()));
-                } else if let Some(reason) = (query.closed)(provider, provider_model) {
+                    continue;
+                }
+                let reason = (query.closed)(provider, provider_model);
+                let is_tried = reason.as_ref().is_some_and(|reason| reason.is_tried);
+                if let Some(reason) = reason.filter(|_| !is_tried) {
                     let (name, why) = (provider.full_name(), reason.message());
                     let why = format!("ModelProvider {name} ({provider_model}): {why}");
                     closed.push((reason.kind, why, reason.left));
-                } else {
-                    let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
-                    return RouteDecision::Leave(Box::new(Departure {
-                        provider,
-                        model: provider_model,
-                        limit,
-                        awaited,
-                    }));
+                    continue;
                 }
+                let awaited = waiting.as_ref().map(|(deployment, _)| *deployment);
+                let departure =
+                    Box::new(Departure { provider, model: provider_model, limit, awaited, is_tried });
+                if !is_tried {
+                    return RouteDecision::Leave(departure);
+                }
+                tried.get_or_insert(departure);
             }
         }
     }
     if let Some((deployment, endpoint)) = slow {
         return RouteDecision::Try(deployment, endpoint, adapter);
+    }
+    if let Some(departure) = tried {
+        return RouteDecision::Leave(departure);
     }
     if let Some((deployment, reason)) = waiting {
         return RouteDecision::Wait(deployment, reason);

@@ -100,7 +100,7 @@ impl InboxRun {
             }
             // In memory as long as it runs.
             let body = self.body().await?;
-            let outcome = RequestOutcome::default();
+            let outcome = RequestOutcome::of_repeated(&row.repeat());
             let response = self.respond(&body, outcome.clone()).await;
             drop(body);
             let wait = retry_after(response.status(), response.headers());

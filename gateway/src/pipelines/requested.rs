@@ -2,6 +2,10 @@
 //! other, as the holder of the caller's key. It is deleted where nobody waits for it any more before its end: its client left,
 //! or the gateway ended. The text of the request is in the memory and the store of the gateway alone. Not here: which requests
 //! those are, see `dispatch`.
+//!
+//! A request of the inbox is sent again after a crash. Its run has a name that follows from the request, so the second time it
+//! is found and waited for, and what it did is not done again. Until then it goes on, or, where the crash came before it began
+//! and so before its text was kept, waits.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,15 +27,17 @@ use super::{PipelineObjects, RunName, full_name, is_over, suffixed};
 use crate::api_timeout::{WriteError, delete_exactly, with_timeout};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::providers::Closed;
-use crate::response_store::ResponseStore;
+use crate::response_store::{InboxRow, ResponseStore};
 use crate::routes::PipelineTarget;
 
 /// How long a run stays that a request asked for: somebody may want to know what it did.
 const TTL_SECONDS: u32 = 600;
 /// Runs of requests that a gateway has at once, those that stay for a while included.
 const MAX_RUNS: usize = 1000;
-/// Characters of the Pipeline's name in that of a run, which ends with a random number.
+/// Characters of the Pipeline's name in that of a run, which ends with hexadecimal digits.
 const MAX_NAME_PREFIX: usize = 50;
+/// Digits of the name of a run that follows from its request: no two of a gateway's requests have the same ones.
+const REPEAT_DIGITS: usize = 12;
 /// Longest text of a request.
 const MAX_TEXT_CHARS: usize = 65_536;
 
@@ -74,11 +80,28 @@ pub(crate) struct RequestedRun {
     /// The object that is being created, whether its client waits or not.
     created: Creation,
     has_ended: bool,
+    /// Whether its request is sent again after a crash.
+    is_repeated: bool,
+}
+
+/// Why there is no run for a request.
+#[derive(Debug)]
+enum CreateError {
+    /// The API server does not create it now.
+    Failed(String),
+    /// What the request began is there, and the request means something else now.
+    OtherTerms,
+}
+
+impl From<WriteError> for CreateError {
+    fn from(error: WriteError) -> Self {
+        Self::Failed(error.cause)
+    }
 }
 
 /// How far the object of a run is.
 enum Creation {
-    Pending(JoinHandle<Result<PipelineRun, WriteError>>),
+    Pending(JoinHandle<Result<PipelineRun, CreateError>>),
     Created(Box<PipelineRun>),
     /// If it is there all the same, the controller finds nobody who waits for it.
     Failed,
@@ -120,15 +143,20 @@ impl RequestedRuns {
         }
     }
 
-    /// Starts a run with this text, as the holder of a key of its namespace, no farther from home than that.
+    /// Starts a run with this text, as the holder of a key of its namespace, no farther from home than that. One that the same
+    /// request began before a crash, with the same text in `repeat`, is waited for.
     pub(crate) async fn start(
         self: &Arc<Self>,
         target: PipelineTarget<'_>,
         text: &str,
         key: Option<&str>,
         zone: Zone,
+        repeat: Option<&str>,
     ) -> Result<RequestedRun, GatewayError> {
-        let name = suffixed(target.name, MAX_NAME_PREFIX, &format!("{:08x}", rand::random::<u32>()));
+        let name = match repeat {
+            Some(repeat) => repeated_name(target.name, repeat),
+            None => suffixed(target.name, MAX_NAME_PREFIX, &format!("{:08x}", rand::random::<u32>())),
+        };
         let spec = PipelineRunSpec {
             pipeline_ref: LocalReference::new(target.name),
             key_ref: key.map(LocalReference::new),
@@ -153,13 +181,37 @@ impl RequestedRuns {
         let waiting = WaitingRequest { text: text.to_owned(), is_seen: false, done };
         self.waiting.lock().insert(name.clone(), waiting);
         let api: Api<PipelineRun> = Api::namespaced(self.client.clone(), target.namespace);
-        let creating = async move { with_timeout(api.create(&PostParams::default(), &run)).await };
+        let is_repeated = repeat.is_some();
+        let creating = async move {
+            match with_timeout(api.create(&PostParams::default(), &run)).await {
+                Err(error) if is_repeated && error.code() == Some(409) => {
+                    let found = with_timeout(api.get(&run.name_any())).await?;
+                    match found.metadata.deletion_timestamp {
+                        Some(_) => Err(CreateError::Failed("the one before is being deleted".to_owned())),
+                        None if is_same(&found, &run) => Ok(found),
+                        None => Err(CreateError::OtherTerms),
+                    }
+                }
+                created => Ok(created?),
+            }
+        };
         let created = Creation::Pending(tokio::spawn(creating));
         // From here on it is deleted when it is dropped.
-        let mut requested = RequestedRun { runs: self.clone(), name, answer, created, has_ended: false };
-        requested.created().await.map_err(|cause| {
-            let message = format!("no run of {} can be started: {cause}", target.subject());
-            GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER)
+        let mut requested =
+            RequestedRun { runs: self.clone(), name, answer, created, has_ended: false, is_repeated };
+        requested.created().await.map_err(|error| match error {
+            CreateError::Failed(cause) => {
+                let message = format!("no run of {} can be started: {cause}", target.subject());
+                GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER)
+            }
+            CreateError::OtherTerms => {
+                let (namespace, name) = &requested.name;
+                let message = format!(
+                    "run {namespace}/{name} of {} was begun for this request before the gateway ended, with another zone, key or parameter than its route and caller have now, so it is not begun again; send the request anew",
+                    target.subject()
+                );
+                GatewayError::new(ErrorKind::PipelineFailed, message)
+            }
         })?;
         Ok(requested)
     }
@@ -178,6 +230,42 @@ impl RequestedRuns {
             && run.spec.attempt <= 1
             && !is_over(run)
             && !self.waiting.lock().contains_key(&full_name(run))
+    }
+
+    /// The runs of requests of the inbox that nobody waits for now, and that these will wait for again: the gateway has ended
+    /// since they began. All of those of nobody, where the store cannot say.
+    pub(super) async fn expected(&self, all: &[&PipelineRun]) -> HashSet<RunName> {
+        let of_nobody: Vec<_> = all.iter().filter(|run| self.is_abandoned(run)).collect();
+        if of_nobody.is_empty() {
+            return HashSet::new();
+        }
+        let unended = self.store.read(|store| store.unended_requests()).await;
+        let pipelines: HashSet<&str> = of_nobody.iter().map(|run| &*run.spec.pipeline_ref.name).collect();
+        let names = unended.ok().map(|rows| {
+            let repeats: Vec<String> = rows.iter().map(InboxRow::repeat).collect();
+            let of = |pipeline: &str| -> Vec<String> {
+                repeats.iter().map(|repeat| repeated_name(pipeline, repeat)).collect()
+            };
+            pipelines.into_iter().flat_map(of).collect::<HashSet<String>>()
+        });
+        let is_expected =
+            |run: &PipelineRun| names.as_ref().is_none_or(|names| names.contains(&run.name_any()));
+        of_nobody.into_iter().filter(|run| is_expected(run)).map(|run| full_name(run)).collect()
+    }
+
+    /// Whether a request waits for this run.
+    pub(super) fn is_awaited(&self, run: &PipelineRun) -> bool {
+        self.waiting.lock().contains_key(&full_name(run))
+    }
+
+    /// A run was at its end before its request waited for it: that has the answer which is kept.
+    pub(super) async fn ended_before(&self, run: &PipelineRun) {
+        let uid = run.uid().unwrap_or_default();
+        let kept = self.store.read(move |store| store.run_record(&uid)).await.ok().flatten();
+        match kept.and_then(|kept| serde_json::from_slice::<RunRecord>(&kept).ok()) {
+            Some(record) => self.ended(&record).await,
+            None => self.refused(run, "what it made is kept no longer"),
+        }
     }
 
     fn is_own(&self, run: &PipelineRun) -> bool {
@@ -277,6 +365,28 @@ impl RequestedRuns {
     }
 }
 
+/// The name of the run of a Pipeline for a request. It tells nothing of the request: its id is a random number.
+fn repeated_name(pipeline: &str, repeat: &str) -> String {
+    let digits: String = digest(&format!("{pipeline}/{repeat}")).chars().take(REPEAT_DIGITS).collect();
+    suffixed(pipeline, MAX_NAME_PREFIX, &digits)
+}
+
+/// Whether a run that is there is the one that would be created.
+fn is_same(found: &PipelineRun, wanted: &PipelineRun) -> bool {
+    let PipelineRunSpec {
+        pipeline_ref,
+        key_ref,
+        parameters,
+        zone,
+        ttl_seconds_after_finished: _,
+        attempt: _,
+    } = &wanted.spec;
+    let has_label = |(name, value): (&String, &String)| found.labels().get(name) == Some(value);
+    wanted.labels().iter().all(has_label)
+        && (pipeline_ref, key_ref, parameters, zone)
+            == (&found.spec.pipeline_ref, &found.spec.key_ref, &found.spec.parameters, &found.spec.zone)
+}
+
 fn digest(text: &str) -> String {
     hex::encode(sha2::Sha256::digest(text))
 }
@@ -304,15 +414,20 @@ pub(crate) fn unfit_text(text: &str) -> Option<String> {
 
 impl RequestedRun {
     /// Waits until the object is there.
-    async fn created(&mut self) -> Result<(), String> {
+    async fn created(&mut self) -> Result<(), CreateError> {
         let Creation::Pending(creating) = &mut self.created else { return Ok(()) };
         let (created, result) = match creating.await {
             Ok(Ok(run)) => (Creation::Created(Box::new(run)), Ok(())),
-            Ok(Err(error)) => (Creation::Failed, Err(error.cause)),
-            Err(error) => (Creation::Failed, Err(error.to_string())),
+            Ok(Err(error)) => (Creation::Failed, Err(error)),
+            Err(error) => (Creation::Failed, Err(CreateError::Failed(error.to_string()))),
         };
         self.created = created;
         result
+    }
+
+    /// The gateway shuts down: a run whose request is sent again by the next one stays.
+    pub(crate) fn leave(&mut self) {
+        self.has_ended |= self.is_repeated;
     }
 
     /// Its answer, or why there is none. Cancel-safe.
@@ -352,6 +467,52 @@ mod tests {
     use russet_crds::PipelineParameter;
 
     use super::*;
+
+    #[test]
+    fn the_run_of_a_request_has_one_name() {
+        let name = |pipeline: &str, repeat: &str| repeated_name(pipeline, repeat);
+        let begun = name("brief", "inbox_7/100");
+        assert_eq!(name("brief", "inbox_7/100"), begun);
+        // Another request, the same one reopened, and another Pipeline.
+        for other in
+            [name("brief", "inbox_8/100"), name("brief", "inbox_7/101"), name("other", "inbox_7/100")]
+        {
+            assert_ne!(other, begun);
+        }
+        assert!(begun.starts_with("brief-") && !begun.contains("inbox"), "{begun}");
+        assert_eq!(name(&"p".repeat(253), "inbox_7/100").len(), 63, "a label may have it");
+    }
+
+    #[test]
+    fn a_run_that_is_there_is_taken_for_the_same_terms_alone() {
+        let run = |change: &dyn Fn(&mut PipelineRun)| {
+            let parameter =
+                ParameterValue { name: "prompt".into(), value: String::new(), sha256: Some(digest("tea")) };
+            let spec = PipelineRunSpec {
+                pipeline_ref: LocalReference::new("brief"),
+                parameters: vec![parameter],
+                zone: Some(Zone::Lan),
+                ..PipelineRunSpec::default()
+            };
+            let mut run = PipelineRun::new("brief-1", spec);
+            run.metadata.labels = Some(BTreeMap::from([(names::LABEL_GATEWAY.to_owned(), "g".to_owned())]));
+            change(&mut run);
+            run
+        };
+        let wanted = run(&|_| {});
+        assert!(is_same(&run(&|_| {}), &wanted));
+        assert!(is_same(&run(&|run| run.spec.attempt = 2), &wanted), "somebody resumed it");
+        let changes: [&dyn Fn(&mut PipelineRun); 5] = [
+            &|run| run.spec.zone = Some(Zone::Cloud),
+            &|run| run.spec.key_ref = Some(LocalReference::new("eve")),
+            &|run| run.spec.parameters[0].sha256 = Some(digest("coffee")),
+            &|run| run.spec.pipeline_ref = LocalReference::new("other"),
+            &|run| run.metadata.labels = None,
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            assert!(!is_same(&run(change), &wanted), "{number}");
+        }
+    }
 
     #[test]
     fn a_pipeline_takes_one_text_and_defaults() {

@@ -6,15 +6,15 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{RequestBuilder, Response, StatusCode};
+use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use russet_crds::{ProviderApi, Zone};
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::openai::error_message;
 use super::provider_stream::ProviderStream;
-use super::rate_limits::{self, SpentLimit};
-use super::{Outcome, ProviderPermit, ProviderRequest, Providers, anthropic, openai};
+use super::rate_limits::{self, LimitedReply, SpentLimit};
+use super::{Outcome, ProviderPermit, ProviderRequest, Providers, Trials, anthropic, openai};
 use crate::audit::DepartedRequest;
 use crate::error::{ErrorKind, GatewayError, shown};
 use crate::zone_client::url_in;
@@ -22,6 +22,9 @@ use crate::zones::{Cleared, ZoneLimit};
 
 /// Bytes of an error's body that are read.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
+
+/// Where OpenRouter is.
+const OPENROUTER_DOMAIN: &str = "openrouter.ai";
 
 /// Why a provider does not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,10 +38,11 @@ pub(crate) enum ProviderError {
 }
 
 impl Providers {
-    /// Sends a request to its provider; the stream of its answer.
+    /// Sends a request to its provider; the stream of its answer. It may be the one that tries the model.
     pub(crate) async fn open(
         self: &Arc<Self>,
         cleared: Cleared<ProviderRequest>,
+        trials: Trials,
     ) -> Result<ProviderStream, ProviderError> {
         let (wanted, zone, limit) = cleared.into_parts();
         let name = wanted.provider.full_name();
@@ -47,7 +51,7 @@ impl Providers {
             let message = format!("ModelProvider {name} has {limit} requests of this gateway already");
             return Err(ProviderError::Busy(message, None));
         };
-        let sent = self.send(&wanted, (zone, limit), permit).await;
+        let sent = self.send(&wanted, (zone, limit), (permit, trials)).await;
         let outcome = match &sent {
             Ok(_) => return sent,
             Err(ProviderError::Rejected(_)) => Outcome::Rejected,
@@ -64,7 +68,7 @@ impl Providers {
         self: &Arc<Self>,
         wanted: &ProviderRequest,
         (zone, limit): (Zone, ZoneLimit),
-        permit: ProviderPermit,
+        (permit, trials): (ProviderPermit, Trials),
     ) -> Result<ProviderStream, ProviderError> {
         let ProviderRequest { provider, .. } = wanted;
         let name = provider.full_name();
@@ -106,16 +110,23 @@ impl Providers {
             }
             Err(_) => return Err(failed(format!("it sent nothing for {} s", patience.as_secs()))),
         };
-        self.limited(wanted, &rate_limits::of_headers(response.headers(), Timestamp::now()));
+        let reply = match response.status() {
+            StatusCode::TOO_MANY_REQUESTS => LimitedReply::Refusal {
+                tokens: wanted.token_estimate(),
+                retry_after: retry_after(response.headers(), Timestamp::now()),
+            },
+            _ => LimitedReply::Answer,
+        };
+        self.limited(wanted, &rate_limits::of_headers(response.headers(), reply, Timestamp::now()));
         if response.status() == StatusCode::OK {
-            return Ok(ProviderStream::new(self.clone(), wanted, response, permit));
+            return Ok(ProviderStream::new(self.clone(), wanted, response, (permit, trials)));
         }
         if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
             && let Some(secret) = &provider.spec.secret_ref
         {
             self.secrets.forget(&provider.namespace, &secret.name);
         }
-        let ProviderRejection { error, limits, is_unpaid } = refusal(&name, response, patience).await;
+        let ProviderRejection { error, limits, is_unpaid } = refusal(&name, response, reply, patience).await;
         if is_unpaid {
             self.pause(provider, |pauses, generation, now| pauses.unpaid(&wanted.model, generation, now));
         }
@@ -127,10 +138,18 @@ impl Providers {
     fn limited(&self, wanted: &ProviderRequest, limits: &[SpentLimit]) {
         if !limits.is_empty() {
             self.pause(&wanted.provider, |pauses, generation, now| {
-                pauses.spent(&wanted.model, limits, generation, now);
+                let is_shared = shares_limits(&wanted.provider.spec.endpoint);
+                pauses.spent((&wanted.model, is_shared), limits, generation, now);
             });
         }
     }
+}
+
+/// Whether a limit that has no name is one of all models: OpenRouter counts what an account sends, and those who took over its
+/// headers, such as Together, what a model gets.
+fn shares_limits(endpoint: &str) -> bool {
+    let host = Url::parse(endpoint).ok().and_then(|url| url.host_str().map(str::to_owned));
+    host.is_some_and(|host| host == OPENROUTER_DOMAIN || host.ends_with(&format!(".{OPENROUTER_DOMAIN}")))
 }
 
 fn authorized(call: RequestBuilder, api: ProviderApi, token: Option<&str>) -> RequestBuilder {
@@ -161,12 +180,17 @@ fn is_of_one_request(text: &str) -> bool {
 }
 
 /// Reads what an answer without a stream says.
-async fn refusal(name: &str, response: Response, patience: Duration) -> ProviderRejection {
+async fn refusal(
+    name: &str,
+    response: Response,
+    reply: LimitedReply,
+    patience: Duration,
+) -> ProviderRejection {
     let status = response.status();
     let pause = retry_after(response.headers(), Timestamp::now());
     let text = timeout(patience, beginning(response)).await.unwrap_or_default();
     let error: Option<Value> = serde_json::from_str(&text).ok();
-    let limits = error.as_ref().map(|error| rate_limits::of_error(error, Timestamp::now()));
+    let limits = error.as_ref().map(|error| rate_limits::of_error(error, reply, Timestamp::now()));
     let said = error.as_ref().map_or_else(|| text.clone(), error_message);
     let said = shown(said.trim());
     let message = format!("ModelProvider {name} answers {status}: {said}");
@@ -214,6 +238,21 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_openrouter_has_limits_of_all_its_models() {
+        for (endpoint, expected) in [
+            ("https://openrouter.ai/api/v1", true),
+            ("https://eu.openrouter.ai:443/api/v1", true),
+            ("https://OpenRouter.ai/api/v1", true),
+            ("https://api.together.xyz/v1", false),
+            ("https://notopenrouter.ai/v1", false),
+            ("https://example.com/openrouter.ai", false),
+            ("nonsense", false),
+        ] {
+            assert_eq!(shares_limits(endpoint), expected, "{endpoint}");
+        }
+    }
 
     #[test]
     fn a_pause_is_seconds_or_a_date() {

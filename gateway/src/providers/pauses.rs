@@ -3,10 +3,12 @@
 //!
 //! | what the provider says | scope | until |
 //! |---|---|---|
-//! | nothing is left of a model's limit | the model | that is reset, at most an hour |
-//! | nothing is left of the account's limit, to a `:free` model | all `:free` models | that is reset, at most a day |
-//! | the same, to another model | all models | that is reset, at most an hour |
+//! | nothing is left of requests or tokens | the model | a request fits again, at most an hour |
+//! | nothing is left of a limit without a name, to a `:free` model | all `:free` models | that is reset, at most a day |
+//! | the same, to another model | all models of OpenRouter; elsewhere the model | that is reset, at most an hour |
 //! | 402 to a model that costs something | all but `:free` models | five minutes have passed |
+//!
+//! Then one request tries it (`trial`), and the others go to their next targets until it is answered.
 
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use russet_crds::{FREE_SUFFIX, PauseReason, PauseScope, ProviderPause};
 use tokio::time::Instant;
 
 use super::rate_limits::{LimitScope, SpentLimit};
+use super::trial::{Trial, TrialSlot};
 
 /// The longest that a limit keeps requests away: what says more is wrong, or may have been raised meanwhile.
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
@@ -34,6 +37,8 @@ pub(super) struct Pause {
     until: Instant,
     /// The generation of the ModelProvider that it was seen with: one that is edited starts anew.
     generation: Option<i64>,
+    /// The request that tries these models after the end.
+    trial: TrialSlot,
 }
 
 /// A moment, by the clock that runs evenly and by that of the wall.
@@ -54,13 +59,22 @@ impl Moment {
 pub(super) struct Pauses(Vec<Pause>);
 
 impl Pauses {
-    /// Leaves models alone for these limits, which the provider told with the answer of this model.
-    pub(super) fn spent(&mut self, model: &str, limits: &[SpentLimit], generation: Option<i64>, now: Moment) {
+    /// Leaves models alone for these limits, which the provider told with the answer of this model; `is_shared`: limits
+    /// without a name are those of all of its models.
+    pub(super) fn spent(
+        &mut self,
+        (model, is_shared): (&str, bool),
+        limits: &[SpentLimit],
+        generation: Option<i64>,
+        now: Moment,
+    ) {
         for SpentLimit { scope, left } in limits {
             let (scope, most) = match scope {
                 LimitScope::Model => (PauseScope::Model, MAX_PAUSE),
-                LimitScope::Account if model.ends_with(FREE_SUFFIX) => (PauseScope::Free, MAX_FREE_PAUSE),
-                LimitScope::Account => (PauseScope::All, MAX_PAUSE),
+                LimitScope::Unnamed if model.ends_with(FREE_SUFFIX) => (PauseScope::Free, MAX_FREE_PAUSE),
+                LimitScope::Unnamed if is_shared => (PauseScope::All, MAX_PAUSE),
+                // Together and others count each model by itself. Where they do not, the others say so when they are asked.
+                LimitScope::Unnamed => (PauseScope::Model, MAX_PAUSE),
             };
             let model = (scope == PauseScope::Model).then(|| model.to_owned());
             self.insert((scope, model, PauseReason::RateLimited), (*left).min(most), generation, now);
@@ -86,13 +100,14 @@ impl Pauses {
         if pauses.iter().any(|pause| pause.generation > generation) {
             return;
         }
-        pauses.retain(|pause| pause.until > now.instant && pause.generation == generation);
+        pauses.retain(|pause| pause.generation == generation);
         // The bounds are within what both clocks can say.
         let at = now.time.checked_add(left).unwrap_or(now.time);
         let pause = Pause {
             shown: ProviderPause { scope, model, reason, until: Time(at) },
             until: now.instant + left,
             generation,
+            trial: TrialSlot::default(),
         };
         let same = pauses.iter_mut().find(|other| {
             let ProviderPause { scope, model, reason, until: _ } = &other.shown;
@@ -122,6 +137,37 @@ impl Pauses {
         self.0.iter().filter(holds).max_by_key(|pause| pause.until).map(|pause| &pause.shown)
     }
 
+    /// The pauses of this model that have ended, and after which it has not answered.
+    fn half_open(
+        &mut self,
+        model: &str,
+        generation: Option<i64>,
+        now: Instant,
+    ) -> impl Iterator<Item = &mut Pause> {
+        let holds = move |pause: &&mut Pause| {
+            pause.until <= now && pause.generation == generation && pause.shown.is_about(model)
+        };
+        self.0.iter_mut().filter(holds)
+    }
+
+    /// Whether one request tries this model after a pause.
+    pub(super) fn are_tried(&mut self, model: &str, generation: Option<i64>, now: Instant) -> bool {
+        self.half_open(model, generation, now).any(|pause| pause.trial.is_taken())
+    }
+
+    /// Makes a request the one that tries this model, where that is needed.
+    pub(super) fn trials(&mut self, model: &str, generation: Option<i64>, now: Instant) -> Vec<Trial> {
+        self.half_open(model, generation, now).map(|pause| pause.trial.take()).collect()
+    }
+
+    /// Forgets the pauses that have ended: the model answers.
+    pub(super) fn answered(&mut self, model: &str, generation: Option<i64>, now: Instant) {
+        let is_over = |pause: &Pause| {
+            pause.until <= now && pause.generation == generation && pause.shown.is_about(model)
+        };
+        self.0.retain(|pause| !is_over(pause));
+    }
+
     /// Those that have not ended.
     pub(super) fn shown(
         &self,
@@ -148,30 +194,36 @@ mod tests {
 
     /// For how many seconds from `begin` on a model is left alone, if it is.
     fn left(pauses: &Pauses, model: &str, begin: Moment) -> Option<i64> {
-        let until = pauses.of(model, None, begin.instant)?.until.0;
+        left_of(pauses, model, None, begin)
+    }
+
+    fn left_of(pauses: &Pauses, model: &str, generation: Option<i64>, begin: Moment) -> Option<i64> {
+        let until = pauses.of(model, generation, begin.instant)?.until.0;
         Some(until.duration_since(begin.time).as_secs())
     }
 
     #[test]
     fn a_limit_pauses_the_models_it_is_for_until_it_is_reset() {
-        use LimitScope::{Account, Model};
+        use LimitScope::{Model, Unnamed};
         let begin = Moment { instant: Instant::now(), time: Timestamp::UNIX_EPOCH };
         let models = ["a", "b", "a:free", "b:free"];
         const DAY: i64 = 86_400;
         for (asked, spent, expected) in [
-            ("a", limit(Model, 60), [Some(60), None, None, None]),
-            ("a:free", limit(Model, 60), [None, None, Some(60), None]),
-            ("a", limit(Account, 60), [Some(60); 4]),
-            ("a:free", limit(Account, 60), [None, None, Some(60), Some(60)]),
+            (("a", true), limit(Model, 60), [Some(60), None, None, None]),
+            (("a:free", true), limit(Model, 60), [None, None, Some(60), None]),
+            (("a", true), limit(Unnamed, 60), [Some(60); 4]),
+            (("a", false), limit(Unnamed, 60), [Some(60), None, None, None]),
+            (("a:free", true), limit(Unnamed, 60), [None, None, Some(60), Some(60)]),
+            (("a:free", false), limit(Unnamed, 60), [None, None, Some(60), Some(60)]),
             // Nonsense is bounded; a day of free models is none.
-            ("a", limit(Account, u64::MAX), [Some(3600); 4]),
-            ("a", limit(Model, 7200), [Some(3600), None, None, None]),
-            ("a:free", limit(Account, 50_000), [None, None, Some(50_000), Some(50_000)]),
-            ("a:free", limit(Account, u64::MAX), [None, None, Some(DAY), Some(DAY)]),
+            (("a", true), limit(Unnamed, u64::MAX), [Some(3600); 4]),
+            (("a", true), limit(Model, 7200), [Some(3600), None, None, None]),
+            (("a:free", true), limit(Unnamed, 50_000), [None, None, Some(50_000), Some(50_000)]),
+            (("a:free", true), limit(Unnamed, u64::MAX), [None, None, Some(DAY), Some(DAY)]),
         ] {
             let mut pauses = Pauses::default();
             pauses.spent(asked, &[spent], None, begin);
-            assert_eq!(models.map(|model| left(&pauses, model, begin)), expected, "{asked} {spent:?}");
+            assert_eq!(models.map(|model| left(&pauses, model, begin)), expected, "{asked:?} {spent:?}");
             for (model, seconds) in models.into_iter().zip(expected) {
                 let seconds = seconds.unwrap_or(0) as u64;
                 assert_eq!(
@@ -181,6 +233,38 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn one_request_tries_the_models_of_a_pause_that_ended() {
+        let begin = Moment { instant: Instant::now(), time: Timestamp::UNIX_EPOCH };
+        let mut pauses = Pauses::default();
+        let spend = |pauses: &mut Pauses, now| {
+            pauses.spent(("a", true), &[limit(LimitScope::Unnamed, 60)], Some(1), now);
+        };
+        spend(&mut pauses, begin);
+        assert!(pauses.trials("a", Some(1), begin.instant).is_empty(), "it has not ended");
+        let end = after(begin, 60);
+        // Another pause that begins meanwhile does not make it forgotten.
+        pauses.spent(("c", true), &[limit(LimitScope::Model, 60)], Some(1), end);
+        let trial = pauses.trials("b", Some(1), end.instant);
+        assert_eq!(trial.len(), 1, "all models are one pause");
+        assert!(pauses.are_tried("a", Some(1), end.instant));
+        assert!(!pauses.are_tried("a", Some(2), end.instant), "an edit ends it");
+        drop(trial);
+        assert!(!pauses.are_tried("a", Some(1), end.instant));
+        // The one that tries it is told that nothing is left.
+        let trial = pauses.trials("a", Some(1), end.instant);
+        spend(&mut pauses, end);
+        drop(trial);
+        assert_eq!(left_of(&pauses, "a", Some(1), end), Some(60));
+        // And then the next one that something is.
+        let later = after(end, 60);
+        let trial = pauses.trials("a", Some(1), later.instant);
+        assert_eq!(trial.len(), 1);
+        pauses.answered("a", Some(1), later.instant);
+        assert!(!pauses.are_tried("b", Some(1), later.instant));
+        assert!(pauses.trials("b", Some(1), later.instant).is_empty());
     }
 
     #[test]
@@ -202,7 +286,7 @@ mod tests {
         let begin = Moment { instant: Instant::now(), time: Timestamp::UNIX_EPOCH };
         let mut pauses = Pauses::default();
         for (seconds, expected) in [(60, 60), (5, 60), (90, 90)] {
-            pauses.spent("a", &[limit(LimitScope::Model, seconds)], Some(1), begin);
+            pauses.spent(("a", true), &[limit(LimitScope::Model, seconds)], Some(1), begin);
             let until = pauses.of("a", Some(1), begin.instant).map(|pause| pause.until.0.as_second());
             assert_eq!(until, Some(expected));
         }
@@ -213,7 +297,7 @@ mod tests {
         let count = MAX_PAUSES as u64 + 10;
         for number in 0..count {
             let limit = limit(LimitScope::Model, 100 + number);
-            pauses.spent(&format!("m{number}"), &[limit], Some(1), begin);
+            pauses.spent((&format!("m{number}"), true), &[limit], Some(1), begin);
         }
         assert_eq!(pauses.shown(Some(1), begin.time).count(), MAX_PAUSES);
         assert!(pauses.of(&format!("m{}", count - 1), Some(1), begin.instant).is_some());

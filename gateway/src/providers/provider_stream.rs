@@ -17,9 +17,9 @@ use super::anthropic::AnthropicParser;
 use super::client::ProviderError;
 use super::openai::OpenAiParser;
 use super::server_sent_events::{EventReader, InvalidEvent};
-use super::{Outcome, ProviderPermit, ProviderRequest, Providers};
+use super::{Outcome, ProviderPermit, ProviderRequest, Providers, Trials};
 use crate::error::shown;
-use crate::routes::{BYTES_PER_TOKEN, Provider};
+use crate::routes::Provider;
 
 /// Bytes of one answer: more than the longest, of 128 Ki tokens with their JSON.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
@@ -65,6 +65,8 @@ pub(crate) struct ProviderStream {
     pieces: u32,
     /// Tokens of the prompt, estimated.
     prompt_tokens: u32,
+    /// What it tries, until something of the answer is there.
+    trials: Trials,
     _permit: ProviderPermit,
 }
 
@@ -74,14 +76,13 @@ impl ProviderStream {
         providers: Arc<Providers>,
         wanted: &ProviderRequest,
         response: Response,
-        permit: ProviderPermit,
+        (permit, trials): (ProviderPermit, Trials),
     ) -> Self {
         let ProviderRequest { provider, model, request, .. } = wanted;
         let parser: Box<dyn EventParser> = match provider.spec.api {
             ProviderApi::Anthropic => Box::new(AnthropicParser::new(request.stop.clone())),
             ProviderApi::OpenAI | ProviderApi::Unknown => Box::<OpenAiParser>::default(),
         };
-        let bytes: usize = request.messages.iter().flat_map(|message| message.texts()).map(str::len).sum();
         Self {
             providers,
             provider: provider.clone(),
@@ -94,7 +95,8 @@ impl ProviderStream {
             heard: Instant::now(),
             received: 0,
             pieces: 0,
-            prompt_tokens: u32::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX),
+            prompt_tokens: wanted.prompt_estimate(),
+            trials,
             _permit: permit,
         }
     }
@@ -112,6 +114,10 @@ impl ProviderStream {
     /// The next event that adds something, or the last one. Cancel-safe: what was read is kept.
     pub(crate) async fn event(&mut self) -> Result<GenerationEvent, ProviderError> {
         let event = self.next().await;
+        let trials = std::mem::take(&mut self.trials);
+        if event.is_ok() {
+            self.providers.reopened(&self.provider, &self.model, trials);
+        }
         match &event {
             Ok(GenerationEvent::Finished { usage, .. }) => {
                 self.record(Outcome::Answered);

@@ -4,7 +4,7 @@ use russet_crds::ProviderApi;
 use russet_wire::request::{ContextOverflow, GenerationRequest, Sampling, StructuredOutput};
 
 use crate::request_defaults::LeftOut;
-use crate::routes::Provider;
+use crate::routes::{BYTES_PER_TOKEN, Provider};
 
 /// A request for text to a model of a provider.
 pub(crate) struct ProviderRequest {
@@ -20,6 +20,21 @@ pub(crate) struct ProviderRequest {
     pub(crate) left_out: LeftOut,
     /// `namespace/name` of its client's key, for the audit log; no provider is told.
     pub(crate) key: Option<String>,
+}
+
+impl ProviderRequest {
+    /// Tokens of its prompt and its answer, estimated.
+    pub(super) fn token_estimate(&self) -> u64 {
+        let answer = u64::from(self.request.max_tokens.unwrap_or(0));
+        u64::from(self.prompt_estimate()).saturating_add(answer)
+    }
+
+    /// Tokens of its prompt, estimated.
+    pub(super) fn prompt_estimate(&self) -> u32 {
+        let texts = self.request.messages.iter().flat_map(|message| message.texts());
+        let bytes: usize = texts.map(str::len).sum();
+        u32::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX)
+    }
 }
 
 /// What this API has no words for, of what a request wants; a provider that speaks it would answer something else.

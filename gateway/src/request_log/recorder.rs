@@ -92,6 +92,9 @@ impl Recorder {
             // A request has one.
             let _ = outcome.entry.set(request.0.clone());
             request.0.record.lock().step = outcome.step.clone();
+            if let Some(repeat) = &outcome.repeat {
+                let _ = request.0.repeat.set(repeat.clone());
+            }
         }
     }
 
@@ -110,6 +113,11 @@ impl Recorder {
     /// Whether a step of a Pipeline sent the request.
     pub(crate) fn is_of_step(&self) -> bool {
         self.request.as_ref().is_some_and(|request| request.0.record.lock().step.is_some())
+    }
+
+    /// What the request has in common with the same one that is sent again after a crash; none where that does not happen.
+    pub(crate) fn repeat(&self) -> Option<Arc<str>> {
+        self.request.as_ref()?.0.repeat.get().cloned()
     }
 
     /// Whether the request asks for several responses.

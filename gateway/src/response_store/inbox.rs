@@ -105,7 +105,14 @@ impl InboxRow {
     pub(crate) fn reopened(self, now: u64, expires: u64) -> Self {
         let (state, head) = (InboxState::Pending, None);
         let (attempts, delivered, leased, ended) = (0, false, None, None);
-        Self { state, attempts, delivered, leased, ended, head, created: now, expires, ..self }
+        // Later than before: what it does is told apart by this.
+        let created = now.max(self.created + 1);
+        Self { state, attempts, delivered, leased, ended, head, created, expires, ..self }
+    }
+
+    /// The same each time that it is sent until it ends, and another one when it is reopened.
+    pub(crate) fn repeat(&self) -> String {
+        format!("{}/{}", self.id, self.created)
     }
 
     /// The unique part of the id of the response in the background that it asks for; `None` for any other request.
@@ -322,7 +329,7 @@ pub(super) fn apply(
         InboxChange::Reopen { id, now, expires } => {
             return Ok(transaction.execute(
                 "UPDATE inbox SET state = 'pending', attempts = 0, delivered = 0, leased = NULL, ended = NULL,
-                    head = NULL, published = 0, created = ?2, expires = ?3 WHERE id = ?1 AND state = 'failed'",
+                    head = NULL, published = 0, created = max(?2, created + 1), expires = ?3 WHERE id = ?1 AND state = 'failed'",
                 params![id, now.cast_signed(), expires.cast_signed()],
             )?);
         }

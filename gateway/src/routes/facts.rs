@@ -25,6 +25,9 @@ const MAX_NAME: usize = 317;
 /// Most characters of a label's value, as in Kubernetes.
 const MAX_VALUE: usize = 63;
 
+/// Bytes of instructions that tell conversations apart. What changes in them comes late, so that prefixes can be cached.
+const MAX_INSTRUCTIONS: usize = 1024;
+
 /// The tasks by their names in headers and behind models' names.
 const TASKS: [(&str, RouteTask); 4] = [
     ("chat", RouteTask::Chat),
@@ -185,7 +188,7 @@ impl RequestFacts {
             complexity,
             prompt_tokens: prompt_tokens(request),
             tools: request.tools.len(),
-            conversation: session.unwrap_or_else(|| beginning(request)),
+            conversation: conversation(request, caller, session),
             ..Self::new(task, headers, caller, at)
         }
     }
@@ -240,6 +243,14 @@ impl RequestFacts {
     }
 }
 
+/// The beginning of instructions that every request of a conversation repeats: some clients write the time or a version into
+/// each, and what has no digit before it is older than that.
+fn unchanging(instructions: &str) -> &[u8] {
+    let bytes = instructions.as_bytes();
+    let beginning = bytes.split(u8::is_ascii_digit).next().unwrap_or_default();
+    beginning.get(..MAX_INSTRUCTIONS).unwrap_or(beginning)
+}
+
 /// Tokens of a prompt, estimated by its bytes.
 fn prompt_tokens(request: &GenerationRequest) -> u64 {
     let messages = request.messages.iter().flat_map(Message::texts);
@@ -256,13 +267,25 @@ fn tokens(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN) as u64
 }
 
-/// The first thing that the user said, which later requests of a conversation repeat.
-fn beginning(request: &GenerationRequest) -> u64 {
+/// The number of a conversation: by its caller and the session that its client names, else by what later requests of it
+/// repeat, which is how its instructions begin and the first thing that the user said. What comes later, such as the first
+/// answer, would tell more conversations apart, and change the number within each.
+fn conversation(request: &GenerationRequest, caller: FactsCaller<'_>, session: Option<u64>) -> u64 {
     let mut hasher = Hasher::new();
-    let first = request.messages.iter().find(|message| message.role == "user");
-    if let Some(message) = first {
-        hasher.write(message.content.as_bytes());
+    // With its length, so that no two lists of texts are one.
+    let mut text = |text: &[u8]| {
+        hasher.write_usize(text.len());
+        hasher.write(text);
+    };
+    text(caller.namespace.unwrap_or_default().as_bytes());
+    text(caller.key.unwrap_or_default().as_bytes());
+    if let Some(session) = session {
+        hasher.write_u64(session);
+        return hasher.finish();
     }
+    let of_role = |roles: &[&str]| request.messages.iter().find(|message| roles.contains(&&*message.role));
+    text(of_role(&["system", "developer"]).map_or(b"", |message| unchanging(&message.content)));
+    text(of_role(&["user"]).map_or(b"", |message| message.content.as_bytes()));
     match &request.raw_prompt {
         Some(RawPrompt::Text(text)) => hasher.write(text.as_bytes()),
         Some(RawPrompt::Tokens(tokens)) => tokens.iter().for_each(|token| hasher.write_u32(*token)),
@@ -322,6 +345,43 @@ mod tests {
     }
 
     #[test]
+    fn equal_first_words_of_two_conversations_differ() {
+        let of = |key, system: &str, texts: &[(&str, &str)]| {
+            let system = (!system.is_empty()).then_some(("system", system));
+            let messages = system.into_iter().chain(texts.iter().copied());
+            let request = GenerationRequest {
+                messages: messages.map(|(role, text)| Message::new(role, text)).collect(),
+                ..GenerationRequest::default()
+            };
+            let caller = FactsCaller { key, namespace: key.map(|_| "default"), labels: None };
+            let (headers, at) = (RouteHeaders::default(), Timestamp::UNIX_EPOCH);
+            RequestFacts::of(&request, &headers, caller, None, at).conversation
+        };
+        let hi = [("user", "hi")];
+        let numbers = [
+            of(None, "", &hi),
+            of(Some("eve"), "", &hi),
+            of(Some("kid"), "", &hi),
+            of(Some("kid"), "You translate.", &hi),
+            of(Some("kid"), "You write code.", &hi),
+        ];
+        let distinct: std::collections::BTreeSet<u64> = numbers.into_iter().collect();
+        assert_eq!(distinct.len(), numbers.len(), "{numbers:?}");
+        // An agent's loop, whose instructions have the time and, far behind, what changes.
+        let instructions = |time: &str, notes: &str| {
+            format!("You are an agent. It is {time}.") + &" Be brief.".repeat(200) + notes
+        };
+        let begun = of(Some("kid"), &instructions("10:00", "none"), &hi);
+        let mut texts = hi.to_vec();
+        for turn in [("assistant", "I look"), ("tool", "files"), ("assistant", "Done"), ("user", "And?")] {
+            texts.push(turn);
+            assert_eq!(of(Some("kid"), &instructions("10:07", "some"), &texts), begun, "{turn:?}");
+        }
+        let long = |end: &str| "ü".repeat(MAX_INSTRUCTIONS) + end;
+        assert_eq!(of(None, &long("a"), &hi), of(None, &long("b"), &hi));
+    }
+
+    #[test]
     fn requests_of_a_conversation_have_one_number() {
         let of = |texts: &[&str], session| {
             let roles = ["user", "assistant"].into_iter().cycle();
@@ -335,7 +395,8 @@ mod tests {
         let begun = of(&["Hello there", "Hi"], None);
         assert_eq!(of(&["Hello there", "Hi", "And?"], None).conversation, begun.conversation);
         assert_ne!(of(&["Hello here"], None).conversation, begun.conversation);
-        assert_eq!(of(&["Another"], Some(7)).conversation, 7);
+        assert_eq!(of(&["Another"], Some(7)).conversation, of(&["One more"], Some(7)).conversation);
+        assert_ne!(of(&["Another"], Some(7)).conversation, of(&["Another"], Some(8)).conversation);
         // Roles count, as the engine reads them.
         assert_eq!(begun.prompt_tokens, (11 + 4 + 2 + 9_u64).div_ceil(4));
     }

@@ -35,6 +35,23 @@ impl Targets {
         Self { names, weights, pick }
     }
 
+    /// The names of its deployments.
+    fn deployments(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().filter_map(|name| match name {
+            TargetName::Deployment(name) => Some(name.as_str()),
+            TargetName::Provider { .. } | TargetName::Pipeline { .. } => None,
+        })
+    }
+
+    /// Whether it counts how quick its deployments are: for the fastest of several, and where a request does not wait long for
+    /// one that has another target behind it.
+    fn are_scored(&self, terms: &RouteTerms) -> bool {
+        let deployments = self.deployments().count();
+        let leaves = deployments < self.names.len() && terms.fallback_on.contains(&FallbackCause::Deadline);
+        let waits = self.names.len() > 1 && (leaves || terms.max_wait.is_some());
+        waits || (self.pick == TargetPick::Fastest && deployments > 1)
+    }
+
     /// The names in the order in which a request of this conversation tries them: the one that has the share first.
     pub(super) fn in_order(&self, conversation: Option<u64>) -> impl Iterator<Item = &TargetName> {
         let first = conversation.and_then(|conversation| self.share(conversation)).unwrap_or(0);
@@ -194,14 +211,12 @@ impl RoutePolicy {
         self.rules.iter().map(|rule| &rule.targets).chain([&self.otherwise])
     }
 
-    /// Names of the deployments that have another target beside them, so that it counts how quick each of them is.
-    pub(crate) fn compared_deployments(&self) -> impl Iterator<Item = &str> {
-        let several =
-            self.all_targets().filter(|targets| targets.names.len() > 1).flat_map(|targets| &targets.names);
-        several.filter_map(|name| match name {
-            TargetName::Deployment(name) => Some(name.as_str()),
-            TargetName::Provider { .. } | TargetName::Pipeline { .. } => None,
-        })
+    /// Names of the deployments that have another target beside them and of which it counts how quick each is.
+    pub(crate) fn scored_deployments(&self) -> impl Iterator<Item = &str> {
+        let of_rules = self.rules.iter().map(|rule| (&rule.targets, &rule.terms));
+        let all = of_rules.chain([(&self.otherwise, &self.terms)]);
+        all.filter(|(targets, terms)| targets.are_scored(terms))
+            .flat_map(|(targets, _)| targets.deployments())
     }
 
     /// Whether it has rules.
@@ -314,6 +329,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use russet_crds::{Day, RouteRule, RouteTask};
+    use serde_json::json;
 
     use super::*;
     use crate::routes::complexity::Complexity;
@@ -407,6 +423,36 @@ mod tests {
             (RouteMatch { keys: vec!["*".into()], ..any() }, "it has no key"),
         ] {
             assert_eq!(mismatch(&of, &bare).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn deployments_are_scored_where_a_choice_needs_it() {
+        let deployment = |name: &str| json!({"deploymentRef": {"name": name}});
+        let (one, two, far) =
+            (deployment("one"), deployment("two"), json!({"providerRef": {"name": "far"}, "model": "m"}));
+        let [both, outside] = [json!([one, two]), json!([one, far])];
+        for (spec, expected) in [
+            (json!({"targets": both}), vec![]),
+            (json!({"targets": both, "pick": "Largest"}), vec![]),
+            (json!({"targets": both, "pick": "Cheapest"}), vec![]),
+            (json!({"targets": both, "pick": "Fastest"}), vec!["one", "two"]),
+            (json!({"targets": [one], "pick": "Fastest", "maxWaitSeconds": 1}), vec![]),
+            (json!({"targets": both, "maxWaitSeconds": 1}), vec!["one", "two"]),
+            // By default a request that has no time to wait leaves.
+            (json!({"targets": outside}), vec!["one"]),
+            (json!({"targets": outside, "fallbackOn": ["Unavailable"]}), vec![]),
+            (json!({"targets": outside, "fallbackOn": ["Unavailable"], "pick": "Fastest"}), vec![]),
+            (json!({"targets": both, "rules": [{"name": "r", "targets": [two], "pick": "Fastest"}]}), vec![]),
+            (
+                json!({"targets": [one], "rules": [{"name": "r", "targets": both, "pick": "Fastest"}]}),
+                vec!["one", "two"],
+            ),
+        ] {
+            let mut named = spec.clone();
+            named["models"] = json!(["auto"]);
+            let policy = RoutePolicy::new(&serde_json::from_value(named).unwrap());
+            assert_eq!(policy.scored_deployments().collect::<Vec<_>>(), expected, "{spec}");
         }
     }
 

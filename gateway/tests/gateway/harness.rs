@@ -195,6 +195,11 @@ impl ScriptedEngine {
         assert!(arrived.await.is_ok(), "{} requests in place of {count}", self.requests());
     }
 
+    /// How many listen to what it has cached, itself included.
+    pub fn followers(&self) -> usize {
+        self.prefixes.receiver_count()
+    }
+
     /// It has cached this prompt, a token for every byte, and says so.
     pub fn has_cached(&self, marks: &[pb::PrefixMark]) {
         let block = |mark: &pb::PrefixMark| mark.key.to_le_bytes().to_vec();

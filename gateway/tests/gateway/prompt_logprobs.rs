@@ -1,6 +1,8 @@
 //! Prompts that are told with their tokens: echoed completions and vLLM's `prompt_logprobs`, whole and streamed, over lost
 //! engines, from the response cache, and of engines that do not know what they are asked for.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use russet_gateway::routes::DeploymentState;
 use russet_rpc::engine::{GenerateRequest, raw_prompt::Prompt};
 use russet_wire::event::{
@@ -203,10 +205,66 @@ async fn an_engine_that_tells_no_prompt_is_no_answer() {
             let (status, body) = complete(&lab, asked).await;
             assert_eq!(status, 503, "{body}");
             let message = body["error"]["message"].as_str().unwrap();
-            assert!(message.contains(expected_count) && message.contains("the same release"), "{message}");
+            assert!(message.contains(expected_count) && message.contains("update Russet on"), "{message}");
         }
         // What asks for no prompt is answered.
         assert_eq!(complete(&lab, json!({"prompt": [97, 98, 99]})).await.0, 200);
+    }
+}
+
+/// An engine of the release before: it knows no field that asks for the prompt, and no request without an answer.
+fn older(request: &GenerateRequest) -> Vec<ScriptStep> {
+    if request.max_tokens == Some(0) {
+        let message = "max_tokens is 0; ask for at least 1".to_owned();
+        let failure = GenerationFailure { kind: FailureKind::InvalidRequest, message };
+        return vec![ScriptStep::Say(GenerationEvent::Failed(failure))];
+    }
+    telling(&GenerateRequest { echo: false, prompt_logprobs: None, ..request.clone() })
+}
+
+#[tokio::test]
+async fn prompts_are_reported_by_the_replicas_that_can() {
+    let lab = GatewayLab::start(limits()).await;
+    let [one, two] = ["a", "b"].map(|node| lab.engine(node, older));
+    let newer = lab.engine("c", telling);
+    lab.publish(&[("m", DeploymentState::Ready, &[&one, &two, &newer])]);
+    // By turns, so that each is the first: a rolling update has both.
+    for _ in 0..3 {
+        for max_tokens in [0, 2] {
+            let asked =
+                json!({"prompt": [97, 98, 99], "echo": true, "logprobs": 1, "max_tokens": max_tokens});
+            let (status, body) = complete(&lab, asked).await;
+            assert_eq!(status, 200, "{body}");
+            let expected = if max_tokens == 0 { "abc" } else { "abcok" };
+            assert_eq!(body["choices"][0]["text"], expected);
+        }
+    }
+    assert_eq!(newer.requests(), 6);
+    assert!(one.requests() > 0 && two.requests() > 0, "{} {}", one.requests(), two.requests());
+    // None of them can.
+    lab.publish(&[("m", DeploymentState::Ready, &[&one, &two])]);
+    for max_tokens in [0, 2] {
+        let asked = json!({"prompt": [97, 98, 99], "echo": true, "logprobs": 1, "max_tokens": max_tokens});
+        let (status, body) = complete(&lab, asked).await;
+        let message = body["error"]["message"].as_str().unwrap();
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("model_not_ready")), "{body}");
+        assert!(message.contains("no replica of model `m` can answer"), "{message}");
+        assert!(message.contains("update Russet on a, b,"), "{message}");
+    }
+    // An engine that is full may know it: the client may come again.
+    let full = AtomicUsize::new(0);
+    let busy = lab.engine("d", move |request| match full.fetch_add(1, Ordering::Relaxed) {
+        0 => {
+            let failure = GenerationFailure { kind: FailureKind::Overloaded, message: "full".into() };
+            vec![ScriptStep::Say(GenerationEvent::Failed(failure))]
+        }
+        _ => telling(request),
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&one, &busy])]);
+    let asked = json!({"prompt": [97, 98, 99], "echo": true, "logprobs": 1});
+    for expected in [429, 200] {
+        let (status, body) = complete(&lab, asked.clone()).await;
+        assert_eq!(status, expected, "{body}");
     }
 }
 

@@ -2,6 +2,7 @@
 //! answers meanwhile, and that prices count whatever a provider reports.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -62,7 +63,7 @@ async fn nothing_left_of_a_limit_holds_until_its_reset() {
         ]
     };
     for (api, headers, models) in [
-        (ProviderApi::OpenAI, openrouter, "all of its models are"),
+        (ProviderApi::OpenAI, openrouter, "this model is"),
         (ProviderApi::OpenAI, openai, "this model is"),
         (ProviderApi::Anthropic, anthropic, "this model is"),
     ] {
@@ -104,6 +105,90 @@ async fn nothing_left_of_a_limit_holds_until_its_reset() {
         assert_eq!(ask("fourth").await, "limited", "{models}");
         assert_eq!(limited.asked().len(), 2, "{models}");
     }
+}
+
+#[tokio::test]
+async fn tokens_that_an_answer_spent_hold_nobody() {
+    let lab = GatewayLab::start(limits()).await;
+    let spent = || {
+        let openai =
+            [("x-ratelimit-remaining-tokens", "0".into()), ("x-ratelimit-reset-tokens", "10m0s".into())];
+        let anthropic = [
+            ("anthropic-ratelimit-output-tokens-remaining", "0".into()),
+            ("anthropic-ratelimit-output-tokens-reset", in_seconds(600).to_string()),
+        ];
+        [openai, anthropic].concat()
+    };
+    let provider = MockProvider::start(move |asked| match asked.body["max_tokens"].as_u64() {
+        Some(64_000) => Reply::With(spent(), Box::new(Reply::Status(429, None, "{}"))),
+        _ => answer(ProviderApi::OpenAI, &spent()),
+    })
+    .await;
+    route(&lab, &[provider.object("p", Zone::Local)], spec("Local", json!([target("p", "m")])));
+    for _ in 0..3 {
+        let (status, answer) = body(lab.chat(json!({"model": "auto"}))).await;
+        assert_eq!((status, text(&answer)), (200, "limited"), "{answer}");
+    }
+    // One that is refused for them does.
+    for asked in [4, 4] {
+        let (status, answer) = body(lab.chat(json!({"model": "auto", "max_tokens": 64_000}))).await;
+        assert_eq!((status, provider.asked().len()), (429, asked), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn one_request_tries_a_model_after_its_pause() {
+    let lab = GatewayLab::start(limits()).await;
+    let count = AtomicUsize::new(0);
+    let spent = [("x-ratelimit-remaining", "0".to_owned()), ("x-ratelimit-reset", "0.1".to_owned())];
+    let limited = MockProvider::start(move |_| match count.fetch_add(1, Ordering::Relaxed) {
+        0 => answer(ProviderApi::OpenAI, &spent),
+        // Those that try it hear nothing.
+        1 | 2 => Reply::Stall(Vec::new()),
+        _ => answer(ProviderApi::OpenAI, &[]),
+    })
+    .await;
+    let other = MockProvider::saying("other").await;
+    let objects = [limited.object("limited", Zone::Local), other.object("other", Zone::Local)];
+    route(&lab, &objects, spec("Local", json!([target("limited", "m"), target("other", "m")])));
+    let ask = |id: &str| {
+        let call = body(lab.chat(json!({"model": "auto"})).header("x-request-id", id));
+        async move {
+            let (status, answer) = call.await;
+            assert_eq!(status, 200, "{answer}");
+            text(&answer).to_owned()
+        }
+    };
+    assert_eq!(ask("first").await, "limited");
+    // Until the pause ends the other one answers, and then one request tries the limited one.
+    let begun = async || loop {
+        let mut trial = tokio::spawn(ask("trial"));
+        tokio::select! {
+            answer = &mut trial => assert_eq!(answer.unwrap(), "other"),
+            () = limited.running(1) => break trial,
+        }
+    };
+    let trial = begun().await;
+    let several = ["a", "b", "c", "d"].map(|id| tokio::spawn(ask(id)));
+    for one in several {
+        assert_eq!(one.await.unwrap(), "other");
+    }
+    assert_eq!(limited.asked().len(), 2, "one request tried it");
+    let [skipped] = &why(&lab, "a").await.skipped[..] else { panic!("one target was left out") };
+    assert_eq!(skipped.reason, "it was left alone, and one request tries whether it answers again");
+    // Its client goes, and another request tries it.
+    trial.abort();
+    limited.running(0).await;
+    let trial = begun().await;
+    assert_eq!(limited.asked().len(), 3);
+    // Where there is nothing else, it is better than an error. It answers: all may follow.
+    route(&lab, &objects, spec("Local", json!([target("limited", "m")])));
+    assert_eq!(ask("alone").await, "limited");
+    route(&lab, &objects, spec("Local", json!([target("limited", "m"), target("other", "m")])));
+    for id in ["e", "f"] {
+        assert_eq!(ask(id).await, "limited");
+    }
+    trial.abort();
 }
 
 #[tokio::test]

@@ -1,11 +1,12 @@
 //! Rules of ModelRoutes over HTTP: which requests go where, what the log says of it, and edits while streams run.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use russet_crds::ModelRoute;
 use russet_gateway::request_log::RequestRecord;
 use russet_gateway::routes::{DeploymentState, ModelAlias, RoutingTable};
+use russet_rpc::engine as pb;
 use russet_wire::event::FinishReason;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -315,6 +316,48 @@ async fn the_fastest_of_two_models_is_where_the_prompt_is_cached() {
     for number in 0..20 {
         assert_eq!(ask(&format!("Question {number}?")).await, other);
     }
+}
+
+#[tokio::test]
+async fn only_engines_whose_route_compares_them_are_followed() {
+    let lab = GatewayLab::start(limits()).await;
+    let (one, two) = (named(&lab, "one"), named(&lab, "two"));
+    let both = [("first", &one), ("second", &two)];
+    let targets = json!([to("first")[0], to("second")[0]]);
+    let spec = |pick: &str| json!({"models": ["auto"], "targets": targets, "pick": pick});
+    // They have other prompts.
+    one.has_cached(&[pb::PrefixMark { key: 1, bytes: 1 }]);
+    two.has_cached(&[pb::PrefixMark { key: 2, bytes: 1 }]);
+    let unfollowed = one.followers();
+    let chat = json!({"model": "auto", "messages": [{"role": "user", "content": "Be brief. ".repeat(4000)}]});
+    let cached = async |id: &str| {
+        answer(lab.chat(chat.clone()).header("x-request-id", id)).await;
+        let record = lab.client.get(lab.url(&format!("/requests/{id}/why"))).send().await.unwrap();
+        let record: RequestRecord = record.json().await.unwrap();
+        record.attempts[0].candidates.iter().filter_map(|one| one.cached_tokens).max().unwrap_or(0)
+    };
+    let followed = async |count: usize| {
+        let waited = tokio::time::timeout(TEST_TIMEOUT, async {
+            while [&one, &two].iter().any(|engine| engine.followers() != count) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        assert!(waited.await.is_ok(), "{} and {} follow", one.followers(), two.followers());
+    };
+    publish(&lab, &both, spec("Fastest"));
+    followed(unfollowed + 1).await;
+    assert_eq!(cached("first").await, 0);
+    let sent = |engine: &ScriptedEngine| engine.marks.lock().unwrap().first().cloned();
+    let marks = sent(&one).or(sent(&two)).unwrap();
+    one.has_cached(&marks[..marks.len() - 1]);
+    let known = tokio::time::timeout(TEST_TIMEOUT, async { while cached("more").await == 0 {} });
+    assert!(known.await.is_ok(), "the gateway does not follow what the engine has cached");
+    // In order nobody compares them: the streams end, and what they told is forgotten.
+    publish(&lab, &both, spec("InOrder"));
+    followed(unfollowed).await;
+    assert_eq!(cached("in-order").await, 0);
+    publish(&lab, &both, spec("Fastest"));
+    followed(unfollowed + 1).await;
 }
 
 #[tokio::test]

@@ -159,6 +159,60 @@ async fn a_score_that_is_no_number_fails_its_request_alone() {
 }
 
 #[tokio::test]
+async fn prompts_that_nobody_reads_take_bounded_memory() {
+    let mut lab = SchedulerHarness::start(8, 20_000, 80_000, FakeExecutor::new());
+    let scored = |id: &str| GenerationRequest {
+        id: id.to_owned(),
+        prompt_logprobs: Some(3),
+        ..say(&"x".repeat(3000), 0, 0)
+    };
+    let alone = GenerationRequest { prompt_logprobs: None, echo: true, ..scored("alone") };
+    // What one of them tells.
+    let mut reader = lab.ask(scored("first"));
+    let mut bytes = 0;
+    while let Some(sent) = within("an event", reader.events.recv()).await {
+        bytes += report_budget::bytes_of(&sent.event.event);
+    }
+    assert!(bytes > 3000 * 4 * size_of::<u32>(), "{bytes}");
+    lab.intake.reports = ReportBudget::new(2 * bytes);
+    // Nobody reads while they are computed.
+    let mut unread: Vec<_> = (0..5).map(|_| lab.ask(scored("unread"))).collect();
+    assert_eq!(lab.ask(say("ab", 2, 0)).collect().await.0, "ab");
+    eventually("they have ended", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
+    // Nor has a prompt without log-probabilities room.
+    let failure = lab.ask(alone.clone()).failure().await;
+    assert_eq!(failure.kind, FailureKind::Overloaded);
+    let (mut whole, mut failed, mut held) = (0, 0, 0);
+    for reader in &mut unread {
+        while let Ok(sent) = reader.events.try_recv() {
+            held += report_budget::bytes_of(&sent.event.event);
+            match sent.event.event {
+                GenerationEvent::Finished { .. } => whole += 1,
+                GenerationEvent::Failed(GenerationFailure { kind, message }) => {
+                    assert_eq!(kind, FailureKind::Overloaded);
+                    assert!(message.contains("wait to be read by the clients"), "{message}");
+                    failed += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(held <= 2 * bytes && whole <= 2 && failed >= 3 && whole + failed == 5, "{held} {whole} {failed}");
+    // All is read: there is room for others.
+    for request in [scored("next"), alone] {
+        let mut reader = lab.ask(request);
+        while reader.next().await {}
+        assert!(matches!(reader.end, Some(GenerationEvent::Finished { .. })), "{:?}", reader.end);
+    }
+    // Clients that leave give theirs back.
+    drop((0..5).map(|_| lab.ask(scored("left"))).collect::<Vec<_>>());
+    eventually("they have ended", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
+    let mut reader = lab.ask(scored("last"));
+    while reader.next().await {}
+    assert!(matches!(reader.end, Some(GenerationEvent::Finished { .. })), "{:?}", reader.end);
+}
+
+#[tokio::test]
 async fn prompts_alone_need_no_slot_and_too_long_ones_are_refused() {
     let lab = SchedulerHarness::start(1, 300_000, 300_000, FakeExecutor::new());
     let tokens = RawPrompt::Tokens(vec![token_of_byte(b'a'), token_of_byte(b'b')]);

@@ -17,6 +17,9 @@ use crate::dispatch::suspects::Isolation;
 use crate::error::ErrorKind;
 use crate::routes::Endpoint;
 
+/// What engines say to `max_tokens: 0` whose release tells no prompts.
+const NO_ANSWER_REFUSED: &str = "max_tokens is 0";
+
 /// A request on its way to an engine.
 pub(super) struct StreamAttempt<'a> {
     pub(super) dispatcher: &'a Dispatcher,
@@ -55,6 +58,38 @@ impl StreamAttempt<'_> {
     /// Opens a stream to an endpoint, of which so many tokens of the prompt have to be read there, and reads it up to the first
     /// text; `note` gets how far the engine is.
     pub(super) async fn first_text(
+        &self,
+        at: (&Endpoint, u64),
+        meter: EngineMeter,
+        active: Option<ActiveRequest>,
+        isolation: &mut Option<Isolation>,
+        note: impl FnMut(EngineProgress),
+    ) -> Result<FirstText, AttemptError> {
+        let read = self.read(at, meter, active, isolation, note).await;
+        read.map_err(|error| self.unsupported(error, at.0))
+    }
+
+    /// The error; that of an engine that knows no request without an answer, as scores of a prompt are asked for, is of its
+    /// release.
+    fn unsupported(&self, error: AttemptError, endpoint: &Endpoint) -> AttemptError {
+        match error {
+            AttemptError::Rejected(error)
+                if error.kind == ErrorKind::InvalidRequest
+                    && self.request.tells_prompt()
+                    && self.request.max_tokens == Some(0)
+                    && error.message.contains(NO_ANSWER_REFUSED) =>
+            {
+                let message = format!(
+                    "the engine on node {} refuses a prompt that is to be told without an answer: {}",
+                    endpoint.node, error.message
+                );
+                AttemptError::Unsupported(message)
+            }
+            other => other,
+        }
+    }
+
+    async fn read(
         &self,
         (endpoint, unread_tokens): (&Endpoint, u64),
         meter: EngineMeter,
@@ -127,7 +162,7 @@ impl AttemptError {
                 ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded | ErrorKind::ShuttingDown
             ),
             Self::Lost { work, .. } => *work != LostWork::None,
-            Self::Busy(_) => false,
+            Self::Busy(_) | Self::Unsupported(_) => false,
         }
     }
 }

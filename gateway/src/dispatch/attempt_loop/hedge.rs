@@ -114,8 +114,12 @@ impl AttemptLoop<'_> {
                     match second {
                         None => second_recorder.taken_back(),
                         Some(error) => {
+                            if let AttemptError::Unsupported(message) = &error {
+                                self.unsupported.insert(other.clone(), message.clone());
+                            } else {
+                                self.back_off(other);
+                            }
                             record_loser(&second_recorder, Some(error));
-                            self.back_off(other);
                         }
                     }
                 }
@@ -163,7 +167,9 @@ fn record_loser(recorder: &Recorder, error: Option<AttemptError>) {
     match error {
         None => recorder.overtaken(),
         Some(AttemptError::Busy(message)) => recorder.busy(&message),
-        Some(AttemptError::Lost { message, .. }) => recorder.lost(&message),
+        Some(AttemptError::Lost { message, .. } | AttemptError::Unsupported(message)) => {
+            recorder.lost(&message)
+        }
         Some(AttemptError::Rejected(error)) => recorder.rejected(&error),
     }
 }

@@ -62,7 +62,8 @@ impl AttemptLoop<'_> {
             reservation.settle_request().await;
         }
         let key = self.request.caller.key_names().map(|(_, name)| name);
-        let mut run = runs.start(target, text, key, limit.zone()).await?;
+        let repeat = self.request.recorder.repeat();
+        let mut run = runs.start(target, text, key, limit.zone(), repeat.as_deref()).await?;
         let (namespace, name) = &run.name;
         self.request.recorder.ran(&target.subject(), &format!("{namespace}/{name}"));
         self.held = None;
@@ -71,7 +72,10 @@ impl AttemptLoop<'_> {
         let answer = tokio::select! {
             answer = run.answer() => answer,
             error = Deadline::expired(self.request.deadline, &waiting) => return Err(self.rejected(error)),
-            () = self.dispatcher.closing.cancelled() => return Err(self.rejected(shutdown_error())),
+            () = self.dispatcher.closing.cancelled() => {
+                run.leave();
+                return Err(self.rejected(shutdown_error()));
+            }
         };
         let RunAnswer { text, usage } = answer.map_err(|why| {
             let (namespace, name) = &run.name;

@@ -6,7 +6,7 @@ use crate::dispatch::answer_stream::ProviderAnswer;
 use crate::dispatch::engine_stream::AttemptError;
 use crate::dispatch::route_decision::Departure;
 use crate::error::{ErrorKind, GatewayError};
-use crate::providers::{Closed, ProviderRequest, untranslatable};
+use crate::providers::{Closed, ProviderRequest, Trials, untranslatable};
 use crate::request_log::SkippedTarget;
 use crate::routes::{BYTES_PER_TOKEN, Provider};
 
@@ -74,7 +74,14 @@ impl AttemptLoop<'_> {
         &mut self,
         departure: Departure<'_>,
     ) -> Result<Option<Opened>, GatewayError> {
-        let Departure { provider, model, limit, awaited } = departure;
+        let Departure { provider, model, limit, awaited, is_tried } = departure;
+        let trials = match self.dispatcher.providers.trials(provider, model) {
+            Some(trials) => trials,
+            // Nothing else answers it.
+            None if is_tried => Trials::of_another(),
+            // Another request was a moment earlier; the next choice sees that.
+            None => return Ok(None),
+        };
         if let Err(closed) = self.reserve_money(provider, model).await {
             self.request.recorder.skipped(vec![skipped(provider, model, &closed)]);
             self.refusals.insert((provider.full_name(), model.to_owned()), closed);
@@ -95,10 +102,11 @@ impl AttemptLoop<'_> {
         // What should have answered is wanted all the same: it wakes, or gets another replica.
         self.held = awaited.and_then(|deployment| self.dispatcher.demand.hold(deployment, 0).ok());
         self.request.is_not_prepared();
-        let mut answer = match ProviderAnswer::open(self.dispatcher, cleared, self.request.deadline).await {
-            Ok(answer) => answer,
-            Err(error) => return self.refused(provider, model, error),
-        };
+        let mut answer =
+            match ProviderAnswer::open(self.dispatcher, (cleared, trials), self.request.deadline).await {
+                Ok(answer) => answer,
+                Err(error) => return self.refused(provider, model, error),
+            };
         match answer.output().await {
             Ok(first) => {
                 self.tracker.dispatched();
@@ -129,7 +137,7 @@ impl AttemptLoop<'_> {
                 self.request.recorder.busy(&why);
                 Closed::busy(why)
             }
-            AttemptError::Lost { message, .. } => {
+            AttemptError::Unsupported(message) | AttemptError::Lost { message, .. } => {
                 self.request.recorder.lost(&message);
                 Closed::for_good(message)
             }

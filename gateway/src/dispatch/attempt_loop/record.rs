@@ -16,7 +16,7 @@ impl AttemptLoop<'_> {
         adapter: &str,
     ) {
         self.record_route(table);
-        let Self { request, backoffs, scores, .. } = self;
+        let Self { request, backoffs, unsupported, scores, .. } = self;
         let score_of = |group: &str| scores.iter().find(|scored| scored.group == group);
         let others = deployment.endpoints_with(adapter).filter(|other| *other != endpoint);
         let candidates = std::iter::once(endpoint).chain(others).map(|candidate| {
@@ -25,7 +25,7 @@ impl AttemptLoop<'_> {
                 node: candidate.node.clone(),
                 group: candidate.group.clone(),
                 chosen: candidate == endpoint,
-                backed_off: backoffs.contains_key(candidate),
+                backed_off: backoffs.contains_key(candidate) || unsupported.contains_key(candidate),
                 cached_tokens: scored.map(|scored| scored.cached_tokens),
                 score: scored.map(|scored| logged(&scored.score)),
             }

@@ -10,10 +10,11 @@ const GATEWAY: &str = "RUSSET_PIPELINE_GATEWAY_THAT_IS_KILLED";
 /// Runs that are killed at every step.
 const RUNS: usize = 3;
 
-struct KilledGateway(Child);
+/// A gateway in a process of its own, which is killed when this is dropped.
+pub(super) struct KilledGateway(Child);
 
 impl KilledGateway {
-    fn start(lab: &PipelineLab) -> Self {
+    pub(super) fn start(lab: &PipelineLab) -> Self {
         let tls = lab.certificates.gateway();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "pipelines::kills::runs_go_on_after_a_kill_at_every_step", "--nocapture"])

@@ -2,6 +2,7 @@
 
 use russet_gateway::audit::AuditLog;
 
+use super::kills::KilledGateway;
 use super::*;
 
 /// Two steps: a draft, and what an address makes of it.
@@ -269,4 +270,159 @@ async fn a_run_that_is_gone_ends_its_request() {
     no_runs(&lab).await;
     stop.cancel();
     gateway.await.unwrap();
+}
+
+/// A call, and then a question.
+fn noted() -> Value {
+    json!({
+        "parameters": [{"name": "topic"}],
+        "steps": [
+            {"name": "note", "http": {"endpointRef": {"name": "hooks"}, "path": "/notes", "body": "x"}},
+            {"name": "draft", "chat": {"model": "m", "prompt": "facts on $(parameters.topic)"}},
+        ],
+    })
+}
+
+/// Answers all but the first question.
+fn second_time() -> impl Fn(&russet_rpc::engine::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static {
+    let is_first = AtomicBool::new(true);
+    move |request| {
+        if is_first.swap(false, Ordering::Relaxed) { hangs(request) } else { answer(request) }
+    }
+}
+
+impl PipelineLab {
+    /// The id of a request in the inbox that waits for a run whose question hangs.
+    async fn in_inbox(&self) -> String {
+        self.object("Pipeline", "brief", noted());
+        self.route("brief");
+        let accepted = async {
+            loop {
+                let ask = self.ask("/v1/chat/completions", says("green tea"));
+                if let Ok(response) = ask.header("prefer", "respond-async").send().await
+                    && response.status() == 202
+                {
+                    let body: Value = response.json().await.unwrap();
+                    return body["id"].as_str().unwrap().to_owned();
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let id = tokio::time::timeout(TEST_TIMEOUT, accepted).await.expect("it is accepted");
+        self.engine.running(1).await;
+        id
+    }
+
+    /// The request in the inbox once it has ended.
+    async fn inbox_end(&self, id: &str) -> Value {
+        let ended = async {
+            loop {
+                let url = format!("http://{}/v1/inbox/{id}", self.listen);
+                if let Ok(response) = self.client.get(url).send().await
+                    && let Ok(body) = response.json::<Value>().await
+                    && ["done", "failed"].contains(&body["status"].as_str().unwrap_or_default())
+                {
+                    return body;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(TEST_TIMEOUT, ended).await.expect("it ends")
+    }
+
+    /// The run and the call are those of before, and the request has what they made.
+    async fn made_once(&self, id: &str, run: &Value) {
+        let end = self.inbox_end(id).await;
+        let answer = &end["response"]["body"]["choices"][0]["message"]["content"];
+        assert_eq!((&end["status"], answer), (&json!("done"), &json!("<facts on green tea>")), "{end}");
+        assert_eq!(self.only_run()["metadata"]["name"], run["metadata"]["name"]);
+        assert_eq!((self.created(), self.endpoint.asked().len()), (1, 1), "the call is made once");
+    }
+
+    /// How many runs were ever created.
+    fn created(&self) -> usize {
+        let writes = self.objects.writes.lock().unwrap();
+        writes.iter().filter(|write| write.starts_with("create pipelineruns")).count()
+    }
+}
+
+#[tokio::test]
+async fn a_request_of_the_inbox_finds_its_run_after_a_kill() {
+    let lab = PipelineLab::start(second_time(), accept).await;
+    let gateway = KilledGateway::start(&lab);
+    let id = lab.in_inbox().await;
+    let run = lab.only_run();
+    drop(gateway);
+    lab.engine.running(0).await;
+    let gateway = KilledGateway::start(&lab);
+    lab.made_once(&id, &run).await;
+    drop(gateway);
+    // Killed once more after the run had its end, and before the request had its answer.
+    let database = rusqlite::Connection::open(lab.folder.path().join("responses.db")).unwrap();
+    database.busy_timeout(TEST_TIMEOUT).unwrap();
+    let forget = "UPDATE inbox SET state = 'leased', ended = NULL, head = NULL";
+    assert_eq!(database.execute(forget, []).unwrap(), 1);
+    drop(database);
+    let asked = lab.engine.requests();
+    let _gateway = KilledGateway::start(&lab);
+    lab.made_once(&id, &run).await;
+    assert_eq!(lab.engine.requests(), asked);
+}
+
+#[tokio::test]
+async fn a_request_of_the_inbox_finds_its_run_after_a_stop() {
+    let lab = PipelineLab::start(second_time(), accept).await;
+    let (gateway, stop) = lab.gateway();
+    let id = lab.in_inbox().await;
+    let run = lab.only_run();
+    stop.cancel();
+    gateway.await.unwrap();
+    lab.engine.running(0).await;
+    let (gateway, stop) = lab.gateway();
+    lab.made_once(&id, &run).await;
+    stop.cancel();
+    gateway.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_run_begun_before_a_kill_waits_for_its_text() {
+    let lab = PipelineLab::start(second_time(), accept).await;
+    let gateway = KilledGateway::start(&lab);
+    let id = lab.in_inbox().await;
+    drop(gateway);
+    lab.engine.running(0).await;
+    // As if the gateway had been killed before it claimed the run: nothing of it is kept, and its text is with the request.
+    let mut run = lab.only_run();
+    run["status"] = Value::Null;
+    lab.objects.apply("pipelineruns", run.clone());
+    let database = rusqlite::Connection::open(lab.folder.path().join("responses.db")).unwrap();
+    database.busy_timeout(TEST_TIMEOUT).unwrap();
+    database.execute_batch("PRAGMA foreign_keys = ON; DELETE FROM run").unwrap();
+    drop(database);
+    let _gateway = KilledGateway::start(&lab);
+    let end = lab.inbox_end(&id).await;
+    assert_eq!(end["status"], "done", "{end}");
+    assert_eq!(lab.only_run()["metadata"]["name"], run["metadata"]["name"]);
+    // The same key, so that the address knows the call.
+    assert_eq!(lab.keys().iter().collect::<std::collections::BTreeSet<_>>().len(), 1);
+}
+
+#[tokio::test]
+async fn a_run_of_other_terms_is_not_begun_again() {
+    let lab = PipelineLab::start(second_time(), accept).await;
+    let gateway = KilledGateway::start(&lab);
+    let id = lab.in_inbox().await;
+    drop(gateway);
+    lab.engine.running(0).await;
+    let mut run = lab.only_run();
+    run["spec"]["zone"] = json!("Cloud");
+    lab.objects.apply("pipelineruns", run.clone());
+    let _gateway = KilledGateway::start(&lab);
+    let end = lab.inbox_end(&id).await;
+    let error = &end["response"]["body"]["error"];
+    assert_eq!((&end["status"], &error["code"]), (&json!("failed"), &json!("pipeline_failed")), "{end}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("was begun for this request before the gateway ended"), "{message}");
+    assert_eq!(lab.endpoint.asked().len(), 1);
+    assert_eq!(lab.created(), 1, "no other one is begun");
 }
