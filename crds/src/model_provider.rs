@@ -33,6 +33,7 @@ use crate::{LocalReference, Money, Zone};
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
     printcolumn(name = "Answered", type_ = "date", json_path = ".status.lastAnswered"),
+    printcolumn(name = "Credits", type_ = "string", json_path = ".status.credits.remaining", priority = 1),
     printcolumn(
         name = "Message",
         type_ = "string",
@@ -70,6 +71,11 @@ pub struct ModelProviderSpec {
     #[serde(default = "timeout_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub timeout_seconds: u32,
+    /// How often a gateway asks what is left of the credits of its key, in the wake of requests that went there; OpenRouter
+    /// says. Absent: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 60, max = 86_400))]
+    pub credits_interval_seconds: Option<u32>,
     /// What is known of its models; the first that matches a name counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
@@ -85,6 +91,7 @@ impl Default for ModelProviderSpec {
             secret_ref: None,
             max_concurrent_requests: max_concurrent_requests(),
             timeout_seconds: timeout_seconds(),
+            credits_interval_seconds: None,
             models: Vec::new(),
         }
     }
@@ -198,10 +205,27 @@ pub struct ModelProviderStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub pauses: Vec<ProviderPause>,
+    /// What was left of the credits of its key, where a gateway asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credits: Option<ProviderCredits>,
     /// Ready: the last request was answered, or none has gone there yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Credits of a key at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProviderCredits {
+    /// What was left. Absent: the key has no limit of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remaining: Option<Money>,
+    /// The limit of the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Money>,
+    /// When the provider said so.
+    pub read_at: Time,
 }
 
 /// Models of a provider that are not asked until a time.

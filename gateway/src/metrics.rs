@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::{
-    CounterVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector,
+    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
+    core::Collector,
 };
 use russet_crds::Money;
 
@@ -47,6 +48,7 @@ pub struct Metrics {
     response_cache: IntCounterVec,
     provider_requests: IntCounterVec,
     provider_cost: CounterVec,
+    provider_credits: GaugeVec,
     energy: CounterVec,
     electricity: CounterVec,
     budgets: Mutex<HashSet<String>>,
@@ -142,6 +144,16 @@ impl Metrics {
                     Opts::new(
                         full_name("provider_cost_total"),
                         "What complete answers of providers cost, by their prices, and without a price as they say.",
+                    ),
+                    &["provider"],
+                )?,
+            )?,
+            provider_credits: add(
+                registry,
+                GaugeVec::new(
+                    Opts::new(
+                        full_name("provider_credits"),
+                        "What was left of the credits of a provider's key when the provider was asked last.",
                     ),
                     &["provider"],
                 )?,
@@ -277,6 +289,16 @@ impl Metrics {
     /// A request to a provider ended so.
     pub fn provider_request(&self, provider: &str, outcome: &str) {
         self.provider_requests.with_label_values(&[provider, outcome]).inc();
+    }
+
+    /// So much is left of the credits of a provider's key; none where it has no limit, or nobody asks any more.
+    pub fn provider_credits(&self, provider: &str, remaining: Option<Money>) {
+        match remaining {
+            Some(remaining) => {
+                self.provider_credits.with_label_values(&[provider]).set(remaining.nanos as f64 / 1e9);
+            }
+            None => drop(self.provider_credits.remove_label_values(&[provider])),
+        }
     }
 
     /// An answer of a provider cost so much.

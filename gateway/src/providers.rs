@@ -10,6 +10,7 @@
 mod anthropic;
 mod circuit;
 mod client;
+mod credits;
 mod openai;
 mod pauses;
 mod provider_stream;
@@ -179,7 +180,13 @@ impl Providers {
         let is_known = |(name, endpoint): &(String, String)| {
             providers.iter().any(|one| one.full_name() == *name && one.spec.endpoint == *endpoint)
         };
-        self.health.lock().retain(|seen, _| is_known(seen));
+        self.health.lock().retain(|seen, health| {
+            let is_known = is_known(seen);
+            if !is_known && health.credits.said.is_some() {
+                self.metrics.provider_credits(&seen.0, None);
+            }
+            is_known
+        });
     }
 
     /// Why a model of a provider is not asked now, if it is not.
@@ -220,25 +227,25 @@ impl Providers {
         circuit.is_tried(now).then(|| Closed::tried(circuit.error_kind()))
     }
 
-    /// Makes a request the one that tries a model that was left alone, where that is needed; none where another one does.
-    pub(crate) fn trials(&self, provider: &Provider, model: &str) -> Option<Trials> {
+    /// Makes a request the one that tries a model that was left alone, where that is needed; an error where another one does.
+    pub(crate) fn trials(&self, provider: &Provider, model: &str) -> Result<Trials, Closed> {
         let now = Instant::now();
         let seen = (provider.full_name(), provider.spec.endpoint.clone());
         let (mut health, mut circuits) = (self.health.lock(), self.circuits.lock());
         let pauses = health.get_mut(&seen).map(|health| &mut health.pauses);
         let circuit = circuits.get_mut(&key(provider, model));
-        let mut trials = Vec::new();
-        if circuit.as_ref().is_some_and(|circuit| circuit.is_tried(now)) {
-            return None;
+        if let Some(circuit) = circuit.as_ref().filter(|circuit| circuit.is_tried(now)) {
+            return Err(Closed::tried(circuit.error_kind()));
         }
+        let mut running = Vec::new();
         if let Some(pauses) = pauses {
             if pauses.are_tried(model, provider.generation, now) {
-                return None;
+                return Err(Closed::tried(ErrorKind::Overloaded));
             }
-            trials = pauses.trials(model, provider.generation, now);
+            running = pauses.trials(model, provider.generation, now);
         }
-        trials.extend(circuit.and_then(|circuit| circuit.trial(now)));
-        Some(Trials { reopens: !trials.is_empty(), running: trials })
+        running.extend(circuit.and_then(|circuit| circuit.trial(now)));
+        Ok(Trials { reopens: !running.is_empty(), running })
     }
 
     /// A request that tried a model has the beginning of an answer: the others may follow.

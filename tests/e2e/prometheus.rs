@@ -38,7 +38,7 @@ const UNSEEN_QUERIES: [&str; 6] =
     ];
 
 /// Documented metrics that this cluster does not show.
-const UNSEEN_METRICS: [&str; 26] = [
+const UNSEEN_METRICS: [&str; 27] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
@@ -69,6 +69,7 @@ const UNSEEN_METRICS: [&str; 26] = [
     "russet_gateway_budget_request_total",
     "russet_gateway_provider_request_total",
     "russet_gateway_provider_cost_total",
+    "russet_gateway_provider_credits",
     // A request is held only if it arrives before its model is ready.
     "russet_gateway_request_queue_time_seconds",
 ];

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::openai::error_message;
 use super::provider_stream::ProviderStream;
 use super::rate_limits::{self, LimitedReply, SpentLimit};
-use super::{Outcome, ProviderPermit, ProviderRequest, Providers, Trials, anthropic, openai};
+use super::{Outcome, ProviderPermit, ProviderRequest, Providers, Trials, anthropic, credits, openai};
 use crate::audit::DepartedRequest;
 use crate::error::{ErrorKind, GatewayError, shown};
 use crate::zone_client::url_in;
@@ -118,6 +118,12 @@ impl Providers {
             _ => LimitedReply::Answer,
         };
         self.limited(wanted, &rate_limits::of_headers(response.headers(), reply, Timestamp::now()));
+        if matches!(response.status(), StatusCode::OK | StatusCode::PAYMENT_REQUIRED) {
+            self.ask_credits(provider, || {
+                let url = url_in(&format!("{endpoint}{}", credits::PATH), zone).ok()?;
+                Some(authorized(client.get(url), provider.spec.api, token.as_deref()))
+            });
+        }
         if response.status() == StatusCode::OK {
             return Ok(ProviderStream::new(self.clone(), wanted, response, (permit, trials)));
         }
@@ -212,7 +218,7 @@ async fn refusal(
 }
 
 /// The beginning of a body as text.
-async fn beginning(response: Response) -> String {
+pub(super) async fn beginning(response: Response) -> String {
     let mut bytes = Vec::new();
     let mut body = response.bytes_stream();
     while let Some(Ok(piece)) = body.next().await {

@@ -256,11 +256,15 @@ impl EventParser for OpenAiParser {
     }
 }
 
-/// The cost that a provider reports, to the billionth; none where it is no amount of at least nothing.
+/// The cost that a provider reports, at most [`MAX_REPORTED_COST`]; none where it is no amount of at least nothing.
 fn reported_cost(cost: &Value) -> Option<Money> {
+    cost.as_f64().and_then(|cost| amount(cost.min(MAX_REPORTED_COST)))
+}
+
+/// An amount of money that a provider writes as a number, to the billionth; none where it is less than nothing.
+pub(super) fn amount(number: f64) -> Option<Money> {
     const NANOS: f64 = 1e9;
-    let cost = cost.as_f64().filter(|cost| cost.is_finite() && *cost >= 0.0)?;
-    Some(Money::of_nanos((cost.min(MAX_REPORTED_COST) * NANOS).round() as u128))
+    (number.is_finite() && number >= 0.0).then(|| Money::of_nanos((number * NANOS).round() as u128))
 }
 
 impl OpenAiParser {

@@ -6,7 +6,7 @@
 //! | nothing is left of requests or tokens | the model | a request fits again, at most an hour |
 //! | nothing is left of a limit without a name, to a `:free` model | all `:free` models | that is reset, at most a day |
 //! | the same, to another model | all models of OpenRouter; elsewhere the model | that is reset, at most an hour |
-//! | 402 to a model that costs something | all but `:free` models | five minutes have passed |
+//! | 402 to a model that costs something, or that no credits are left | all but `:free` models | five minutes have passed |
 //!
 //! Then one request tries it (`trial`), and the others go to their next targets until it is answered.
 
@@ -86,6 +86,11 @@ impl Pauses {
         // One that costs nothing and is refused so says nothing of the others: OpenRouter does that below a balance of zero.
         let scope = if model.ends_with(FREE_SUFFIX) { PauseScope::Free } else { PauseScope::Paid };
         self.insert((scope, None, PauseReason::NoCredits), UNPAID_PAUSE, generation, now);
+    }
+
+    /// Nothing is left of the key's credits.
+    pub(super) fn no_credits(&mut self, generation: Option<i64>, now: Moment) {
+        self.insert((PauseScope::Paid, None, PauseReason::NoCredits), UNPAID_PAUSE, generation, now);
     }
 
     fn insert(

@@ -10,11 +10,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource as _};
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{ModelProvider, ModelProviderStatus, PauseReason, PauseScope, ProviderPause, names};
+use russet_crds::{ModelProvider, ModelProviderStatus, Money, PauseReason, PauseScope, ProviderPause, names};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::credits::CreditsHealth;
 use super::{Outcome, Pauses, Providers};
 use crate::api_timeout::{WriteError, with_timeout};
 use crate::error::shown;
@@ -38,6 +39,8 @@ pub(super) struct ProviderHealth {
     pub(super) failure: Option<String>,
     /// Which of its models are left alone.
     pub(super) pauses: Pauses,
+    /// What is left of its credits.
+    pub(super) credits: CreditsHealth,
 }
 
 impl ProviderHealth {
@@ -140,7 +143,8 @@ fn decide(
     let has_turned = health.failure != written.health.failure
         || (written.health.last_answered.is_none() && health.last_answered.is_some());
     let has_paused = is_news(health, written, *generation, now);
-    if !is_edited && !has_turned && !has_paused && answered.is_none() {
+    let has_credits = amounts(&health.credits) != amounts(&written.health.credits);
+    if !is_edited && !has_turned && !has_paused && !has_credits && answered.is_none() {
         return None;
     }
     let mut status = ModelProviderStatus { observed_generation: *generation, ..status.clone() };
@@ -148,6 +152,13 @@ fn decide(
     let others =
         if provider.status.observed_generation == *generation { &*provider.status.pauses } else { &[] };
     status.pauses = pauses(others, health, *generation, now);
+    status.credits = match provider.spec.credits_interval_seconds {
+        Some(_) => {
+            let (said, shown) = (health.credits.said.clone(), status.credits.take());
+            said.into_iter().chain(shown).max_by_key(|credits| credits.read_at.0)
+        }
+        None => None,
+    };
     if let Some(answered) = answered {
         status.last_answered = Some(Time(answered));
     }
@@ -161,6 +172,11 @@ fn decide(
     };
     conditions::set(&mut status.conditions, Type::Ready, ready, reason, message, *generation, now);
     Some(status)
+}
+
+/// The credits without their time, which alone is no news.
+fn amounts(credits: &CreditsHealth) -> Option<(Option<Money>, Option<Money>)> {
+    credits.said.as_ref().map(|said| (said.remaining, said.limit))
 }
 
 /// Whether models are left alone that the written status does not say, or for a minute longer than it says.
@@ -265,6 +281,8 @@ fn public_cause(message: &str, provider: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::ProviderCredits;
+
     use super::*;
     use crate::providers::Moment;
     use crate::providers::provider_stream::tests::provider;
@@ -275,7 +293,7 @@ mod tests {
 
     fn health(answered: Option<i64>, failure: Option<&str>) -> ProviderHealth {
         let failure = failure.map(str::to_owned);
-        ProviderHealth { last_answered: answered.map(at), failure, pauses: Pauses::default() }
+        ProviderHealth { last_answered: answered.map(at), failure, ..ProviderHealth::default() }
     }
 
     fn shown_status(status: &ModelProviderStatus) -> (String, Option<i64>) {
@@ -349,6 +367,38 @@ mod tests {
         // Nobody writes that one has ended; it goes with the next write.
         let later = decide(&one, &health(Some(600), None), &written, at(600)).unwrap();
         assert_eq!(later.pauses, []);
+    }
+
+    #[test]
+    fn statuses_say_what_is_left_of_the_credits() {
+        let mut one = Provider { generation: Some(1), ..provider("https://openrouter.ai/api/v1") };
+        one.spec.credits_interval_seconds = Some(300);
+        one.status.observed_generation = Some(1);
+        let credits = |remaining: &str, second| ProviderCredits {
+            remaining: remaining.parse().ok(),
+            limit: "10".parse().ok(),
+            read_at: Time(at(second)),
+        };
+        let seen = |credits| {
+            let mut seen = health(None, None);
+            seen.credits.said = credits;
+            seen
+        };
+        let nothing = WrittenStatus { generation: Some(1), ..WrittenStatus::default() };
+        assert_eq!(decide(&one, &seen(None), &nothing, at(1)), None);
+        let first = seen(Some(credits("9.5", 2)));
+        let status = decide(&one, &first, &nothing, at(2)).unwrap();
+        assert_eq!(status.credits, Some(credits("9.5", 2)));
+        (one.status, one.status.credits) = (status, Some(credits("9", 7)));
+        // The same later is no news, and another gateway's later reading stands.
+        let written = WrittenStatus { health: first, ..nothing.clone() };
+        assert_eq!(decide(&one, &seen(Some(credits("9.5", 9))), &written, at(9)), None);
+        let older = decide(&one, &seen(Some(credits("9.25", 6))), &written, at(9)).unwrap();
+        assert_eq!(older.credits, Some(credits("9", 7)));
+        // Where nobody is to ask any more, nothing is said.
+        one.spec.credits_interval_seconds = None;
+        one.generation = Some(2);
+        assert_eq!(decide(&one, &written.health, &written, at(10)).unwrap().credits, None);
     }
 
     #[test]

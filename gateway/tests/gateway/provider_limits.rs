@@ -11,7 +11,7 @@ use russet_gateway::audit::{AuditLog, AuditPeriod, UsageField, UsageTotal, usage
 use serde_json::{Value, json};
 
 use crate::harness::{GatewayLab, TEST_TIMEOUT, limits};
-use crate::mock_provider::{MockProvider, Reply, openai};
+use crate::mock_provider::{MockProvider, ReceivedRequest, Reply, openai};
 use crate::providers::{body, route, spec, text, why};
 
 fn target(name: &str, model: &str) -> Value {
@@ -105,6 +105,58 @@ async fn nothing_left_of_a_limit_holds_until_its_reset() {
         assert_eq!(ask("fourth").await, "limited", "{models}");
         assert_eq!(limited.asked().len(), 2, "{models}");
     }
+}
+
+#[tokio::test]
+async fn credits_are_asked_in_the_wake_of_requests() {
+    let key_has = |remaining: &'static str| {
+        move |asked: &ReceivedRequest| match asked.path.ends_with("/key") {
+            true => Reply::Status(200, None, remaining),
+            false => answer(ProviderApi::OpenAI, &[]),
+        }
+    };
+    let lab = GatewayLab::start(limits()).await;
+    let spent = MockProvider::start(key_has(r#"{"data": {"limit": 5, "limit_remaining": -0.01}}"#)).await;
+    let rich = MockProvider::start(key_has(r#"{"data": {"limit": 5, "limit_remaining": 4.5}}"#)).await;
+    let unasked = MockProvider::saying("other").await;
+    let mut objects = [spent.object("spent", Zone::Local), rich.object("rich", Zone::Local)];
+    for object in &mut objects {
+        object.spec.credits_interval_seconds = Some(60);
+    }
+    let [first, second] = objects;
+    let objects = [first, second, unasked.object("unasked", Zone::Local)];
+    let names = |provider: &MockProvider| {
+        let keys = provider.asked().into_iter().filter(|asked| asked.path == "/v1/key");
+        keys.map(|asked| (asked.headers.contains_key("authorization"), asked.body)).collect::<Vec<_>>()
+    };
+    let ask = async |model: &str| {
+        let (status, answer) = body(lab.chat(json!({"model": "auto", "max_tokens": 9}))).await;
+        assert_eq!(status, 200, "{model}: {answer}");
+        text(&answer).to_owned()
+    };
+    route(&lab, &objects, spec("Local", json!([target("spent", "m"), target("unasked", "m")])));
+    assert!(spent.asked().is_empty() && rich.asked().is_empty(), "nobody has sent a request yet");
+    // Nothing is left of the key, so the next target answers as soon as the gateway knows.
+    let known = async {
+        while ask("spent").await != "other" {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, known).await.expect("the gateway reads the credits");
+    assert_eq!(names(&spent), [(false, Value::Null)], "it is asked once");
+    // Free models cost nothing.
+    route(&lab, &objects, spec("Local", json!([target("spent", "m:free"), target("unasked", "m")])));
+    assert_eq!(ask("free").await, "limited");
+    // One that has some goes on, and who has no interval is asked nothing else.
+    route(&lab, &objects, spec("Local", json!([target("rich", "m"), target("unasked", "m")])));
+    let asked = async {
+        while names(&rich).is_empty() {
+            assert_eq!(ask("rich").await, "limited");
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, asked).await.expect("the gateway asks for the credits");
+    assert_eq!(ask("rich").await, "limited");
+    assert!(unasked.asked().iter().all(|asked| asked.path == "/v1/chat/completions"));
 }
 
 #[tokio::test]

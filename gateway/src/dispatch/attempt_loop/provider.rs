@@ -76,11 +76,14 @@ impl AttemptLoop<'_> {
     ) -> Result<Option<Opened>, GatewayError> {
         let Departure { provider, model, limit, awaited, is_tried } = departure;
         let trials = match self.dispatcher.providers.trials(provider, model) {
-            Some(trials) => trials,
+            Ok(trials) => trials,
             // Nothing else answers it.
-            None if is_tried => Trials::of_another(),
-            // Another request was a moment earlier; the next choice sees that.
-            None => return Ok(None),
+            Err(_) if is_tried => Trials::of_another(),
+            // Another request was a moment earlier.
+            Err(closed) => {
+                self.refusals.insert((provider.full_name(), model.to_owned()), closed);
+                return Ok(None);
+            }
         };
         if let Err(closed) = self.reserve_money(provider, model).await {
             self.request.recorder.skipped(vec![skipped(provider, model, &closed)]);
