@@ -530,6 +530,10 @@ impl Scheduler {
             else {
                 continue;
             };
+            if self.running[index].lacks_report() {
+                // Its answer would come without its prompt.
+                continue;
+            }
             let outcome = if sampled.is_empty() {
                 self.running[index].accept_scores(scores)
             } else {

@@ -137,14 +137,14 @@ impl Closed {
 #[derive(Debug, Default)]
 pub(crate) struct Trials {
     running: Vec<Trial>,
-    /// Whether its answer lets the others follow.
-    reopens: bool,
+    /// When it was sent, where its answer lets the others follow.
+    reopens: Option<Instant>,
 }
 
 impl Trials {
     /// Of a request that goes to a model which another one tries, because nothing else answers it.
     pub(crate) fn of_another() -> Self {
-        Self { running: Vec::new(), reopens: true }
+        Self { running: Vec::new(), reopens: Some(Instant::now()) }
     }
 }
 
@@ -245,18 +245,15 @@ impl Providers {
             running = pauses.trials(model, provider.generation, now);
         }
         running.extend(circuit.and_then(|circuit| circuit.trial(now)));
-        Ok(Trials { reopens: !running.is_empty(), running })
+        Ok(Trials { reopens: (!running.is_empty()).then_some(now), running })
     }
 
     /// A request that tried a model has the beginning of an answer: the others may follow.
     fn reopened(&self, provider: &Provider, model: &str, Trials { running: _running, reopens }: Trials) {
-        if !reopens {
-            return;
-        }
-        let now = Instant::now();
-        self.pause(provider, |pauses, generation, _| pauses.answered(model, generation, now));
+        let Some(sent) = reopens else { return };
+        self.pause(provider, |pauses, generation, _| pauses.answered(model, generation, sent));
         if let Some(circuit) = self.circuits.lock().get_mut(&key(provider, model)) {
-            circuit.closes(now);
+            circuit.closes(Instant::now());
         }
     }
 

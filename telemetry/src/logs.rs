@@ -53,7 +53,8 @@ pub fn init(process: &str, json: bool) {
 }
 
 /// Standard error without the lock of [`io::Stderr`]: threads that log at once do not wait until the line of another is
-/// written, which made those of a busy gateway sleep. A line is one write, so that lines of several threads do not mix.
+/// written, which made those of a busy gateway sleep. A line is one write, which a pipe keeps apart from others up to 4 KiB,
+/// and a file whatever its length; longer lines of several threads may mix in a pipe.
 struct UnlockedStderr;
 
 impl io::Write for UnlockedStderr {

@@ -127,11 +127,15 @@ impl ScheduledRequest {
         }
     }
 
+    /// Whether there was no room for what it tells of its prompt: before the next step it fails with that.
+    pub(super) fn lacks_report(&self) -> bool {
+        self.report_failure.is_some()
+    }
+
     /// Takes the scores of a step; returns how the request ended, if it did.
     pub(super) fn accept_scores(&mut self, scores: Vec<TokenScore>) -> Option<Result<FinishReason, String>> {
         match self.sequence.accept_scores(scores) {
-            // Before the next step it fails with that.
-            Ok(events) => self.report_failure = self.report_failure.take().or(self.sink.report(events).err()),
+            Ok(events) => self.report_failure = self.sink.report(events).err(),
             Err(error) => return Some(Err(error.to_string())),
         }
         if self.report_failure.is_some() {

@@ -45,7 +45,9 @@ use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 use crate::providers::Closed;
 use crate::request_log::Recorder;
-use crate::routes::{Deployment, Endpoint, Provider, RouteTerms, RoutingTable};
+use crate::routes::{
+    Deployment, DeploymentState, Endpoint, Provider, Resolved, RouteTerms, RoutingTable, deployments,
+};
 use crate::serving::Session;
 use first_text::{EngineProgress, FirstText, StreamAttempt};
 use hedge::Hedge;
@@ -268,7 +270,7 @@ impl<'a> AttemptLoop<'a> {
                     }
                 }
                 // Those that are backed off may know it.
-                RouteDecision::Wait(..) if !self.unsupported.is_empty() && self.backoffs.is_empty() => {
+                RouteDecision::Wait(..) if self.is_unsupported(&table) => {
                     return Err(unsupported(&self.decided, &self.unsupported));
                 }
                 RouteDecision::Wait(deployment, reason) => {
@@ -281,6 +283,19 @@ impl<'a> AttemptLoop<'a> {
                 }
             }
         }
+    }
+
+    /// Whether all engines that could answer cannot do what is asked, and no deployment is about to have others.
+    fn is_unsupported(&self, table: &RoutingTable) -> bool {
+        if self.unsupported.is_empty() {
+            return false;
+        }
+        let resolution = table.resolve_request(&self.decided, self.request.scope(), self.request.facts());
+        let Resolved::Targets(targets) = resolution.resolved else { return false };
+        deployments(&targets).into_iter().all(|deployment| match deployment.endpoints.is_empty() {
+            true => matches!(deployment.state, DeploymentState::Halted(_)),
+            false => deployment.endpoints.iter().all(|endpoint| self.unsupported.contains_key(endpoint)),
+        })
     }
 
     /// What the route of the model that was decided for says of the request; `None` where it has none.
@@ -377,7 +392,13 @@ impl<'a> AttemptLoop<'a> {
             }
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };
-        self.request.recorder.skipped(skipped.into_inner());
+        let mut skipped = skipped.into_inner();
+        if let RouteDecision::Leave(departure) = &decision {
+            // It is asked after all, because nothing else answers.
+            let (name, model) = (departure.provider.full_name(), departure.model);
+            skipped.retain(|skipped| (&*skipped.provider, &*skipped.model) != (&*name, model));
+        }
+        self.request.recorder.skipped(skipped);
         let scored = scored.into_inner();
         self.unread_tokens = scored.first().map_or(0, |best| best.unread_tokens);
         let scores = scored.into_iter().map(|one| ScoredReplica {

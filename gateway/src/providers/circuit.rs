@@ -41,12 +41,12 @@ impl Circuit {
 
     /// Whether one request tries it now.
     pub(super) fn is_tried(&self, now: Instant) -> bool {
-        self.is_half_open(now) && self.trial.is_taken()
+        self.is_half_open(now) && self.trial.is_taken(now)
     }
 
     /// Makes a request the one that tries it, where that is needed.
     pub(super) fn trial(&mut self, now: Instant) -> Option<Trial> {
-        self.is_half_open(now).then(|| self.trial.take())
+        self.is_half_open(now).then(|| self.trial.take(now))
     }
 
     /// The request that tries it has the beginning of an answer: others may follow. Whether it fails after all is counted.

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::openai::error_message;
 use super::provider_stream::ProviderStream;
 use super::rate_limits::{self, LimitedReply, SpentLimit};
-use super::{Outcome, ProviderPermit, ProviderRequest, Providers, Trials, anthropic, credits, openai};
+use super::{Outcome, ProviderRequest, Providers, Trials, anthropic, credits, openai};
 use crate::audit::DepartedRequest;
 use crate::error::{ErrorKind, GatewayError, shown};
 use crate::zone_client::url_in;
@@ -51,25 +51,28 @@ impl Providers {
             let message = format!("ModelProvider {name} has {limit} requests of this gateway already");
             return Err(ProviderError::Busy(message, None));
         };
-        let sent = self.send(&wanted, (zone, limit), (permit, trials)).await;
-        let outcome = match &sent {
-            Ok(_) => return sent,
-            Err(ProviderError::Rejected(_)) => Outcome::Rejected,
-            Err(ProviderError::Busy(message, pause)) => {
-                Outcome::Failed { message, is_busy: true, pause: *pause }
+        let error = match self.send(&wanted, (zone, limit)).await {
+            Ok(response) => {
+                return Ok(ProviderStream::new(self.clone(), &wanted, response, (permit, trials)));
             }
-            Err(ProviderError::Failed(message)) => Outcome::Failed { message, is_busy: false, pause: None },
+            Err(error) => error,
         };
+        let outcome = match &error {
+            ProviderError::Rejected(_) => Outcome::Rejected,
+            ProviderError::Busy(message, pause) => Outcome::Failed { message, is_busy: true, pause: *pause },
+            ProviderError::Failed(message) => Outcome::Failed { message, is_busy: false, pause: None },
+        };
+        // Before another request tries the model.
         self.record(&wanted.provider, &wanted.model, outcome);
-        sent
+        drop(trials);
+        Err(error)
     }
 
     async fn send(
         self: &Arc<Self>,
         wanted: &ProviderRequest,
         (zone, limit): (Zone, ZoneLimit),
-        (permit, trials): (ProviderPermit, Trials),
-    ) -> Result<ProviderStream, ProviderError> {
+    ) -> Result<Response, ProviderError> {
         let ProviderRequest { provider, .. } = wanted;
         let name = provider.full_name();
         let failed = |message: String| ProviderError::Failed(format!("ModelProvider {name}: {message}"));
@@ -125,7 +128,7 @@ impl Providers {
             });
         }
         if response.status() == StatusCode::OK {
-            return Ok(ProviderStream::new(self.clone(), wanted, response, (permit, trials)));
+            return Ok(response);
         }
         if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
             && let Some(secret) = &provider.spec.secret_ref

@@ -157,20 +157,20 @@ impl Pauses {
 
     /// Whether one request tries this model after a pause.
     pub(super) fn are_tried(&mut self, model: &str, generation: Option<i64>, now: Instant) -> bool {
-        self.half_open(model, generation, now).any(|pause| pause.trial.is_taken())
+        self.half_open(model, generation, now).any(|pause| pause.trial.is_taken(now))
     }
 
     /// Makes a request the one that tries this model, where that is needed.
     pub(super) fn trials(&mut self, model: &str, generation: Option<i64>, now: Instant) -> Vec<Trial> {
-        self.half_open(model, generation, now).map(|pause| pause.trial.take()).collect()
+        self.half_open(model, generation, now).map(|pause| pause.trial.take(now)).collect()
     }
 
-    /// Forgets the pauses that have ended: the model answers.
-    pub(super) fn answered(&mut self, model: &str, generation: Option<i64>, now: Instant) {
-        let is_over = |pause: &Pause| {
-            pause.until <= now && pause.generation == generation && pause.shown.is_about(model)
+    /// Forgets the pauses that had ended when a request was sent: the model answers it. One that the answer began stays.
+    pub(super) fn answered(&mut self, model: &str, generation: Option<i64>, sent: Instant) {
+        let was_over = |pause: &Pause| {
+            pause.until <= sent && pause.generation == generation && pause.shown.is_about(model)
         };
-        self.0.retain(|pause| !is_over(pause));
+        self.0.retain(|pause| !was_over(pause));
     }
 
     /// Those that have not ended.
@@ -267,6 +267,13 @@ mod tests {
         let later = after(end, 60);
         let trial = pauses.trials("a", Some(1), later.instant);
         assert_eq!(trial.len(), 1);
+        // Its headers say that a second has to pass, and its first text comes after that.
+        pauses.spent(("a", true), &[limit(LimitScope::Model, 1)], Some(1), later);
+        pauses.answered("a", Some(1), later.instant);
+        drop(trial);
+        let later = after(later, 2);
+        let trial = pauses.trials("a", Some(1), later.instant);
+        assert_eq!(trial.len(), 1, "one request tries it again");
         pauses.answered("a", Some(1), later.instant);
         assert!(!pauses.are_tried("b", Some(1), later.instant));
         assert!(pauses.trials("b", Some(1), later.instant).is_empty());

@@ -43,13 +43,12 @@ impl Targets {
         })
     }
 
-    /// Whether it counts how quick its deployments are: for the fastest of several, and where a request does not wait long for
-    /// one that has another target behind it.
+    /// Whether it counts how quick its deployments are: of several, since a request passes over one that takes longer than the
+    /// time it has, and where it leaves one for such a reason.
     fn are_scored(&self, terms: &RouteTerms) -> bool {
         let deployments = self.deployments().count();
-        let leaves = deployments < self.names.len() && terms.fallback_on.contains(&FallbackCause::Deadline);
-        let waits = self.names.len() > 1 && (leaves || terms.max_wait.is_some());
-        waits || (self.pick == TargetPick::Fastest && deployments > 1)
+        let leaves = terms.fallback_on.contains(&FallbackCause::Deadline) || terms.max_wait.is_some();
+        deployments > 1 || (deployments < self.names.len() && leaves)
     }
 
     /// The names in the order in which a request of this conversation tries them: the one that has the share first.
@@ -433,17 +432,19 @@ mod tests {
             (deployment("one"), deployment("two"), json!({"providerRef": {"name": "far"}, "model": "m"}));
         let [both, outside] = [json!([one, two]), json!([one, far])];
         for (spec, expected) in [
-            (json!({"targets": both}), vec![]),
-            (json!({"targets": both, "pick": "Largest"}), vec![]),
-            (json!({"targets": both, "pick": "Cheapest"}), vec![]),
-            (json!({"targets": both, "pick": "Fastest"}), vec!["one", "two"]),
+            // Whatever is picked, a request with a deadline passes over one that is too slow for it.
+            (json!({"targets": both}), vec!["one", "two"]),
+            (json!({"targets": both, "pick": "Largest"}), vec!["one", "two"]),
             (json!({"targets": [one], "pick": "Fastest", "maxWaitSeconds": 1}), vec![]),
-            (json!({"targets": both, "maxWaitSeconds": 1}), vec!["one", "two"]),
+            (json!({"targets": outside, "fallbackOn": ["Unavailable"], "maxWaitSeconds": 1}), vec!["one"]),
             // By default a request that has no time to wait leaves.
             (json!({"targets": outside}), vec!["one"]),
             (json!({"targets": outside, "fallbackOn": ["Unavailable"]}), vec![]),
             (json!({"targets": outside, "fallbackOn": ["Unavailable"], "pick": "Fastest"}), vec![]),
-            (json!({"targets": both, "rules": [{"name": "r", "targets": [two], "pick": "Fastest"}]}), vec![]),
+            (
+                json!({"targets": [two], "rules": [{"name": "r", "targets": [one], "pick": "Fastest"}]}),
+                vec![],
+            ),
             (
                 json!({"targets": [one], "rules": [{"name": "r", "targets": both, "pick": "Fastest"}]}),
                 vec!["one", "two"],

@@ -179,9 +179,11 @@ async fn prompts_that_nobody_reads_take_bounded_memory() {
     let mut unread: Vec<_> = (0..5).map(|_| lab.ask(scored("unread"))).collect();
     assert_eq!(lab.ask(say("ab", 2, 0)).collect().await.0, "ab");
     eventually("they have ended", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
-    // Nor has a prompt without log-probabilities room.
-    let failure = lab.ask(alone.clone()).failure().await;
-    assert_eq!(failure.kind, FailureKind::Overloaded);
+    // Nor has a prompt without log-probabilities room, nor an answer that comes with the first batch.
+    for request in [alone.clone(), GenerationRequest { max_tokens: Some(1), ..alone.clone() }] {
+        let failure = lab.ask(request).failure().await;
+        assert_eq!(failure.kind, FailureKind::Overloaded);
+    }
     let (mut whole, mut failed, mut held) = (0, 0, 0);
     for reader in &mut unread {
         while let Ok(sent) = reader.events.try_recv() {
