@@ -33,9 +33,10 @@ mount -t tmpfs -o size=8g tmpfs "$folder"
 root=$folder/root
 mkdir "$folder/upper" "$folder/work" "$root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$root"
-rm -rf "$root/etc/systemd/system" "$root"/etc/rc?.d "$root/etc/machine-id" "$root/tmp"
-mkdir -p "$root/etc/systemd/system" "$root/tmp"
-chmod 1777 "$root/tmp"
+rm -rf "$root/etc/systemd/system" "$root"/etc/rc?.d "$root/etc/machine-id"
+mkdir -p "$root/etc/systemd/system"
+# Not removed: others write into that of this computer meanwhile.
+mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 : > "$root/etc/machine-id"
 exec 3<&0
 cat <&3 >/dev/null &
