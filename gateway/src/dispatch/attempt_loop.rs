@@ -17,9 +17,10 @@ mod pipeline;
 mod provider;
 mod record;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use russet_crds::FallbackCause;
 use russet_wire::event::GenerationEvent;
@@ -51,6 +52,9 @@ use crate::routes::{
 use crate::serving::Session;
 use first_text::{EngineProgress, FirstText, StreamAttempt};
 use hedge::Hedge;
+
+/// How long a request that is sent again after a crash waits for the list of Pipelines before another try.
+const LISTING_WAIT: Duration = Duration::from_secs(1);
 
 /// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
 pub(super) type OpenedStream = (GenerationEvent, AnswerStream);
@@ -376,19 +380,27 @@ impl<'a> AttemptLoop<'a> {
                     }
                     Some(closed)
                 };
+                // Where it is set, the choice would be a Pipeline, as far as is known: one that may run ends the search.
+                let early = Cell::new(None);
                 let query = RouteQuery {
                     scope: self.request.scope(),
                     facts: self.request.facts(),
                     cause,
                     left: self.request.deadline.and_then(|deadline| deadline.remaining()),
                     closed: &closed,
-                    not_run: &|pipeline| self.not_run(pipeline),
+                    not_run: &|pipeline| self.not_run(pipeline, &early),
                 };
                 let (decision, model) = choose_model(table, self.request.models(), &query, quickest);
                 if self.decided != model {
                     self.decided = model.to_owned();
                 }
-                decision
+                early.get().map_or(decision, |why| {
+                    // The next try may have another answer than that of an engine before the Pipeline.
+                    self.engine_error = None;
+                    let message = format!("a run of a Pipeline may answer the request: {why}");
+                    let error = GatewayError::new(ErrorKind::ModelNotReady, message);
+                    RouteDecision::Refuse(error.retry_after(LISTING_WAIT))
+                })
             }
             Some(resume_point) => choose_resume(table, resume_point, quickest),
         };

@@ -7,28 +7,33 @@
 //! is found and waited for, and what it did is not done again. Until then it goes on, or, where the crash came before it began
 //! and so before its text was kept, waits.
 
+mod expected;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::{
-    LocalReference, ParameterType, ParameterValue, PipelineRun, PipelineRunSpec, PipelineSpec, Zone, names,
+    LocalReference, ParameterType, ParameterValue, PipelineRun, PipelineRunSpec, PipelineSpec, Zone,
+    conditions, names,
 };
 use russet_wire::event::Usage;
 use sha2::Digest as _;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::record::RunRecord;
 use super::{PipelineObjects, RunName, full_name, is_over, suffixed};
 use crate::api_timeout::{WriteError, delete_exactly, with_timeout};
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::providers::Closed;
-use crate::response_store::{InboxRow, ResponseStore};
+use crate::response_store::{ResponseStore, ResponseStoreError};
 use crate::routes::PipelineTarget;
+use expected::ExpectedRuns;
 
 /// How long a run stays that a request asked for: somebody may want to know what it did.
 const TTL_SECONDS: u32 = 600;
@@ -40,6 +45,8 @@ const MAX_NAME_PREFIX: usize = 50;
 const REPEAT_DIGITS: usize = 12;
 /// Longest text of a request.
 const MAX_TEXT_CHARS: usize = 65_536;
+/// Why a run that has ended well has no answer.
+const NOT_KEPT: &str = "what it made is kept no longer";
 
 /// The runs that requests of this gateway wait for.
 pub(crate) struct RequestedRuns {
@@ -50,17 +57,27 @@ pub(crate) struct RequestedRuns {
     pub(super) gateway: OnceLock<String>,
     waiting: Mutex<HashMap<RunName, WaitingRequest>>,
     /// Runs of requests that exist.
-    count: AtomicUsize,
+    existing: Mutex<HashSet<RunName>>,
+    expected: ExpectedRuns,
     is_closed: AtomicBool,
 }
 
 /// A request that waits for a run.
 struct WaitingRequest {
+    /// The run that it waits for. One of its name with other terms may be there, of before a crash: that is not the one, and
+    /// gets nothing.
+    wanted: PipelineRun,
     /// What the run is given.
     text: String,
-    /// Whether the object was there.
-    is_seen: bool,
+    /// The uid of the object, once it was there.
+    uid: Option<String>,
     done: oneshot::Sender<Result<RunAnswer, String>>,
+}
+
+impl WaitingRequest {
+    fn is_for(&self, run: &PipelineRun) -> bool {
+        is_same(run, &self.wanted)
+    }
 }
 
 /// What a run made of a request.
@@ -115,27 +132,39 @@ impl RequestedRuns {
             objects: watch::Sender::default(),
             gateway: OnceLock::new(),
             waiting: Mutex::default(),
-            count: AtomicUsize::new(0),
+            existing: Mutex::default(),
+            expected: ExpectedRuns::default(),
             is_closed: AtomicBool::new(false),
         }
     }
 
-    /// Why no request can start a run of a Pipeline, if so.
-    pub(crate) fn refusal(&self, target: PipelineTarget<'_>) -> Option<Closed> {
-        let not_ready = |why: &str| Some(Closed::of(why, ErrorKind::ModelNotReady));
+    /// Why nobody can say now whether a request can start a run of any Pipeline, if so.
+    pub(crate) fn not_yet(&self) -> Option<&'static str> {
         if self.is_closed.load(Ordering::Acquire) {
-            return not_ready("the gateway shuts down");
+            return Some("the gateway shuts down");
         }
-        let objects = self.objects.borrow();
-        if !objects.listed || self.gateway.get().is_none() {
-            return not_ready("the gateway has not listed the Pipelines yet");
-        }
-        let count = self.count.load(Ordering::Relaxed).max(self.waiting.lock().len());
-        if count >= MAX_RUNS {
+        let is_listed = self.gateway.get().is_some() && self.objects.borrow().listed;
+        (!is_listed).then_some("the gateway has not listed the Pipelines yet")
+    }
+
+    /// Why a request, one that is sent again with this text in `repeat`, can start no run of a Pipeline, if so.
+    pub(crate) fn refusal(&self, target: PipelineTarget<'_>, repeat: Option<&str>) -> Option<Closed> {
+        let not_ready = |why: &str| Some(Closed::of(why, ErrorKind::ModelNotReady));
+        let waiting = self.waiting.lock().len();
+        let count = self.existing.lock().len().max(waiting);
+        // One that has its run already makes no more of them.
+        let has_run = || {
+            repeat.is_some_and(|repeat| {
+                let name = (target.namespace.to_owned(), repeated_name(target.name, repeat));
+                self.existing.lock().contains(&name)
+            })
+        };
+        if count >= MAX_RUNS && !has_run() {
             return Some(Closed::busy(format!(
                 "the gateway has {count} runs of requests, {MAX_RUNS} at most"
             )));
         }
+        let objects = self.objects.borrow();
         let key = (target.namespace.to_owned(), target.name.to_owned());
         match objects.pipelines.get(&key) {
             Some(pipeline) => unfit(&pipeline.spec, target.parameter).and_then(|why| not_ready(&why)),
@@ -178,7 +207,7 @@ impl RequestedRuns {
         ]));
         let name = (target.namespace.to_owned(), name);
         let (done, answer) = oneshot::channel();
-        let waiting = WaitingRequest { text: text.to_owned(), is_seen: false, done };
+        let waiting = WaitingRequest { wanted: run.clone(), text: text.to_owned(), uid: None, done };
         self.waiting.lock().insert(name.clone(), waiting);
         let api: Api<PipelineRun> = Api::namespaced(self.client.clone(), target.namespace);
         let is_repeated = repeat.is_some();
@@ -192,7 +221,15 @@ impl RequestedRuns {
                         None => Err(CreateError::OtherTerms),
                     }
                 }
-                created => Ok(created?),
+                created => {
+                    let created = created?;
+                    // A run of other terms gets no text, so its request would wait for nothing.
+                    let changed = || {
+                        let why = "the API server gave it another zone, key or parameter; are the CRDs of this release applied?";
+                        CreateError::Failed(why.to_owned())
+                    };
+                    if is_same(&created, &run) { Ok(created) } else { Err(changed()) }
+                }
             }
         };
         let created = Creation::Pending(tokio::spawn(creating));
@@ -219,53 +256,47 @@ impl RequestedRuns {
     /// The text of the request that waits for this run, if it has this digest.
     pub(super) fn text(&self, run: &PipelineRun, sha256: &str) -> Option<String> {
         let waiting = self.waiting.lock();
-        let text = &waiting.get(&full_name(run))?.text;
+        let text = &waiting.get(&full_name(run)).filter(|waiting| waiting.is_for(run))?.text;
         (digest(text) == sha256).then(|| text.clone())
     }
 
     /// Whether this run was made for a request of this gateway that waits for it no longer, and has not ended.
     pub(super) fn is_abandoned(&self, run: &PipelineRun) -> bool {
         // Who raises the attempt wants it for itself.
-        self.is_own(run)
-            && run.spec.attempt <= 1
-            && !is_over(run)
-            && !self.waiting.lock().contains_key(&full_name(run))
+        self.is_own(run) && run.spec.attempt <= 1 && !is_over(run) && !self.is_awaited(run)
     }
 
     /// The runs of requests of the inbox that nobody waits for now, and that these will wait for again: the gateway has ended
     /// since they began. All of those of nobody, where the store cannot say.
     pub(super) async fn expected(&self, all: &[&PipelineRun]) -> HashSet<RunName> {
-        let of_nobody: Vec<_> = all.iter().filter(|run| self.is_abandoned(run)).collect();
-        if of_nobody.is_empty() {
-            return HashSet::new();
-        }
-        let unended = self.store.read(|store| store.unended_requests()).await;
-        let pipelines: HashSet<&str> = of_nobody.iter().map(|run| &*run.spec.pipeline_ref.name).collect();
-        let names = unended.ok().map(|rows| {
-            let repeats: Vec<String> = rows.iter().map(InboxRow::repeat).collect();
-            let of = |pipeline: &str| -> Vec<String> {
-                repeats.iter().map(|repeat| repeated_name(pipeline, repeat)).collect()
-            };
-            pipelines.into_iter().flat_map(of).collect::<HashSet<String>>()
-        });
-        let is_expected =
-            |run: &PipelineRun| names.as_ref().is_none_or(|names| names.contains(&run.name_any()));
-        of_nobody.into_iter().filter(|run| is_expected(run)).map(|run| full_name(run)).collect()
+        let of_nobody = all.iter().copied().filter(|run| self.is_abandoned(run));
+        self.expected
+            .among(Instant::now(), of_nobody, || self.store.read(|store| store.unended_requests()))
+            .await
     }
 
     /// Whether a request waits for this run.
     pub(super) fn is_awaited(&self, run: &PipelineRun) -> bool {
-        self.waiting.lock().contains_key(&full_name(run))
+        self.waiting.lock().get(&full_name(run)).is_some_and(|waiting| waiting.is_for(run))
     }
 
-    /// A run was at its end before its request waited for it: that has the answer which is kept.
+    /// A run was at its end before its request waited for it: that has the answer which is kept. Where the store does not say
+    /// now, the next look at the run asks again.
     pub(super) async fn ended_before(&self, run: &PipelineRun) {
         let uid = run.uid().unwrap_or_default();
-        let kept = self.store.read(move |store| store.run_record(&uid)).await.ok().flatten();
-        match kept.and_then(|kept| serde_json::from_slice::<RunRecord>(&kept).ok()) {
-            Some(record) => self.ended(&record).await,
-            None => self.refused(run, "what it made is kept no longer"),
+        let kept = match self.store.read(move |store| store.run_record(&uid)).await {
+            Ok(kept) => kept,
+            Err(error) => return self.waits_for_store(&full_name(run), &error),
+        };
+        match kept.map(|kept| serde_json::from_slice::<RunRecord>(&kept)) {
+            Some(Ok(record)) if record.finished.is_some() => self.ended(&record).await,
+            Some(Err(error)) => self.refused(run, &format!("what is kept of it cannot be read: {error}")),
+            Some(Ok(_)) | None => self.refused(run, kept_status(run)),
         }
+    }
+
+    fn waits_for_store(&self, (namespace, name): &RunName, error: &ResponseStoreError) {
+        tracing::warn!(namespace, run = name, %error, "the request of a run waits for the store");
     }
 
     fn is_own(&self, run: &PipelineRun) -> bool {
@@ -279,43 +310,46 @@ impl RequestedRuns {
         all: impl Iterator<Item = &'r PipelineRun>,
         is_of_another: impl Fn(&PipelineRun) -> bool,
     ) {
-        let (mut existing, mut lost) = (HashSet::new(), Vec::new());
-        for run in all.filter(|run| self.is_own(run)) {
-            let name = full_name(run);
-            if is_of_another(run) {
-                lost.push((name.clone(), "another gateway runs it now"));
-            }
-            existing.insert(name);
-        }
-        self.count.store(existing.len(), Ordering::Relaxed);
+        let existing: HashMap<RunName, &PipelineRun> =
+            all.filter(|run| self.is_own(run)).map(|run| (full_name(run), run)).collect();
+        let mut lost = Vec::new();
         for (name, waiting) in self.waiting.lock().iter_mut() {
-            if existing.contains(name) {
-                waiting.is_seen = true;
-            } else if waiting.is_seen {
-                lost.push((name.clone(), "it was deleted"));
+            match existing.get(name).filter(|run| waiting.is_for(run)) {
+                Some(run) if is_of_another(run) => lost.push((name.clone(), "another gateway runs it now")),
+                Some(run) => waiting.uid = run.uid(),
+                None if waiting.uid.is_some() => lost.push((name.clone(), "it was deleted")),
+                None => {}
             }
         }
+        *self.existing.lock() = existing.into_keys().collect();
         for (name, why) in lost {
             self.tell(&name, Err(why.to_owned()));
         }
     }
 
-    /// A run is at its end: whoever waits for it has its answer.
+    /// A run is at its end: whoever waits for it has its answer. Where the store does not say it now, the next look at the run
+    /// asks again.
     pub(super) async fn ended(&self, record: &RunRecord) {
         let name = (record.namespace.clone(), record.name.clone());
-        if !self.waiting.lock().contains_key(&name) {
+        let is_for = |waiting: &WaitingRequest| waiting.uid.as_ref() == Some(&record.uid);
+        if !self.waiting.lock().get(&name).is_some_and(is_for) {
             return;
         }
         let answer = match &record.failure {
             Some(failure) => Err(failure.clone()),
-            None => self.answer(record).await,
+            None => match self.answer(record).await {
+                Ok(answer) => answer,
+                Err(error) => return self.waits_for_store(&name, &error),
+            },
         };
         self.tell(&name, answer);
     }
 
     /// A run cannot start: whoever waits for it is told why.
     pub(super) fn refused(&self, run: &PipelineRun, why: &str) {
-        self.tell(&full_name(run), Err(why.to_owned()));
+        if self.is_awaited(run) {
+            self.tell(&full_name(run), Err(why.to_owned()));
+        }
     }
 
     /// No run goes on, because the gateway shuts down.
@@ -334,25 +368,25 @@ impl RequestedRuns {
         }
     }
 
-    async fn answer(&self, record: &RunRecord) -> Result<RunAnswer, String> {
+    async fn answer(&self, record: &RunRecord) -> Result<Result<RunAnswer, String>, ResponseStoreError> {
         let mut made = record.steps.iter().rev().filter_map(|step| step.output.as_ref());
         let Some(output) = made.find(|output| output.bytes > 0) else {
-            return Err("none of its steps made anything".to_owned());
+            return Ok(Err("none of its steps made anything".to_owned()));
         };
         let (owner, digest) = (record.owner.clone(), output.digest.clone());
-        let bytes = self.store.read(move |store| store.artifact(&owner, &digest)).await;
-        let bytes = bytes.map_err(|error| error.to_string())?;
-        let bytes = bytes.ok_or_else(|| "what it made is kept no longer".to_owned())?;
+        let Some(bytes) = self.store.read(move |store| store.artifact(&owner, &digest)).await? else {
+            return Ok(Err(NOT_KEPT.to_owned()));
+        };
         let used = record.usage();
         let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-        Ok(RunAnswer {
+        Ok(Ok(RunAnswer {
             text: String::from_utf8_lossy(&bytes).into_owned(),
             usage: Usage {
                 prompt_tokens: tokens(used.prompt_tokens),
                 completion_tokens: tokens(used.completion_tokens),
                 cached_tokens: 0,
             },
-        })
+        }))
     }
 
     /// Deletes exactly this run.
@@ -385,6 +419,14 @@ fn is_same(found: &PipelineRun, wanted: &PipelineRun) -> bool {
     wanted.labels().iter().all(has_label)
         && (pipeline_ref, key_ref, parameters, zone)
             == (&found.spec.pipeline_ref, &found.spec.key_ref, &found.spec.parameters, &found.spec.zone)
+}
+
+/// Why a run that is over, and of which nothing is kept, has no answer: one that could never start says it in its status.
+fn kept_status(run: &PipelineRun) -> &str {
+    let conditions = run.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let is_finished = conditions::is_true(conditions, conditions::Type::Ready);
+    let message = conditions::message(conditions, conditions::Type::Ready);
+    message.filter(|message| !is_finished && !message.is_empty()).unwrap_or(NOT_KEPT)
 }
 
 fn digest(text: &str) -> String {
@@ -463,78 +505,4 @@ impl Drop for RequestedRun {
 }
 
 #[cfg(test)]
-mod tests {
-    use russet_crds::PipelineParameter;
-
-    use super::*;
-
-    #[test]
-    fn the_run_of_a_request_has_one_name() {
-        let name = |pipeline: &str, repeat: &str| repeated_name(pipeline, repeat);
-        let begun = name("brief", "inbox_7/100");
-        assert_eq!(name("brief", "inbox_7/100"), begun);
-        // Another request, the same one reopened, and another Pipeline.
-        for other in
-            [name("brief", "inbox_8/100"), name("brief", "inbox_7/101"), name("other", "inbox_7/100")]
-        {
-            assert_ne!(other, begun);
-        }
-        assert!(begun.starts_with("brief-") && !begun.contains("inbox"), "{begun}");
-        assert_eq!(name(&"p".repeat(253), "inbox_7/100").len(), 63, "a label may have it");
-    }
-
-    #[test]
-    fn a_run_that_is_there_is_taken_for_the_same_terms_alone() {
-        let run = |change: &dyn Fn(&mut PipelineRun)| {
-            let parameter =
-                ParameterValue { name: "prompt".into(), value: String::new(), sha256: Some(digest("tea")) };
-            let spec = PipelineRunSpec {
-                pipeline_ref: LocalReference::new("brief"),
-                parameters: vec![parameter],
-                zone: Some(Zone::Lan),
-                ..PipelineRunSpec::default()
-            };
-            let mut run = PipelineRun::new("brief-1", spec);
-            run.metadata.labels = Some(BTreeMap::from([(names::LABEL_GATEWAY.to_owned(), "g".to_owned())]));
-            change(&mut run);
-            run
-        };
-        let wanted = run(&|_| {});
-        assert!(is_same(&run(&|_| {}), &wanted));
-        assert!(is_same(&run(&|run| run.spec.attempt = 2), &wanted), "somebody resumed it");
-        let changes: [&dyn Fn(&mut PipelineRun); 5] = [
-            &|run| run.spec.zone = Some(Zone::Cloud),
-            &|run| run.spec.key_ref = Some(LocalReference::new("eve")),
-            &|run| run.spec.parameters[0].sha256 = Some(digest("coffee")),
-            &|run| run.spec.pipeline_ref = LocalReference::new("other"),
-            &|run| run.metadata.labels = None,
-        ];
-        for (number, change) in changes.into_iter().enumerate() {
-            assert!(!is_same(&run(change), &wanted), "{number}");
-        }
-    }
-
-    #[test]
-    fn a_pipeline_takes_one_text_and_defaults() {
-        let parameter = |name: &str, kind, default: Option<&str>| PipelineParameter {
-            name: name.to_owned(),
-            kind,
-            default: default.map(str::to_owned),
-        };
-        let spec = |parameters| PipelineSpec { parameters, ..PipelineSpec::default() };
-        let text = || parameter("prompt", ParameterType::Text, None);
-        for (pipeline, why) in [
-            (spec(vec![text()]), None),
-            (spec(vec![text(), parameter("tone", ParameterType::Text, Some("dry"))]), None),
-            (spec(vec![]), Some("it has no parameter prompt")),
-            (spec(vec![parameter("prompt", ParameterType::File, None)]), Some("is no text")),
-            (spec(vec![text(), parameter("tone", ParameterType::Text, None)]), Some("tone has no default")),
-        ] {
-            let found = unfit(&pipeline, "prompt");
-            assert_eq!(found.is_some(), why.is_some(), "{found:?}");
-            assert!(found.unwrap_or_default().contains(why.unwrap_or_default()), "{why:?}");
-        }
-        assert_eq!(unfit_text(&"é".repeat(MAX_TEXT_CHARS)), None);
-        assert!(unfit_text(&"é".repeat(MAX_TEXT_CHARS + 1)).is_some());
-    }
-}
+mod tests;

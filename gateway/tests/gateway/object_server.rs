@@ -29,6 +29,8 @@ pub struct StoredObjects {
     replacing: Arc<Mutex<()>>,
     /// The plural of which nothing may be created, and why.
     pub refused: Arc<Mutex<Option<(String, String)>>>,
+    /// What has no answer until the test says so, such as `list pipelines`, and whether it was asked for.
+    held: Arc<Mutex<Option<(String, bool)>>>,
 }
 
 impl Default for StoredObjects {
@@ -40,6 +42,7 @@ impl Default for StoredObjects {
             writes: Arc::default(),
             replacing: Arc::default(),
             refused: Arc::default(),
+            held: Arc::default(),
         }
     }
 }
@@ -68,6 +71,33 @@ impl StoredObjects {
     fn of(&self, plural: &str) -> Vec<Value> {
         let stored = self.stored.lock().unwrap();
         stored.iter().filter(|((of, _), _)| of == plural).map(|(_, object)| object.clone()).collect()
+    }
+
+    /// This has no answer from now on, until `release`.
+    pub fn hold(&self, what: &str) {
+        *self.held.lock().unwrap() = Some((what.to_owned(), false));
+    }
+
+    pub fn release(&self) {
+        *self.held.lock().unwrap() = None;
+    }
+
+    /// Whether something waits for its answer.
+    pub fn holds(&self) -> bool {
+        self.held.lock().unwrap().as_ref().is_some_and(|(_, is_asked)| *is_asked)
+    }
+
+    async fn wait_while_held(&self, what: &str) {
+        let is_held = || match &mut *self.held.lock().unwrap() {
+            Some((held, is_asked)) if *held == what => {
+                *is_asked = true;
+                true
+            }
+            _ => false,
+        };
+        while is_held() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     pub fn get(&self, plural: &str, name: &str) -> Option<Value> {
@@ -157,6 +187,7 @@ async fn list_or_watch(
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     if query.get("watch").is_none_or(|watch| watch == "false") {
+        objects.wait_while_held(&format!("list {plural}")).await;
         return list(&objects.of(&plural));
     }
     let mut events = objects.events.subscribe();
@@ -265,6 +296,7 @@ async fn read(
     State(objects): State<StoredObjects>,
     Path((_, plural, name)): Path<(String, String, String)>,
 ) -> Response {
+    objects.wait_while_held(&format!("get {plural}")).await;
     objects
         .get(&plural, &name)
         .map_or_else(|| failure(404, "not found"), |object| Json(object).into_response())

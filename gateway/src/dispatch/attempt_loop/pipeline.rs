@@ -1,5 +1,7 @@
 //! A request that is answered by a run of a Pipeline.
 
+use std::cell::Cell;
+
 use russet_wire::event::{Delta, FinishReason, GenerationEvent};
 use russet_wire::request::GenerationRequest;
 
@@ -13,8 +15,13 @@ use crate::providers::Closed;
 use crate::routes::PipelineTarget;
 
 impl AttemptLoop<'_> {
-    /// Why this Pipeline is not run with the request, if so.
-    pub(super) fn not_run(&self, target: PipelineTarget<'_>) -> Option<Closed> {
+    /// Why this Pipeline is not run with the request, if so. `early` gets why that is not known yet, where the request may have a
+    /// run of before a crash: another target would answer, and the run would have gone on for nothing.
+    pub(super) fn not_run(
+        &self,
+        target: PipelineTarget<'_>,
+        early: &Cell<Option<&'static str>>,
+    ) -> Option<Closed> {
         let invalid = |why: String| Some(Closed::of(why, ErrorKind::InvalidRequest));
         if !matches!(self.request.kind, RequestKind::Text) {
             return invalid("it is asked for text alone".to_owned());
@@ -48,7 +55,12 @@ impl AttemptLoop<'_> {
             let why = "this gateway runs no Pipelines, because it has no store (--responses-store)";
             return Some(Closed::of(why, ErrorKind::ModelNotReady));
         };
-        runs.refusal(target)
+        let repeat = self.request.recorder.repeat();
+        if let Some(why) = runs.not_yet() {
+            early.set(repeat.is_some().then_some(why));
+            return Some(Closed::of(why, ErrorKind::ModelNotReady));
+        }
+        runs.refusal(target, repeat.as_deref())
     }
 
     /// Starts a run and waits for its answer. There is no other target after that: what a run did may have had effects.

@@ -37,7 +37,7 @@ impl Drop for KilledGateway {
     }
 }
 
-async fn until(what: &str, mut reached: impl FnMut() -> bool) {
+pub(super) async fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         while !reached() {
             tokio::time::sleep(Duration::from_millis(2)).await;
