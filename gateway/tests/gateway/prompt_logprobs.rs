@@ -2,6 +2,7 @@
 //! engines, from the response cache, and of engines that do not know what they are asked for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use russet_gateway::routes::DeploymentState;
 use russet_rpc::engine::{GenerateRequest, raw_prompt::Prompt};
@@ -11,7 +12,7 @@ use russet_wire::event::{
 };
 use serde_json::{Value, json};
 
-use crate::harness::{GatewayLab, ScriptStep, hello, limits};
+use crate::harness::{GatewayLab, ScriptStep, ScriptedEngine, hello, limits};
 use crate::routes::{keeping, names};
 
 /// The log-probability of a token: one that has no short form.
@@ -266,6 +267,34 @@ async fn prompts_are_reported_by_the_replicas_that_can() {
         let (status, body) = complete(&lab, asked.clone()).await;
         assert_eq!(status, expected, "{body}");
     }
+}
+
+#[tokio::test]
+async fn a_deployment_that_loads_may_report_the_prompt() {
+    let lab = GatewayLab::start(limits()).await;
+    let (old, new) = (lab.engine("a", older), lab.engine("b", telling));
+    let target = |name: &str| json!({"deploymentRef": {"name": name}});
+    let spec = json!({"models": ["m"], "targets": [target("old"), target("new")]});
+    let publish = |state, engines: &[&ScriptedEngine]| {
+        lab.publish_with(
+            &[("old", DeploymentState::Ready, &[&old]), ("new", state, engines)],
+            names(spec.clone()),
+        );
+    };
+    publish(DeploymentState::Working("it loads".into()), &[]);
+    let loads = async {
+        while old.requests() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        publish(DeploymentState::Ready, &[&new]);
+    };
+    let asked = json!({"prompt": [97, 98, 99], "echo": true, "logprobs": 1});
+    let ((status, body), ()) = tokio::join!(complete(&lab, asked.clone()), loads);
+    assert_eq!((status, &body["choices"][0]["text"]), (200, &json!("abcok")), "{body}");
+    // One that will not come is waited for by nobody.
+    publish(DeploymentState::Halted("no node fits".into()), &[]);
+    let (status, body) = complete(&lab, asked).await;
+    assert_eq!((status, &body["error"]["code"]), (503, &json!("model_not_ready")), "{body}");
 }
 
 #[tokio::test]
