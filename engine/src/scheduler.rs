@@ -12,6 +12,7 @@
 //! ```
 
 pub mod batching;
+mod byte_budget;
 pub mod deadline;
 mod engine_time;
 mod in_flight;

@@ -54,11 +54,18 @@ pub(crate) struct Providers {
     metrics: Arc<Metrics>,
     circuits: Mutex<HashMap<ModelKey, Circuit>>,
     in_flight: Mutex<HashMap<String, Arc<AtomicU32>>>,
-    /// What was seen of each, by its full name and its endpoint: one whose endpoint is mended starts anew.
-    health: Mutex<HashMap<(String, String), ProviderHealth>>,
+    /// What was seen of each.
+    health: Mutex<HashMap<ProviderKey, ProviderHealth>>,
 }
 
-/// `namespace/name` of a provider, its endpoint, and one of its models: one whose endpoint is mended starts anew.
+/// `namespace/name` of a provider, and its endpoint: one whose endpoint is mended starts anew.
+type ProviderKey = (String, String);
+
+fn provider_key(provider: &Provider) -> ProviderKey {
+    (provider.full_name(), provider.spec.endpoint.clone())
+}
+
+/// The same, and one of its models.
 type ModelKey = (String, String, String);
 
 fn key(provider: &Provider, model: &str) -> ModelKey {
@@ -171,7 +178,7 @@ impl Providers {
 
     /// What was seen of a provider.
     fn health(&self, provider: &Provider) -> ProviderHealth {
-        let key = (provider.full_name(), provider.spec.endpoint.clone());
+        let key = provider_key(provider);
         self.health.lock().get(&key).cloned().unwrap_or_default()
     }
 
@@ -192,7 +199,7 @@ impl Providers {
     /// Why a model of a provider is not asked now, if it is not.
     pub(crate) fn closed(&self, provider: &Provider, model: &str) -> Option<Closed> {
         let now = Instant::now();
-        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let seen = provider_key(provider);
         let pause = self
             .health
             .lock()
@@ -215,7 +222,7 @@ impl Providers {
 
     /// Whether one request tries a model now that was left alone.
     fn tried(&self, provider: &Provider, model: &str, now: Instant) -> Option<Closed> {
-        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let seen = provider_key(provider);
         let mut health = self.health.lock();
         let pauses = health.get_mut(&seen).map(|health| &mut health.pauses);
         if pauses.is_some_and(|pauses| pauses.are_tried(model, provider.generation, now)) {
@@ -230,7 +237,7 @@ impl Providers {
     /// Makes a request the one that tries a model that was left alone, where that is needed; an error where another one does.
     pub(crate) fn trials(&self, provider: &Provider, model: &str) -> Result<Trials, Closed> {
         let now = Instant::now();
-        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let seen = provider_key(provider);
         let (mut health, mut circuits) = (self.health.lock(), self.circuits.lock());
         let pauses = health.get_mut(&seen).map(|health| &mut health.pauses);
         let circuit = circuits.get_mut(&key(provider, model));
@@ -259,7 +266,7 @@ impl Providers {
 
     /// Changes which models of the provider are left alone.
     fn pause(&self, provider: &Provider, change: impl FnOnce(&mut Pauses, Option<i64>, Moment)) {
-        let seen = (provider.full_name(), provider.spec.endpoint.clone());
+        let seen = provider_key(provider);
         change(&mut self.health.lock().entry(seen).or_default().pauses, provider.generation, Moment::now());
     }
 
@@ -277,8 +284,11 @@ impl Providers {
     fn record(&self, provider: &Provider, model: &str, outcome: Outcome<'_>) {
         let name = provider.full_name();
         self.metrics.provider_request(&name, outcome.as_str());
-        let seen = (name.clone(), provider.spec.endpoint.clone());
-        self.health.lock().entry(seen).or_default().record(&name, outcome, Moment::now().time);
+        self.health.lock().entry(provider_key(provider)).or_default().record(
+            &name,
+            outcome,
+            Moment::now().time,
+        );
         let mut circuits = self.circuits.lock();
         if circuits.len() >= MAX_CIRCUITS {
             circuits.clear();

@@ -16,13 +16,14 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::byte_budget::ByteReservation;
 use super::deadline::{RequestProgress, deadline_failure};
 use super::kv_budget;
 use super::queue_limit::{QueueLimit, overloaded};
 use super::report_budget::ReportBudget;
 use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, SentEvent, unavailable};
-use super::tokenizer_pool::{PromptReservation, TokenizerPool};
+use super::tokenizer_pool::TokenizerPool;
 use super::wait_queue::QueuePosition;
 use crate::executor::DraftRewind;
 use crate::lifecycle::Lifecycle;
@@ -157,7 +158,7 @@ impl Intake {
     }
 
     /// Room for the prompt of a request among those that wait to be tokenised.
-    fn reserve(&self, request: &GenerationRequest) -> Result<PromptReservation, GenerationFailure> {
+    fn reserve(&self, request: &GenerationRequest) -> Result<ByteReservation, GenerationFailure> {
         self.tokenizer_pool.reserve(prompt_bytes(request)).map_err(|queued| {
             overloaded(format!(
                 "prompts of {queued} bytes wait to be tokenised, and this one is too long to wait with them; try again later"

@@ -1,10 +1,9 @@
 //! Report budget: memory of what responses tell of their prompts and their clients have not read, of all responses in common. A
 //! client reads while its prompt is computed; the budget is for those that do not.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use russet_wire::event::{GenerationEvent, PromptToken, TokenLogprob};
+
+use super::byte_budget::{ByteBudget, ByteReservation};
 
 /// Bytes of all that is told and not read: of some five of the largest responses. They are no part of the memory that was
 /// granted to the engine.
@@ -14,35 +13,17 @@ const ALLOCATION_BYTES: usize = 16;
 
 /// The report budget.
 #[derive(Clone)]
-pub(super) struct ReportBudget {
-    unread: Arc<AtomicUsize>,
-    max_unread: usize,
-}
-
-/// Room for one event; returned when dropped.
-pub(super) struct ReportRoom {
-    bytes: usize,
-    unread: Arc<AtomicUsize>,
-}
-
-impl Drop for ReportRoom {
-    fn drop(&mut self) {
-        self.unread.fetch_sub(self.bytes, Ordering::AcqRel);
-    }
-}
+pub(super) struct ReportBudget(ByteBudget);
 
 impl ReportBudget {
     /// A budget of so many bytes.
     pub(super) fn new(max_unread: usize) -> Self {
-        Self { unread: Arc::default(), max_unread }
+        Self(ByteBudget::new(max_unread))
     }
 
     /// Room for an event until its client has read it; the error is how many bytes are not read.
-    pub(super) fn reserve(&self, event: &GenerationEvent) -> Result<ReportRoom, usize> {
-        let bytes = bytes_of(event);
-        let add = |unread: usize| unread.checked_add(bytes).filter(|all| *all <= self.max_unread);
-        self.unread.fetch_update(Ordering::AcqRel, Ordering::Acquire, add)?;
-        Ok(ReportRoom { bytes, unread: self.unread.clone() })
+    pub(super) fn reserve(&self, event: &GenerationEvent) -> Result<ByteReservation, usize> {
+        self.0.reserve(bytes_of(event))
     }
 }
 
@@ -85,7 +66,7 @@ mod tests {
         drop(first);
         assert!(budget.reserve(&report(10, 2, 4)).is_ok());
         drop(second);
-        assert_eq!(budget.unread.load(Ordering::Acquire), 0);
+        assert_eq!(budget.0.used(), 0);
     }
 
     #[test]

@@ -4,15 +4,16 @@ use russet_wire::event::{EngineEvent, FailureKind, FinishReason, GenerationEvent
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
+use super::byte_budget::ByteReservation;
 use super::queue_limit::overloaded;
-use super::report_budget::{ReportBudget, ReportRoom};
+use super::report_budget::ReportBudget;
 use crate::metrics::EngineMetrics;
 
 /// An event on its way to the client of a request, with its room in the report budget until it is read.
 pub struct SentEvent {
     /// The event.
     pub event: EngineEvent,
-    _room: Option<ReportRoom>,
+    _room: Option<ByteReservation>,
 }
 
 /// The event stream of a request. If dropped without an end, it sends a failure: a stream never just stops.
@@ -71,7 +72,7 @@ impl ResponseSink {
         Ok(())
     }
 
-    fn send_with(&self, event: GenerationEvent, room: Option<ReportRoom>) {
+    fn send_with(&self, event: GenerationEvent, room: Option<ByteReservation>) {
         // Nothing was computed when a request starts; a gateway that loses it then knows of nothing.
         let is_counted = !matches!(event, GenerationEvent::Started { .. });
         let engine_microseconds = is_counted.then_some(self.engine_microseconds);

@@ -4,10 +4,11 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
+
+use super::byte_budget::{ByteBudget, ByteReservation};
 
 /// Threads for short prompts. One of [`SHORT_BYTES`] takes some ten milliseconds.
 const SHORT_THREADS: usize = 2;
@@ -26,19 +27,7 @@ type TokenizerTask = Box<dyn FnOnce() + Send>;
 pub(crate) struct TokenizerPool {
     short: mpsc::Sender<TokenizerTask>,
     long: mpsc::Sender<TokenizerTask>,
-    queued_bytes: Arc<AtomicUsize>,
-}
-
-/// Room for a prompt in the pool; returned when dropped.
-pub(crate) struct PromptReservation {
-    bytes: usize,
-    queued_bytes: Arc<AtomicUsize>,
-}
-
-impl Drop for PromptReservation {
-    fn drop(&mut self) {
-        self.queued_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
-    }
+    queued: ByteBudget,
 }
 
 impl TokenizerPool {
@@ -47,20 +36,18 @@ impl TokenizerPool {
         Ok(Self {
             short: start_threads("tokens", SHORT_THREADS)?,
             long: start_threads("long-tokens", LONG_THREADS)?,
-            queued_bytes: Arc::default(),
+            queued: ByteBudget::new(MAX_QUEUED_BYTES),
         })
     }
 
     /// Reserves room for a prompt of these bytes; the error is what waits already.
-    pub(crate) fn reserve(&self, bytes: usize) -> Result<PromptReservation, usize> {
-        let add = |queued: usize| queued.checked_add(bytes).filter(|&all| all <= MAX_QUEUED_BYTES);
-        self.queued_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, add)?;
-        Ok(PromptReservation { bytes, queued_bytes: self.queued_bytes.clone() })
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<ByteReservation, usize> {
+        self.queued.reserve(bytes)
     }
 
     /// Runs `work` on the next free thread for prompts of this size, and then returns the room.
-    pub(crate) fn spawn(&self, room: PromptReservation, work: impl FnOnce() + Send + 'static) {
-        let queue = if room.bytes <= SHORT_BYTES { &self.short } else { &self.long };
+    pub(crate) fn spawn(&self, room: ByteReservation, work: impl FnOnce() + Send + 'static) {
+        let queue = if room.bytes() <= SHORT_BYTES { &self.short } else { &self.long };
         // The threads live as long as these senders.
         let _ = queue.send(Box::new(move || {
             let _room = room;
@@ -101,12 +88,12 @@ mod tests {
                 sender.send(number).unwrap();
             });
         }
-        let queued_bytes = pool.queued_bytes.clone();
+        let queued = pool.queued.clone();
         drop((pool, sender));
         let mut all: Vec<i32> = done.iter().collect();
         all.sort_unstable();
         assert_eq!(all, (0..20).step_by(2).collect::<Vec<_>>());
-        assert!(queued_bytes.load(Ordering::Acquire) <= 2, "the last two may still be returned");
+        assert!(queued.used() <= 2, "the last two may still be returned");
     }
 
     #[test]

@@ -129,9 +129,10 @@ pub(super) fn choose_model<'a, 'm>(
     query: &RouteQuery<'_>,
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<Picked<'a>>,
 ) -> (RouteDecision<'a>, &'m str) {
+    const ANSWERS: u8 = 3;
     let rank = |decision: &RouteDecision<'_>| match decision {
         RouteDecision::Leave(departure) if departure.is_tried => 2,
-        RouteDecision::Try(..) | RouteDecision::Leave(_) | RouteDecision::Run(_) => 3,
+        RouteDecision::Try(..) | RouteDecision::Leave(_) | RouteDecision::Run(_) => ANSWERS,
         RouteDecision::Wait(..) => 1,
         RouteDecision::Refuse(_) => 0,
     };
@@ -142,7 +143,7 @@ pub(super) fn choose_model<'a, 'm>(
         if best.as_ref().is_none_or(|(best, _)| found > rank(best)) {
             best = Some((decision, model));
         }
-        if found == 3 {
+        if found == ANSWERS {
             break;
         }
     }

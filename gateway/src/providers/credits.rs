@@ -12,9 +12,10 @@ use russet_crds::{Money, ProviderCredits};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::Providers;
 use super::client::beginning;
 use super::openai::amount;
+use super::report::whole_seconds;
+use super::{Providers, provider_key};
 use crate::routes::Provider;
 
 /// Where OpenRouter tells it, behind the beginning of its API.
@@ -51,19 +52,21 @@ impl Providers {
         provider: &Provider,
         call: impl FnOnce() -> Option<RequestBuilder>,
     ) {
-        let seen = (provider.full_name(), provider.spec.endpoint.clone());
         let interval = provider.spec.credits_interval_seconds;
-        if interval.is_none()
-            || !self.health.lock().entry(seen.clone()).or_default().credits.is_due(interval, Instant::now())
-        {
+        if interval.is_none() {
+            return;
+        }
+        let seen = provider_key(provider);
+        if !self.health.lock().entry(seen.clone()).or_default().credits.is_due(interval, Instant::now()) {
             return;
         }
         let Some(call) = call() else { return };
         let (providers, provider) = (self.clone(), provider.clone());
         tokio::spawn(async move {
             let name = &seen.0;
-            match timeout(PATIENCE, ask(call)).await {
-                Ok(Ok(credits)) => {
+            let silence = || Err(format!("it sent nothing for {} s", PATIENCE.as_secs()));
+            match timeout(PATIENCE, ask(call)).await.unwrap_or_else(|_| silence()) {
+                Ok(credits) => {
                     providers.metrics.provider_credits(name, credits.remaining);
                     if credits.remaining == Some(Money::ZERO) {
                         providers
@@ -71,14 +74,9 @@ impl Providers {
                     }
                     providers.health.lock().entry(seen).or_default().credits.said = Some(credits);
                 }
-                Ok(Err(why)) => {
-                    tracing::warn!(provider = name, "the provider does not say its credits: {why}")
+                Err(why) => {
+                    tracing::warn!(provider = name, "the provider does not say its credits: {why}");
                 }
-                Err(_) => tracing::warn!(
-                    provider = name,
-                    "the provider does not say its credits: it sent nothing for {} s",
-                    PATIENCE.as_secs()
-                ),
             }
         });
     }
@@ -110,9 +108,7 @@ fn read(text: &str, now: Timestamp) -> Option<ProviderCredits> {
         number => Some(Some(amount(number.as_f64()?.max(0.0))?)),
     };
     let (remaining, limit) = (number("limit_remaining")?, number("limit").flatten());
-    // Whole seconds: what others read and write is the same then.
-    let read_at = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
-    Some(ProviderCredits { remaining, limit, read_at })
+    Some(ProviderCredits { remaining, limit, read_at: Time(whole_seconds(now)) })
 }
 
 #[cfg(test)]

@@ -85,12 +85,16 @@ impl Pauses {
     pub(super) fn unpaid(&mut self, model: &str, generation: Option<i64>, now: Moment) {
         // One that costs nothing and is refused so says nothing of the others: OpenRouter does that below a balance of zero.
         let scope = if model.ends_with(FREE_SUFFIX) { PauseScope::Free } else { PauseScope::Paid };
-        self.insert((scope, None, PauseReason::NoCredits), UNPAID_PAUSE, generation, now);
+        self.wants_money(scope, generation, now);
     }
 
     /// Nothing is left of the key's credits.
     pub(super) fn no_credits(&mut self, generation: Option<i64>, now: Moment) {
-        self.insert((PauseScope::Paid, None, PauseReason::NoCredits), UNPAID_PAUSE, generation, now);
+        self.wants_money(PauseScope::Paid, generation, now);
+    }
+
+    fn wants_money(&mut self, scope: PauseScope, generation: Option<i64>, now: Moment) {
+        self.insert((scope, None, PauseReason::NoCredits), UNPAID_PAUSE, generation, now);
     }
 
     fn insert(

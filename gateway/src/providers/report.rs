@@ -215,11 +215,15 @@ fn pauses(
             all.push(pause.clone());
         }
     }
-    // Whole seconds: what others read and write is the same then.
     for pause in &mut all {
-        pause.until.0 = Timestamp::from_second(pause.until.0.as_second()).unwrap_or(pause.until.0);
+        pause.until.0 = whole_seconds(pause.until.0);
     }
     all
+}
+
+/// The time as a status has it, in whole seconds: what others read and write is the same then.
+pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 fn is_same(one: &ProviderPause, other: &ProviderPause) -> bool {
