@@ -11,7 +11,7 @@ use russet_model::config::CONFIG;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
-use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
+use russet_rpc::tls::{TlsError, TlsFiles};
 use russet_wire::engine_config::{Dtype, EngineConfig, PeerRank, Transport};
 use russet_wire::engine_options::{DEFAULT_MAX_WAITING_REQUESTS, Speculation, WeightQuantization};
 use thiserror::Error;
@@ -340,7 +340,7 @@ fn serve_engine(
     service: EngineService,
     life: &Lifecycle,
 ) -> Result<ServerTask, ServeError> {
-    let incoming = tls.incoming(listener, Protocol::Grpc)?;
+    let incoming = tls.incoming_grpc(listener)?;
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))

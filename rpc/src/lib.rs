@@ -3,6 +3,7 @@
 //! Not here: what the messages mean.
 
 pub mod addresses;
+pub mod batched_writes;
 #[cfg(feature = "api")]
 pub mod cache_status;
 mod codec;

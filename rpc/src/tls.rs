@@ -12,6 +12,8 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use thiserror::Error;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::batched_writes::BatchedWrites;
+
 #[cfg(feature = "api")]
 pub(crate) use self::hot_reload::FileVersion;
 pub use self::hot_reload::{Connector, host_of};
@@ -121,7 +123,10 @@ impl TlsFiles {
         let (connector, address) = (self.connector(Protocol::Grpc)?, address.to_owned());
         Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
             let (connector, name, address) = (connector.clone(), name.clone(), address.clone());
-            async move { connector.connect(name, &address).await.map(hyper_util::rt::TokioIo::new) }
+            async move {
+                let stream = connector.connect(name, &address).await?;
+                Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(BatchedWrites::new(stream)))
+            }
         })))
     }
 }

@@ -124,7 +124,7 @@ async fn streams_outlive_certificates_and_new_connections_reload() {
     let engine = StubEngine::default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let incoming = TlsFiles::in_dir(&node).incoming(listener, tls::Protocol::Grpc).unwrap();
+    let incoming = TlsFiles::in_dir(&node).incoming_grpc(listener).unwrap();
     let server = tonic::transport::Server::builder().add_service(EngineServer::new(engine.clone()));
     let server = tokio::spawn(server.serve_with_incoming(incoming));
 

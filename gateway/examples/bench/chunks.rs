@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use crate::load::{CONNECTIONS, LoadConnection, LoadTarget};
 use crate::load_request::{LoadRequest, PACED};
 use crate::measure::median;
+use crate::pace::{every, moments};
 use crate::roles::PACED_TOKENS;
 
 /// Rounds of every target.
@@ -44,7 +45,10 @@ pub async fn added(targets: [&LoadTarget; 4]) -> [(f64, f64); 2] {
 /// The sorted times from the making of each token to its reading, in microseconds, of a stream on each connection.
 async fn delays(target: &LoadTarget) -> Vec<f64> {
     let mut streams = Vec::new();
+    // Not all at one moment.
+    let mut starts = moments(every(Duration::from_micros(313)));
     for mut connection in LoadConnection::open_all(target, CONNECTIONS).await {
+        starts.recv().await.expect("they do not end");
         streams.push(tokio::spawn(async move {
             let mut delays = Vec::new();
             connection
@@ -59,8 +63,6 @@ async fn delays(target: &LoadTarget) -> Vec<f64> {
             assert_eq!(delays.len(), PACED_TOKENS as usize);
             delays
         }));
-        // Not all at one moment.
-        tokio::time::sleep(Duration::from_micros(313)).await;
     }
     let mut all = Vec::new();
     for stream in streams {

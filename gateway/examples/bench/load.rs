@@ -1,10 +1,9 @@
-//! Load generator: a number of connections that send requests, as fast as possible or at a steady rate, and
+//! Load generator: a number of connections that send requests, as fast as possible or at a rate, and
 //! the latency of each.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -16,10 +15,11 @@ use russet_wire::conversation::Message;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
 use crate::load_request::LoadRequest;
+use crate::pace::{arrivals, moments};
 
 /// Connections, each with one request at a time.
 pub const CONNECTIONS: usize = 32;
@@ -150,7 +150,7 @@ impl LoadConnection {
     }
 }
 
-/// Sends requests for `time`: at `rate` per second, or as fast as answers come.
+/// Sends requests for `time`: at `rate` per second on average, or as fast as answers come.
 pub async fn run(
     target: &LoadTarget,
     request: &LoadRequest,
@@ -162,32 +162,20 @@ pub async fn run(
         connection.send(request).await;
     }
     let start = Instant::now();
-    let next = Arc::new(AtomicU64::new(0));
+    // A request that finds all connections busy waits, and the server caused that wait.
+    let due = rate.map(|rate| Arc::new(Mutex::new(moments(arrivals(rate, time)))));
     let asking: Vec<_> = connections
         .into_iter()
         .map(|mut connection| {
-            let (next, request) = (next.clone(), request.clone());
+            let (due, request) = (due.clone(), request.clone());
             tokio::spawn(async move {
                 let mut latencies = Vec::new();
                 loop {
-                    let sent_at = match rate {
-                        None => Instant::now(),
-                        Some(rate) => {
-                            let number = next.fetch_add(1, Ordering::Relaxed);
-                            let due = start + Duration::from_secs_f64(number as f64 / rate);
-                            if due <= Instant::now() {
-                                // All connections were busy: the server caused that wait.
-                                due
-                            } else {
-                                tokio::time::sleep_until(due).await;
-                                // A late timer is not the server's fault.
-                                Instant::now()
-                            }
-                        }
+                    let sent_at = match &due {
+                        None => Some(Instant::now()).filter(|now| *now < start + time),
+                        Some(due) => due.lock().await.recv().await,
                     };
-                    if sent_at >= start + time {
-                        return latencies;
-                    }
+                    let Some(sent_at) = sent_at else { return latencies };
                     latencies.push(connection.send(&request).await.saturating_duration_since(sent_at));
                 }
             })

@@ -12,6 +12,7 @@ mod figure;
 mod load;
 mod load_request;
 mod measure;
+mod pace;
 mod processes;
 mod processor_time;
 mod reading_engine;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
-use russet_rpc::tls::{Protocol, TlsFiles};
+use russet_rpc::tls::TlsFiles;
 use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use russet_wire::prefix_mark::PrefixMark;
 use russet_wire::request::GenerationRequest;
@@ -61,7 +61,7 @@ pub async fn serve(listener: TcpListener, files: TlsFiles) {
     };
     let state = Arc::new(Mutex::new(EngineState { load, ..EngineState::default() }));
     let engine = ReadingEngine { state, reading: Arc::default(), events };
-    let incoming = files.incoming(listener, Protocol::Grpc).unwrap();
+    let incoming = files.incoming_grpc(listener).unwrap();
     let server = tonic::transport::Server::builder().add_service(EngineServer::new(engine));
     server.serve_with_incoming(incoming).await.unwrap();
 }

@@ -24,7 +24,7 @@ use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, RoutingTable
 use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
-use russet_rpc::tls::{Protocol, TlsFiles};
+use russet_rpc::tls::TlsFiles;
 use russet_wire::event::{Delta, FinishReason, GenerationEvent, Usage};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
@@ -33,6 +33,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::chunks;
 use crate::load_request::{ENDLESS, PACED};
+use crate::pace::{every, moments};
 use crate::streams::STREAMS;
 
 /// Tokens of every answer.
@@ -149,8 +150,8 @@ impl Answer {
         match self {
             Self::Instant => Box::pin(stream::iter((0..TOKENS).map(|_| " word".to_owned()))),
             Self::Paced => Box::pin(
-                stream::unfold(interval(PACE), |mut pace| async {
-                    pace.tick().await;
+                stream::unfold(moments(every(PACE)), |mut pace| async {
+                    pace.recv().await?;
                     Some((chunks::token(), pace))
                 })
                 .take(PACED_TOKENS as usize),
@@ -168,7 +169,7 @@ pub async fn engine(folder: &Path) {
     let files = TlsFiles::in_dir(folder);
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
-    let incoming = files.incoming(listener, Protocol::Grpc).unwrap();
+    let incoming = files.incoming_grpc(listener).unwrap();
     let mut server = tonic::transport::Server::builder().max_concurrent_streams(2 * STREAMS as u32);
     let served = server.add_service(EngineServer::new(InstantEngine));
     served.serve_with_incoming_shutdown(incoming, input_closed()).await.unwrap();

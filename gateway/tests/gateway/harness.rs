@@ -20,7 +20,7 @@ use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, ModelAlias, 
 use russet_gateway::server::GatewayServer;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
-use russet_rpc::tls::{self, Protocol, TlsFiles};
+use russet_rpc::tls::{self, TlsFiles};
 use russet_wire::event::{Delta, EngineEvent, FinishReason, GenerationEvent, Usage};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -440,7 +440,7 @@ pub fn script_engine(
     let server = tonic::transport::Server::builder().add_service(EngineServer::new(script));
     runtime.spawn(async move {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        server.serve_with_incoming(files.incoming(listener, Protocol::Grpc).unwrap()).await
+        server.serve_with_incoming(files.incoming_grpc(listener).unwrap()).await
     });
     ScriptedEngine {
         address,

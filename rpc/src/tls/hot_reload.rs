@@ -22,8 +22,10 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
 
 use super::{Protocol, TlsError, TlsFiles};
+use crate::batched_writes::BatchedWrites;
 use crate::ports::{self, Egress};
 
 /// Handshake timeout.
@@ -149,6 +151,17 @@ impl TlsFiles {
         let (sender, receiver) = mpsc::channel(16);
         tokio::spawn(accept(listener, config, sender, HANDSHAKE_LIMITS));
         Ok(ReceiverStream::new(receiver))
+    }
+
+    /// The same for a server of gRPC.
+    pub fn incoming_grpc(
+        &self,
+        listener: TcpListener,
+    ) -> Result<
+        impl Stream<Item = std::io::Result<BatchedWrites<server::TlsStream<TcpStream>>>> + use<>,
+        TlsError,
+    > {
+        Ok(self.incoming(listener, Protocol::Grpc)?.map(|stream| stream.map(BatchedWrites::new)))
     }
 }
 
