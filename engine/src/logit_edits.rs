@@ -72,7 +72,7 @@ impl LogitEditor {
     }
 
     fn penalises_runs(&self) -> bool {
-        self.sampling.dry.multiplier > 0.0
+        self.sampling.dry.is_some()
     }
 
     /// Counts a token of the output.
@@ -93,10 +93,8 @@ impl LogitEditor {
     fn of_counts(&self) -> LogitEdits {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, logit_bias, dry, .. } =
             &*self.sampling;
-        let mut runs = match self.penalises_runs() {
-            true => dry::penalties(dry, &self.breakers, &self.history),
-            false => BTreeMap::new(),
-        };
+        let runs = dry.as_ref().map(|dry| dry::penalties(dry, &self.breakers, &self.history));
+        let mut runs = runs.unwrap_or_default();
         let mut edits = LogitEdits::default();
         let mut edit = |token: u32, factor: f32, added: f32| {
             edits.tokens.push(token);

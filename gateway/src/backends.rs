@@ -1,6 +1,6 @@
-//! One gRPC channel per engine, open for the engine's lifetime; this gateway's requests in flight to each, what each says of
-//! itself, and so which of several is expected to answer a request first. Not here: which deployment serves a request, see
-//! `routes`.
+//! A gRPC channel per engine and worker, open for the engine's lifetime; this gateway's requests in flight to each engine,
+//! what each says of itself, and so which of several is expected to answer a request first. Not here: which deployment serves
+//! a request, see `routes`.
 
 mod follow;
 mod prefix_feed;
@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 
 use crate::routes::{Endpoint, RoutingTable};
 use crate::serving::Session;
+use crate::workers;
 pub(crate) use follow::follow;
 use prefix_feed::{CachedPrefix, PrefixFeed};
 pub(crate) use score::ReplicaScore;
@@ -48,12 +49,20 @@ pub enum ReplicaChoice {
 pub struct Backends {
     identity: TlsFiles,
     choice: ReplicaChoice,
-    channels: Mutex<HashMap<Endpoint, EngineChannel>>,
+    engines: Mutex<HashMap<Endpoint, KnownEngine>>,
     /// Requests sent so far.
     sent: AtomicU64,
 }
 
-#[derive(Clone)]
+/// An engine that was sent a request.
+#[derive(Default)]
+struct KnownEngine {
+    /// Of each worker that sends to it, by the worker's number.
+    clients: Vec<Option<EngineClient<Channel>>>,
+    view: Arc<Mutex<EngineView>>,
+}
+
+/// An engine, and the channel of the worker that runs this.
 struct EngineChannel {
     client: EngineClient<Channel>,
     engine: Arc<Mutex<EngineView>>,
@@ -137,7 +146,7 @@ impl Backends {
     /// No channels yet; `identity` holds the client certificate shown to engines.
     pub fn new(identity: TlsFiles) -> Self {
         let (choice, sent) = (ReplicaChoice::default(), AtomicU64::default());
-        Self { identity, choice, channels: Mutex::default(), sent }
+        Self { identity, choice, engines: Mutex::default(), sent }
     }
 
     /// The same, which chooses so.
@@ -153,10 +162,10 @@ impl Backends {
         prompt: &RankedPrompt<'_>,
     ) -> Vec<Candidate<'a>> {
         let RankedPrompt { marks, max_tokens, session, reads_all } = *prompt;
-        let channels = self.channels.lock();
+        let engines = self.engines.lock();
         let mut answers = Vec::new();
         let seen = endpoints.into_iter().map(|endpoint| {
-            let engine = channels.get(endpoint).map(|channel| channel.engine.lock());
+            let engine = engines.get(endpoint).map(|engine| engine.view.lock());
             let Some(EngineView { in_flight, unread_tokens, answer_tokens, last_sent, feed, stream: _ }) =
                 engine.as_deref()
             else {
@@ -201,21 +210,30 @@ impl Backends {
     }
 
     fn channel(&self, endpoint: &Endpoint) -> Result<EngineChannel, TlsError> {
-        let mut channels = self.channels.lock();
-        if let Some(channel) = channels.get(endpoint) {
-            return Ok(channel.clone());
+        let mut engines = self.engines.lock();
+        let known = match engines.get_mut(endpoint) {
+            Some(known) => known,
+            None => engines.entry(endpoint.clone()).or_default(),
+        };
+        let worker = workers::current();
+        if known.clients.len() <= worker {
+            known.clients.resize(worker + 1, None);
         }
-        // Read again for each engine, so that a renewed certificate is used without a restart.
-        let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
-        let created = EngineChannel { client: EngineClient::new(channel), engine: Arc::default() };
-        channels.insert(endpoint.clone(), created.clone());
-        Ok(created)
+        let client = match &mut known.clients[worker] {
+            Some(client) => client.clone(),
+            client => {
+                // Read again for each channel, so that a renewed certificate is used without a restart.
+                let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
+                client.insert(EngineClient::new(channel)).clone()
+            }
+        };
+        Ok(EngineChannel { client, engine: known.view.clone() })
     }
 
     /// Removes the channels of engines that are not in `table`; running requests keep theirs.
     fn prune(&self, table: &RoutingTable) {
-        let mut channels = self.channels.lock();
-        channels.retain(|endpoint, _| {
+        let mut engines = self.engines.lock();
+        engines.retain(|endpoint, _| {
             table.deployments.iter().any(|deployment| deployment.endpoints.contains(endpoint))
         });
     }
@@ -308,7 +326,7 @@ mod tests {
             }],
             ..RoutingTable::default()
         });
-        let remaining: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
+        let remaining: Vec<Endpoint> = backends.engines.lock().keys().cloned().collect();
         assert_eq!(remaining, [two]);
     }
 

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::Caller;
-use crate::metrics::Metrics;
+use crate::metrics::{DeploymentGauges, Metrics};
 use crate::routes::{Deployment, IdleLimits};
 use keep_alive::KeepAlives;
 pub(crate) use report::DemandReporter;
@@ -61,6 +61,7 @@ struct DeploymentLoad {
     waiting: u32,
     bytes: usize,
     active: u32,
+    gauges: Option<DeploymentGauges>,
     last_request: Option<Timestamp>,
     ttft: VecDeque<(Instant, Duration)>,
     /// How long its callers want it, where it scales to zero.
@@ -186,14 +187,18 @@ impl DemandTracker {
 
     fn change(&self, key: &DeploymentKey, change: impl FnOnce(&mut DeploymentLoad)) {
         let mut loads = self.loads.lock();
-        let load = loads.entry(key.clone()).or_default();
+        let load = match loads.get_mut(key) {
+            Some(load) => load,
+            None => loads.entry(key.clone()).or_default(),
+        };
         change(load);
         load.last_request = Some(Timestamp::now());
         self.publish(key, load);
     }
 
-    fn publish(&self, (namespace, name): &DeploymentKey, load: &DeploymentLoad) {
-        self.metrics.set_deployment(namespace, name, load.waiting, load.active);
+    fn publish(&self, (namespace, name): &DeploymentKey, load: &mut DeploymentLoad) {
+        let gauges = load.gauges.get_or_insert_with(|| self.metrics.deployment(namespace, name));
+        gauges.set(load.waiting, load.active);
     }
 }
 

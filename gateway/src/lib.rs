@@ -55,6 +55,7 @@ pub mod server;
 mod serving;
 pub mod strip_patterns;
 mod watch;
+mod workers;
 mod zone_client;
 pub mod zones;
 

@@ -26,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 pub use certificate::{Certificate, CertificateError, ServerFiles};
 use connection_limit::ConnectionLimiter;
 
+use crate::workers::Workers;
+
 /// Which machines can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
@@ -109,7 +111,13 @@ impl HttpListener {
 
     /// Serves until `stopping`, then until all connections have drained. Dropping the future closes them at
     /// once.
-    pub(crate) async fn serve(self, router: Router, limits: ListenerLimits, stopping: CancellationToken) {
+    pub(crate) async fn serve(
+        self,
+        router: Router,
+        limits: ListenerLimits,
+        stopping: CancellationToken,
+        workers: Arc<Workers>,
+    ) {
         let Self { listener, tls } = self;
         let graceful = GracefulShutdown::new();
         // Loopback has one host only.
@@ -125,7 +133,12 @@ impl HttpListener {
             let (stream, permit) = accepted;
             let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
             let stopping = stopping.clone();
-            connections.spawn(async move {
+            let placement = workers.place();
+            let runtime = placement.runtime.clone();
+            let connection = async move {
+                // Out of file descriptors, at worst: the client may come again.
+                let moved = stream.into_std().and_then(TcpStream::from_std);
+                let Ok(stream) = moved else { return };
                 let first_request_by = Instant::now() + limits.head_timeout;
                 let version = tokio::select! {
                     version = http_version(&stream, tls.is_some(), first_request_by) => version,
@@ -134,8 +147,9 @@ impl HttpListener {
                 if let Some(version) = version {
                     serve_connection(stream, (version, first_request_by), tls, router, limits, watcher).await;
                 }
-                drop(permit);
-            });
+                drop((permit, placement));
+            };
+            connections.spawn_on(connection, &runtime);
         }
         drop(listener);
         graceful.shutdown().await;

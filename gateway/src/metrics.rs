@@ -1,13 +1,14 @@
 //! Metrics of the gateway. Suffixes follow llm-d's gateway so that its dashboards need only another prefix;
 //! the histogram buckets are vLLM's. Values that do not exist are absent, never 0.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::{
-    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
-    core::Collector,
+    CounterVec, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, core::Collector,
 };
 use russet_crds::Money;
 
@@ -36,7 +37,7 @@ const REQUEST_BUCKETS: [f64; 20] = [
 
 /// The gateway's metrics, all under `russet_gateway_`.
 pub struct Metrics {
-    models: Mutex<HashSet<String>>,
+    models: Mutex<HashMap<String, Arc<ModelMetrics>>>,
     keys: Mutex<HashSet<String>>,
     key_requests: IntCounterVec,
     requests: IntCounterVec,
@@ -309,10 +310,10 @@ impl Metrics {
     /// An engine computed for a request; what is not known of it is not counted.
     pub(crate) fn energy(&self, model: &str, part: EnginePart) {
         let Some((joules, source)) = part.joules() else { return };
-        let label = bounded_label(&self.models, model);
-        self.energy.with_label_values(&[label.as_str(), source.as_str()]).inc_by(joules);
+        let model = self.model(model);
+        self.energy.with_label_values(&[model.label.as_str(), source.as_str()]).inc_by(joules);
         if let Some(cost) = part.cost() {
-            self.electricity.with_label_values(&[label.as_str()]).inc_by(cost);
+            self.electricity.with_label_values(&[model.label.as_str()]).inc_by(cost);
         }
     }
 
@@ -353,10 +354,13 @@ impl Metrics {
         self.outcomes.with_label_values(&["rejected"]).inc();
     }
 
-    /// Sets the requests of a deployment: held, and in flight.
-    pub fn set_deployment(&self, namespace: &str, name: &str, waiting: u32, active: u32) {
-        self.waiting.with_label_values(&[namespace, name]).set(waiting.into());
-        self.active.with_label_values(&[namespace, name]).set(active.into());
+    /// The gauges of a deployment.
+    pub(crate) fn deployment(&self, namespace: &str, name: &str) -> DeploymentGauges {
+        let label = [namespace, name];
+        DeploymentGauges {
+            waiting: self.waiting.with_label_values(&label),
+            active: self.active.with_label_values(&label),
+        }
     }
 
     /// Counts a request whose hold has ended, and how long it was held.
@@ -374,19 +378,71 @@ impl Metrics {
     }
 
     /// Starts tracking a request for a known model.
-    pub fn request(self: &std::sync::Arc<Self>, model: &str) -> RequestTracker {
-        let label = bounded_label(&self.models, model);
-        self.requests.with_label_values(&[&label]).inc();
-        self.running.with_label_values(&[&label]).inc();
-        self.queue.with_label_values(&[&label]).inc();
+    pub fn request(self: &Arc<Self>, model: &str) -> RequestTracker {
+        let model = self.model(model);
+        model.requests.inc();
+        model.running.inc();
+        model.queue.inc();
         RequestTracker {
             metrics: self.clone(),
-            label,
+            model,
             arrived: Instant::now(),
             queued: true,
             first_token: None,
             ended: false,
         }
+    }
+
+    /// The metrics of a model; of all others together, where there are too many.
+    fn model(&self, name: &str) -> Arc<ModelMetrics> {
+        let mut models = self.models.lock();
+        if let Some(model) = models.get(name) {
+            return model.clone();
+        }
+        let label = if models.len() < MAX_LABEL_NAMES { name } else { OTHER };
+        let of_label = || {
+            let labels = [label];
+            Arc::new(ModelMetrics {
+                label: label.to_owned(),
+                requests: self.requests.with_label_values(&labels),
+                running: self.running.with_label_values(&labels),
+                queue: self.queue.with_label_values(&labels),
+                first_token: self.first_token.with_label_values(&labels),
+                duration: self.duration.with_label_values(&labels),
+                prompt_tokens: self.prompt_tokens.with_label_values(&labels),
+                cached_tokens: self.cached_tokens.with_label_values(&labels),
+                generation_tokens: self.generation_tokens.with_label_values(&labels),
+            })
+        };
+        models.entry(label.to_owned()).or_insert_with(of_label).clone()
+    }
+}
+
+/// What each request for a model counts, found once: to find one by its labels takes longer than to count.
+struct ModelMetrics {
+    label: String,
+    requests: IntCounter,
+    running: IntGauge,
+    queue: IntGauge,
+    first_token: Histogram,
+    duration: Histogram,
+    prompt_tokens: IntCounter,
+    cached_tokens: IntCounter,
+    generation_tokens: IntCounter,
+}
+
+/// The requests of a deployment.
+#[derive(Clone, Debug)]
+pub(crate) struct DeploymentGauges {
+    waiting: IntGauge,
+    active: IntGauge,
+}
+
+impl DeploymentGauges {
+    /// So many are held, and in flight.
+    pub(crate) fn set(&self, waiting: u32, active: u32) {
+        self.waiting.set(waiting.into());
+        self.active.set(active.into());
     }
 }
 
@@ -443,8 +499,8 @@ fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Res
 
 /// Tracks one request from arrival to end. Dropped before its end, it counts as cancelled by the client.
 pub struct RequestTracker {
-    metrics: std::sync::Arc<Metrics>,
-    label: String,
+    metrics: Arc<Metrics>,
+    model: Arc<ModelMetrics>,
     arrived: Instant,
     queued: bool,
     first_token: Option<Duration>,
@@ -454,7 +510,7 @@ pub struct RequestTracker {
 impl RequestTracker {
     fn leave_queue(&mut self, outcome: &str) {
         if std::mem::take(&mut self.queued) {
-            self.metrics.queue.with_label_values(&[&self.label]).dec();
+            self.model.queue.dec();
             self.metrics.outcomes.with_label_values(&[outcome]).inc();
         }
     }
@@ -466,18 +522,18 @@ impl RequestTracker {
 
     /// The request is retried.
     pub fn retried(&mut self) {
-        self.metrics.retries.with_label_values(&[&self.label]).inc();
+        self.metrics.retries.with_label_values(&[&self.model.label]).inc();
     }
 
     /// A second replica got the request too; the outcome says which one answered.
     pub fn hedged(&self, outcome: &str) {
-        self.metrics.hedged.with_label_values(&[self.label.as_str(), outcome]).inc();
+        self.metrics.hedged.with_label_values(&[self.model.label.as_str(), outcome]).inc();
     }
 
     /// The engine of the response was lost, and another engine resumed the response or not.
     pub fn continued(&self, resumed: bool) {
         let outcome = if resumed { "continued" } else { "given_up" };
-        self.metrics.continued.with_label_values(&[self.label.as_str(), outcome]).inc();
+        self.metrics.continued.with_label_values(&[self.model.label.as_str(), outcome]).inc();
     }
 
     /// Text of the response arrived.
@@ -485,20 +541,19 @@ impl RequestTracker {
         if self.first_token.is_none() {
             let ttft = self.arrived.elapsed();
             self.first_token = Some(ttft);
-            self.metrics.first_token.with_label_values(&[&self.label]).observe(ttft.as_secs_f64());
+            self.model.first_token.observe(ttft.as_secs_f64());
         }
     }
 
     /// The response is complete.
     pub fn finished(&mut self, usage: russet_wire::event::Usage) {
         self.ended = true;
-        let label = [self.label.as_str()];
-        self.metrics.duration.with_label_values(&label).observe(self.arrived.elapsed().as_secs_f64());
-        self.metrics.prompt_tokens.with_label_values(&label).inc_by(usage.prompt_tokens.into());
-        self.metrics.cached_tokens.with_label_values(&label).inc_by(usage.cached_tokens.into());
-        self.metrics.generation_tokens.with_label_values(&label).inc_by(usage.completion_tokens.into());
+        self.model.duration.observe(self.arrived.elapsed().as_secs_f64());
+        self.model.prompt_tokens.inc_by(usage.prompt_tokens.into());
+        self.model.cached_tokens.inc_by(usage.cached_tokens.into());
+        self.model.generation_tokens.inc_by(usage.completion_tokens.into());
         tracing::info!(
-            model = self.label,
+            model = self.model.label,
             prompt_tokens = usage.prompt_tokens,
             completion_tokens = usage.completion_tokens,
             ttft_ms = self.first_token.map(|ttft| ttft.as_millis() as u64),
@@ -514,9 +569,9 @@ impl RequestTracker {
             ErrorKind::ModelNotReady | ErrorKind::EngineLost | ErrorKind::ShuttingDown => "evicted",
             _ => "rejected",
         });
-        self.metrics.errors.with_label_values(&[self.label.as_str(), error.kind.as_str()]).inc();
+        self.metrics.errors.with_label_values(&[self.model.label.as_str(), error.kind.as_str()]).inc();
         tracing::info!(
-            model = self.label,
+            model = self.model.label,
             code = error.kind.as_str(),
             ms = self.arrived.elapsed().as_millis() as u64,
             "the request failed: {}",
@@ -528,11 +583,11 @@ impl RequestTracker {
 impl Drop for RequestTracker {
     fn drop(&mut self) {
         self.leave_queue("cancelled");
-        self.metrics.running.with_label_values(&[&self.label]).dec();
+        self.model.running.dec();
         if !self.ended {
-            self.metrics.cancelled.with_label_values(&[&self.label]).inc();
+            self.metrics.cancelled.with_label_values(&[&self.model.label]).inc();
             tracing::info!(
-                model = self.label,
+                model = self.model.label,
                 ms = self.arrived.elapsed().as_millis() as u64,
                 "the client disconnected"
             );
@@ -542,7 +597,6 @@ impl Drop for RequestTracker {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
 

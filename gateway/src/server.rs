@@ -41,6 +41,7 @@ use crate::rejection::{unknown_path, wrong_method};
 use crate::response_store::{ResponseStoreConfig, ResponseStoreError};
 use crate::routes::{self, RoutingTable};
 use crate::serving::{ApiState, KeptResponses};
+use crate::workers::Workers;
 use crate::zone_client::ZoneClients;
 
 /// Configuration of a gateway.
@@ -122,6 +123,11 @@ pub enum Error {
     /// The registry already has the gateway's metrics.
     #[error("cannot register the gateway's metrics: the registry has those of another gateway")]
     Metrics(#[source] prometheus::Error),
+    /// The threads that serve requests do not start.
+    #[error(
+        "cannot start the gateway's threads; the system's limits of threads and of open files may be too low"
+    )]
+    Workers(#[source] std::io::Error),
     /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -454,6 +460,7 @@ impl GatewayServer {
             (None, _) => {}
         }
         let mut serving = JoinSet::new();
+        let workers = Arc::new(Workers::start().map_err(Error::Workers)?);
         for listener in listeners {
             let layer = AuthLayer {
                 exposure: listener.exposure(),
@@ -468,7 +475,7 @@ impl GatewayServer {
                 .fallback(|request| unknown_path(request, dialects::error_response))
                 .method_not_allowed_fallback(|request| wrong_method(request, dialects::error_response))
                 .layer(axum::middleware::from_fn_with_state(layer, check_request));
-            serving.spawn(listener.serve(router, listener_limits, stopping.clone()));
+            serving.spawn(listener.serve(router, listener_limits, stopping.clone(), workers.clone()));
         }
         let shut_down = async {
             shutdown.await;

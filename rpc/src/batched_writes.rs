@@ -70,3 +70,97 @@ impl<S: Connected + AsyncWrite> Connected for BatchedWrites<S> {
         self.stream.get_ref().connect_info()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::sync::Mutex;
+
+    use super::*;
+
+    /// Remembers each write.
+    #[derive(Default)]
+    struct Writes(Vec<Vec<u8>>);
+
+    impl AsyncWrite for Writes {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.0.push(bytes.to_vec());
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_tasks_that_can_run_send_is_one_write() {
+        let (sender, mut messages) = tokio::sync::mpsc::unbounded_channel::<u8>();
+        let stream = Arc::new(Mutex::new(BatchedWrites::new(Writes::default())));
+        // As HTTP/2 does: it writes all that there is, then flushes.
+        let connection = tokio::spawn({
+            let stream = stream.clone();
+            async move {
+                while let Some(first) = messages.recv().await {
+                    let mut stream = stream.lock().await;
+                    let mut waiting = vec![first];
+                    std::future::poll_fn(|cx| {
+                        waiting.extend(std::iter::from_fn(|| messages.try_recv().ok()));
+                        ready!(Pin::new(&mut *stream).poll_write(cx, &waiting)).map(|written| {
+                            assert_eq!(written, waiting.len());
+                        })?;
+                        Pin::new(&mut *stream).poll_flush(cx)
+                    })
+                    .await
+                    .unwrap();
+                }
+            }
+        });
+        for round in [[1, 2, 3], [4, 5, 6]] {
+            let tasks = round.map(|message| {
+                let sender = sender.clone();
+                tokio::spawn(async move { sender.send(message).unwrap() })
+            });
+            for task in tasks {
+                task.await.unwrap();
+            }
+            // The others have run.
+            let sent = || {
+                stream.try_lock().is_ok_and(|stream| stream.stream.get_ref().0.concat().contains(&round[2]))
+            };
+            while !sent() {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop(sender);
+        connection.await.unwrap();
+        assert_eq!(stream.lock().await.stream.get_ref().0, [vec![1, 2, 3], vec![4, 5, 6]]);
+    }
+
+    #[tokio::test]
+    async fn all_is_written_in_order_whatever_its_size() {
+        let mut stream = BatchedWrites::new(Writes::default());
+        let mut expected = Vec::new();
+        for (number, size) in [9, 16_384, 1, 40_000, BUFFER_BYTES, 0, 7].into_iter().enumerate() {
+            let bytes = vec![number as u8; size];
+            stream.write_all(&bytes).await.unwrap();
+            expected.extend(bytes);
+            if number == 1 {
+                stream.flush().await.unwrap();
+                assert_eq!(stream.stream.get_ref().0.len(), 1, "a frame and its head");
+            }
+        }
+        stream.shutdown().await.unwrap();
+        assert_eq!(stream.stream.get_ref().0.concat(), expected);
+    }
+}

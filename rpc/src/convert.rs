@@ -364,13 +364,13 @@ mod tests {
                 typical_p: 0.9,
                 xtc_probability: 0.5,
                 xtc_threshold: 0.2,
-                dry: DrySampling {
+                dry: Some(DrySampling {
                     multiplier: 0.8,
                     base: 1.5,
                     allowed_length: 3,
                     last_tokens: 64,
                     sequence_breakers: vec![";".into()],
-                },
+                }),
                 min_tokens: 3,
                 seed: Some(1),
             },

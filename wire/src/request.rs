@@ -43,9 +43,9 @@ pub struct Sampling {
     /// The probability that counts as high.
     #[serde(default = "xtc_threshold")]
     pub xtc_threshold: f32,
-    /// The penalty of repeated runs of tokens.
+    /// The penalty of repeated runs of tokens, if there is one.
     #[serde(default)]
-    pub dry: DrySampling,
+    pub dry: Option<DrySampling>,
     /// Tokens of the response before an end token or a stop may end it.
     #[serde(default)]
     pub min_tokens: u32,
@@ -68,7 +68,7 @@ impl Default for Sampling {
             typical_p: 1.0,
             xtc_probability: 0.0,
             xtc_threshold: xtc_threshold(),
-            dry: DrySampling::default(),
+            dry: None,
             min_tokens: 0,
             seed: None,
         }
@@ -87,7 +87,7 @@ fn xtc_threshold() -> f32 {
 /// exponentially by the length of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrySampling {
-    /// The penalty of a run of `allowed_length`; 0 disables it.
+    /// The penalty of a run of `allowed_length`.
     pub multiplier: f32,
     /// By what each further token multiplies it.
     pub base: f32,

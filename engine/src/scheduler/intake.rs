@@ -221,8 +221,7 @@ impl Intake {
         let report = PromptReport::new(request, prompt.len(), || self.tokenizer.token_texts())?;
         let sequence = Sequence::new(request, prompt, seed, output).with_adapter(adapter);
         let mut sequence = sequence.with_prompt_report(report);
-        let dry = &request.sampling.dry;
-        if dry.multiplier > 0.0 {
+        if let Some(dry) = &request.sampling.dry {
             let breakers = self.tokenizer.last_tokens(&dry.sequence_breakers);
             sequence = sequence.with_breakers(breakers.map_err(|error| prompt_failure(&error))?);
         }

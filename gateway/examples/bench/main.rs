@@ -33,7 +33,12 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
+    // What stands beside the gateway is to take little of the cores: one thread, as an engine of one rank has for requests.
+    let runtime = match words.as_slice() {
+        ["gateway", ..] | ["replicas"] => tokio::runtime::Runtime::new(),
+        _ => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+    };
+    let runtime = runtime.unwrap();
     runtime.block_on(async {
         match words.as_slice() {
             ["engine", folder] => roles::engine(folder.as_ref()).await,

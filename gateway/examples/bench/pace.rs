@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use rand::rngs::StdRng;
-use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Sends each moment when it has come, from a thread of its own, until they end or nobody listens: the moment, or the later
@@ -27,14 +25,9 @@ pub fn every(interval: Duration) -> impl Iterator<Item = Instant> + Send + 'stat
     (0..).map(move |number| start + interval * number)
 }
 
-/// Arrivals of many clients that know nothing of each other, so many in a second for `time`: a Poisson process, the same each
-/// time.
+/// So many in a second for `time`, evenly spread.
 pub fn arrivals(rate: f64, time: Duration) -> impl Iterator<Item = Instant> + Send + 'static {
-    let (start, mut random) = (Instant::now(), StdRng::seed_from_u64(0));
-    let gaps = std::iter::repeat_with(move || -(1.0 - random.random::<f64>()).ln() / rate);
-    let due = gaps.scan(Duration::ZERO, |due, gap| {
-        *due += Duration::from_secs_f64(gap);
-        Some(*due)
-    });
+    let start = Instant::now();
+    let due = (0..).map(move |number| Duration::from_secs_f64(f64::from(number) / rate));
     due.take_while(move |due| *due < time).map(move |due| start + due)
 }

@@ -76,34 +76,37 @@ fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
 }
 
 /// DRY, with the names of llama.cpp and text-generation-webui.
-fn dry(fields: &JsonObject) -> Result<DrySampling, GatewayError> {
-    let usual = DrySampling::default();
+fn dry(fields: &JsonObject) -> Result<Option<DrySampling>, GatewayError> {
     let sequence_breakers = match field(fields, "dry_sequence_breakers") {
-        None => usual.sequence_breakers,
+        None => None,
         Some(value) => {
             let texts = value.as_array().filter(|texts| texts.len() <= MAX_BREAKERS);
             let text = |text: &Value| {
                 text.as_str().filter(|text| text.len() <= MAX_BREAKER_BYTES).map(str::to_owned)
             };
             let texts: Option<Vec<String>> = texts.and_then(|texts| texts.iter().map(text).collect());
-            texts.ok_or_else(|| {
+            Some(texts.ok_or_else(|| {
                 let message = format!(
                     "`dry_sequence_breakers` must be a list of at most {MAX_BREAKERS} strings of {MAX_BREAKER_BYTES} bytes"
                 );
                 GatewayError::field("dry_sequence_breakers", message)
-            })?
+            })?)
         }
     };
-    Ok(DrySampling {
-        multiplier: number(fields, "dry_multiplier", 0.0, 100.0)?.unwrap_or(usual.multiplier),
-        base: number(fields, "dry_base", 1.0, 8.0)?.unwrap_or(usual.base),
-        allowed_length: integer(fields, "dry_allowed_length", 0, 1 << 20)?
-            .map_or(usual.allowed_length, |length| length as u32),
-        // -1 is all of the context.
-        last_tokens: integer(fields, "dry_penalty_last_n", -1, i64::from(u32::MAX))?
-            .map_or(usual.last_tokens, |tokens| u32::try_from(tokens).unwrap_or(0)),
-        sequence_breakers,
-    })
+    let multiplier = number(fields, "dry_multiplier", 0.0, 100.0)?;
+    let base = number(fields, "dry_base", 1.0, 8.0)?;
+    let allowed_length = integer(fields, "dry_allowed_length", 0, 1 << 20)?;
+    // -1 is all of the context.
+    let last_tokens = integer(fields, "dry_penalty_last_n", -1, i64::from(u32::MAX))?;
+    let Some(multiplier) = multiplier.filter(|multiplier| *multiplier > 0.0) else { return Ok(None) };
+    let usual = DrySampling::default();
+    Ok(Some(DrySampling {
+        multiplier,
+        base: base.unwrap_or(usual.base),
+        allowed_length: allowed_length.map_or(usual.allowed_length, |length| length as u32),
+        last_tokens: last_tokens.map_or(usual.last_tokens, |tokens| u32::try_from(tokens).unwrap_or(0)),
+        sequence_breakers: sequence_breakers.unwrap_or(usual.sequence_breakers),
+    }))
 }
 
 /// How many of the most probable tokens a completion tells besides the sampled one; `None` where nothing is.

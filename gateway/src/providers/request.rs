@@ -54,7 +54,7 @@ pub(crate) fn untranslatable(request: &GenerationRequest, api: ProviderApi) -> O
         (request.context_overflow != ContextOverflow::Refuse, "a prompt that is cut"),
         (!logit_bias.is_empty(), "a bias on tokens"),
         (*min_tokens > 0, "a least number of tokens"),
-        (*typical_p < 1.0 || *xtc_probability > 0.0 || dry.multiplier > 0.0, "this sampler"),
+        (*typical_p < 1.0 || *xtc_probability > 0.0 || dry.is_some(), "this sampler"),
         (
             matches!(
                 request.structured_output,

@@ -34,7 +34,7 @@ impl From<Sampling> for pb::Sampling {
             typical_p: Some(typical_p),
             xtc_probability,
             xtc_threshold: Some(xtc_threshold),
-            dry: Some(dry.into()),
+            dry: dry.map(pb::Dry::from),
             min_tokens,
             seed,
         }
@@ -73,7 +73,8 @@ impl From<pb::Sampling> for Sampling {
             typical_p: typical_p.unwrap_or(usual.typical_p),
             xtc_probability,
             xtc_threshold: xtc_threshold.unwrap_or(usual.xtc_threshold),
-            dry: dry.map(DrySampling::from).unwrap_or_default(),
+            // Those of an older release send what penalises none too.
+            dry: dry.filter(|dry| dry.multiplier > 0.0).map(DrySampling::from),
             min_tokens,
             seed,
         }

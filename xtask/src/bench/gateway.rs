@@ -16,13 +16,14 @@ pub const ABOUT: &str = "An engine that returns 16 tokens at once over gRPC and 
     front of a plain HTTP server with the same response, and LiteLLM's proxy (PyPI, a worker for each core) in front of the same. \
     Requests a second are those of the saturated proxy: medians of 3 rounds of 3 s, in turns. Added latency is the latency \
     through the proxy minus the direct latency: direct to the gateway's engine is gRPC over mutual TLS on one connection, direct \
-    to nginx's upstream is HTTP; at half the rate at which the gateway saturates, streams at half of theirs, in turns, 7 rounds of \
-    3 s, medians of the rounds; nginx's figures are beside ours. Added to a chunk: 32 streams of 200 tokens, one every 10 ms, each \
-    with the time it was made, which the client compares with its clock. Time of a request: that of the saturated gateway. Processor time: what the proxy's \
-    process has of the cores, in user and kernel mode, for a request under full load. With \
-    policy: a second gateway with a Budget of requests, tokens, money and joules, whose journal is written before an answer \
-    begins and before it ends, and with an audit log. \
-    Engine, proxies and load generator share the cores of the machine.";
+    to nginx's upstream is HTTP; at half the rate at which the gateway saturates, streams at half of theirs, each request due at \
+    the same distance from the one before, in turns, 7 rounds of 3 s, medians of the rounds; nginx's figures, at the same rate, \
+    are beside ours. Added to a chunk: 32 streams of 200 tokens, one every 10 ms, each with the time it was made, which the \
+    client compares with its clock. Time of a request: that of the saturated gateway. Processor time: what the proxy's process \
+    has of the cores, in user and kernel mode, for a request under full load. With policy: a second gateway with a Budget of \
+    requests, tokens, money and joules, whose journal is written before an answer begins and before it ends, and with an audit \
+    log; both at half the rate at which it saturates. Engine, proxies and load generator share the cores of the machine; engine, \
+    HTTP server and load generator have one thread each.";
 
 /// LiteLLM's proxy.
 const LITELLM: &str = "litellm[proxy]==1.108.3\n";

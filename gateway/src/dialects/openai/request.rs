@@ -434,7 +434,8 @@ mod tests {
             last_tokens: 0,
             sequence_breakers: vec![";".into()],
         };
-        assert_eq!(sampling.dry, expected);
+        assert_eq!(sampling.dry, Some(expected));
+        assert_eq!(of(json!({"dry_base": 2})).sampling.dry, None, "nothing is penalised");
     }
 
     #[test]
