@@ -59,6 +59,8 @@ fn short(name: &str, shortage: &Shortage) -> GatewayError {
             let needed = match thing {
                 // Nobody knows before it is answered.
                 Thing::Energy => String::new(),
+                // It costs nothing so far, and more than all is used.
+                _ if thing.of(*need) == 0 => String::new(),
                 Thing::Requests | Thing::Tokens | Thing::Money => {
                     format!(", and this request may need {}", thing.shown(*need))
                 }

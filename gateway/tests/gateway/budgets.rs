@@ -391,10 +391,10 @@ async fn money_decides_which_provider_answers() {
     assert_eq!(status, 502, "{body}");
     assert!(body["error"]["message"].as_str().unwrap().contains("the model's context has 4000"), "{body}");
     // With less left than any of them costs, nobody is asked.
-    lab.budget("money", json!({"limits": [{"per": "Month", "money": "0.00001"}]}));
+    lab.budget("money", json!({"limits": [{"per": "Month", "money": "0.02"}]}));
     let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
-            let (status, body) = ask(40, 1).await;
+            let (status, body) = ask(3900, 1).await;
             if status == 402 {
                 return body;
             }
@@ -403,6 +403,20 @@ async fn money_decides_which_provider_answers() {
     let body = waited.await.unwrap();
     let message = body["error"]["message"].as_str().unwrap();
     assert!(message.contains("default/dear") && message.contains("default/cheap"), "{message}");
-    assert!(message.contains("allows 0.00001 money per Month"), "{message}");
+    assert!(message.contains("allows 0.02 money per Month"), "{message}");
+    // With less than is used, the Budget itself refuses.
+    lab.budget("money", json!({"limits": [{"per": "Month", "money": "0.00001"}]}));
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
+        loop {
+            let (status, body) = ask(40, 1).await;
+            let message = body["error"]["message"].as_str().unwrap_or_default().to_owned();
+            if message.contains("allows 0.00001 money per Month") && !message.contains("default/dear") {
+                return (status, message);
+            }
+        }
+    });
+    let (status, message) = waited.await.unwrap();
+    assert_eq!(status, 402, "{message}");
+    assert!(message.contains("0.00 are left; the next"), "{message}");
     gateway.end().await;
 }
