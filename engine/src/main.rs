@@ -76,10 +76,9 @@ mod engine {
         russet_telemetry::logs::init(&format!("engine-{}", config.rank), config.log == LogFormat::Json);
         // Already installed only if other code in this process did so, with the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // Two carry the traffic between ranks, beside MLX's threads that wait for it. One serves requests for less: two wake
-        // each other.
+        // They carry the traffic between ranks, beside MLX's threads that wait for it.
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(if config.size() > 1 { 2 } else { 1 })
+            .worker_threads(2)
             .on_thread_start(russet_mlx::request_low_latency)
             .enable_all()
             .build()?;

@@ -133,10 +133,8 @@ impl HttpListener {
             let (stream, permit) = accepted;
             let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
             let stopping = stopping.clone();
-            let placement = workers.place();
-            let runtime = placement.runtime.clone();
             let connection = async move {
-                // Out of file descriptors, at worst: the client may come again.
+                // The system may have no room to watch it: the client may come again.
                 let moved = stream.into_std().and_then(TcpStream::from_std);
                 let Ok(stream) = moved else { return };
                 let first_request_by = Instant::now() + limits.head_timeout;
@@ -147,9 +145,9 @@ impl HttpListener {
                 if let Some(version) = version {
                     serve_connection(stream, (version, first_request_by), tls, router, limits, watcher).await;
                 }
-                drop((permit, placement));
+                drop(permit);
             };
-            connections.spawn_on(connection, &runtime);
+            connections.spawn_on(connection, workers.next());
         }
         drop(listener);
         graceful.shutdown().await;

@@ -2,7 +2,7 @@
 //! the histogram buckets are vLLM's. Values that do not exist are absent, never 0.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -407,11 +407,8 @@ impl Metrics {
                 requests: self.requests.with_label_values(&labels),
                 running: self.running.with_label_values(&labels),
                 queue: self.queue.with_label_values(&labels),
-                first_token: self.first_token.with_label_values(&labels),
-                duration: self.duration.with_label_values(&labels),
-                prompt_tokens: self.prompt_tokens.with_label_values(&labels),
-                cached_tokens: self.cached_tokens.with_label_values(&labels),
-                generation_tokens: self.generation_tokens.with_label_values(&labels),
+                first_token: OnceLock::new(),
+                answers: OnceLock::new(),
             })
         };
         models.entry(label.to_owned()).or_insert_with(of_label).clone()
@@ -424,11 +421,28 @@ struct ModelMetrics {
     requests: IntCounter,
     running: IntGauge,
     queue: IntGauge,
-    first_token: Histogram,
+    /// From the first one on.
+    first_token: OnceLock<Histogram>,
+    answers: OnceLock<AnswerMetrics>,
+}
+
+/// What each complete answer of a model counts.
+struct AnswerMetrics {
     duration: Histogram,
     prompt_tokens: IntCounter,
     cached_tokens: IntCounter,
     generation_tokens: IntCounter,
+}
+
+impl AnswerMetrics {
+    fn new(metrics: &Metrics, label: &str) -> Self {
+        Self {
+            duration: metrics.duration.with_label_values(&[label]),
+            prompt_tokens: metrics.prompt_tokens.with_label_values(&[label]),
+            cached_tokens: metrics.cached_tokens.with_label_values(&[label]),
+            generation_tokens: metrics.generation_tokens.with_label_values(&[label]),
+        }
+    }
 }
 
 /// The requests of a deployment.
@@ -541,17 +555,21 @@ impl RequestTracker {
         if self.first_token.is_none() {
             let ttft = self.arrived.elapsed();
             self.first_token = Some(ttft);
-            self.model.first_token.observe(ttft.as_secs_f64());
+            let first_token = &self.metrics.first_token;
+            let first_token =
+                self.model.first_token.get_or_init(|| first_token.with_label_values(&[&self.model.label]));
+            first_token.observe(ttft.as_secs_f64());
         }
     }
 
     /// The response is complete.
     pub fn finished(&mut self, usage: russet_wire::event::Usage) {
         self.ended = true;
-        self.model.duration.observe(self.arrived.elapsed().as_secs_f64());
-        self.model.prompt_tokens.inc_by(usage.prompt_tokens.into());
-        self.model.cached_tokens.inc_by(usage.cached_tokens.into());
-        self.model.generation_tokens.inc_by(usage.completion_tokens.into());
+        let answers = self.model.answers.get_or_init(|| AnswerMetrics::new(&self.metrics, &self.model.label));
+        answers.duration.observe(self.arrived.elapsed().as_secs_f64());
+        answers.prompt_tokens.inc_by(usage.prompt_tokens.into());
+        answers.cached_tokens.inc_by(usage.cached_tokens.into());
+        answers.generation_tokens.inc_by(usage.completion_tokens.into());
         tracing::info!(
             model = self.model.label,
             prompt_tokens = usage.prompt_tokens,

@@ -502,10 +502,16 @@ impl GatewayServer {
             () = shut_down => Ok(()),
         };
         reporting.shutdown().await;
+        // Closes what is left of connections.
+        serving.shutdown().await;
         if let Some(reporter) = reporter {
             // Without the final report, this gateway's waiting and running requests would count for another
             // minute.
             let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, reporter.final_report(&demand)).await;
+        }
+        // Requests that are cut here settle what they reserved.
+        if tokio::time::timeout(FINAL_REPORT_TIMEOUT, workers.end()).await.is_err() {
+            tracing::warn!("a thread that serves requests does not end");
         }
         Ok(ended?)
     }

@@ -4,11 +4,13 @@
 use std::cell::Cell;
 use std::io;
 use std::num::NonZero;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// More serve no more: each serves more requests a second than engines answer, and has connections of its own to them.
 const MAX_WORKERS: usize = 4;
@@ -24,21 +26,12 @@ pub(crate) fn current() -> usize {
 
 /// The worker threads of a gateway, as many as cores. They end when this is dropped, with all that runs on them.
 pub(crate) struct Workers {
-    workers: Vec<Worker>,
-    ended: CancellationToken,
-}
-
-struct Worker {
-    runtime: Handle,
-    /// Held by each of its connections.
-    connection: Arc<()>,
-}
-
-/// A connection's place on a worker.
-pub(crate) struct Placement {
-    /// What the worker runs tasks on.
-    pub(crate) runtime: Handle,
-    _connection: Arc<()>,
+    runtimes: Vec<Handle>,
+    /// Connections so far.
+    placed: AtomicUsize,
+    ending: CancellationToken,
+    /// Threads that run.
+    threads: TaskTracker,
 }
 
 impl Workers {
@@ -50,50 +43,68 @@ impl Workers {
     pub(crate) fn start() -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         // Those that were started end where a later one fails.
-        let mut started = Self { workers: Vec::new(), ended: CancellationToken::new() };
+        let mut started = Self {
+            runtimes: Vec::new(),
+            placed: AtomicUsize::new(0),
+            ending: CancellationToken::new(),
+            threads: TaskTracker::new(),
+        };
         for number in 1..=cores.min(MAX_WORKERS) {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            let worker = Worker { runtime: runtime.handle().clone(), connection: Arc::default() };
-            let ended = started.ended.clone();
+            let (ending, running) = (started.ending.clone(), started.threads.token());
+            let (built, build) = mpsc::channel();
             thread::Builder::new().name(format!("gateway-{number}")).spawn(move || {
                 NUMBER.set(number);
-                runtime.block_on(ended.cancelled());
-                // What blocks may end when it likes.
-                runtime.shutdown_background();
+                // Built here: where no thread starts, nobody has to end it.
+                match Builder::new_current_thread().enable_all().build() {
+                    Ok(runtime) => {
+                        let _ = built.send(Ok(runtime.handle().clone()));
+                        runtime.block_on(ending.cancelled());
+                        // What blocks may end when it likes.
+                        runtime.shutdown_background();
+                    }
+                    Err(error) => drop(built.send(Err(error))),
+                }
+                drop(running);
             })?;
-            started.workers.push(worker);
+            started.runtimes.push(build.recv().map_err(io::Error::other)??);
         }
         Ok(started)
     }
 
-    /// A place on the worker with the fewest connections.
-    pub(crate) fn place(&self) -> Placement {
-        let connections = |number: &usize| Arc::strong_count(&self.workers[*number].connection);
-        // There is a core at least.
-        let worker = &self.workers[(0..self.workers.len()).min_by_key(connections).unwrap_or(0)];
-        Placement { runtime: worker.runtime.clone(), _connection: worker.connection.clone() }
+    /// The worker of the next connection: one after the other, so that no client decides by its connections where those of
+    /// others go.
+    pub(crate) fn next(&self) -> &Handle {
+        &self.runtimes[self.placed.fetch_add(1, Ordering::Relaxed) % self.runtimes.len()]
+    }
+
+    /// Ends them, and returns when all that ran on them is gone.
+    pub(crate) async fn end(&self) {
+        self.ending.cancel();
+        self.threads.close();
+        self.threads.wait().await;
     }
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.ended.cancel();
+        self.ending.cancel();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[tokio::test]
     async fn connections_are_spread_and_stay_on_their_worker() {
         assert_eq!(current(), 0);
         let workers = Workers::start().unwrap();
-        let count = workers.workers.len();
-        let mut placements: Vec<Placement> = (0..2 * count).map(|_| workers.place()).collect();
+        let count = workers.runtimes.len();
         let mut numbers = Vec::new();
-        for placement in &placements {
-            let number = placement.runtime.spawn(async {
+        for _ in 0..2 * count {
+            let number = workers.next().spawn(async {
                 let before = current();
                 let nested = tokio::spawn(async { current() }).await.unwrap();
                 tokio::task::yield_now().await;
@@ -104,16 +115,22 @@ mod tests {
         }
         let twice: Vec<usize> = (1..=count).chain(1..=count).collect();
         assert_eq!(numbers, twice);
+    }
 
-        // Who loses a connection gets the next one.
-        placements.truncate(2 * count - 1);
-        let next = workers.place();
-        assert_eq!(next.runtime.spawn(async { current() }).await.unwrap(), count);
-
-        // All ends with them.
-        let (_held, waits) = tokio::sync::oneshot::channel::<()>();
-        let endless = next.runtime.spawn(waits);
-        drop(workers);
+    #[tokio::test]
+    async fn all_ends_with_the_workers() {
+        let workers = Workers::start().unwrap();
+        let held = Arc::new(());
+        let endless = workers.next().spawn({
+            let held = held.clone();
+            async move {
+                std::future::pending::<()>().await;
+                drop(held);
+            }
+        });
+        workers.end().await;
+        assert_eq!(Arc::strong_count(&held), 1, "it is gone when they have ended");
         assert!(endless.await.unwrap_err().is_cancelled());
+        assert!(workers.next().spawn(async {}).await.unwrap_err().is_cancelled());
     }
 }

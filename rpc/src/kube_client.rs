@@ -12,6 +12,7 @@ use kube::client::Body;
 use kube::config::KubeconfigError;
 use kube::{Client, Config};
 use thiserror::Error;
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::kubeconfig::KubeconfigSource;
@@ -64,6 +65,8 @@ struct ReloadingClient {
     source: KubeconfigSource,
     tune: Box<TuneConfig>,
     current: Mutex<CurrentClient>,
+    /// Runs what clients need, which outlives the runtime of whoever sees first that they have to connect anew.
+    runtime: Handle,
 }
 
 struct CurrentClient {
@@ -88,9 +91,10 @@ pub async fn client_of(
 ) -> Result<Client, ApiError> {
     // Version first, then read: a change in between is read again, never missed.
     let stamps = file_versions(&source);
-    let (first, namespace) = connect(&source, &tune, 0).await?;
+    let runtime = Handle::current();
+    let (first, namespace) = connect(&source, &tune, 0, &runtime).await?;
     let made = Mutex::new(CurrentClient { versions: stamps, server_index: 0, client: first });
-    let renewing = Arc::new(ReloadingClient { source, tune: Box::new(tune), current: made });
+    let renewing = Arc::new(ReloadingClient { source, tune: Box::new(tune), current: made, runtime });
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let renewing = renewing.clone();
         async move { renewing.send(request).await }
@@ -157,7 +161,7 @@ impl ReloadingClient {
     }
 
     async fn reconnect(&self, made: &mut CurrentClient, stamps: Vec<FileVersion>, turn: usize) {
-        match connect(&self.source, &*self.tune, turn).await {
+        match connect(&self.source, &*self.tune, turn, &self.runtime).await {
             Ok((client, _)) => *made = CurrentClient { versions: stamps, server_index: turn, client },
             Err(error) => {
                 tracing::warn!(%error, "the renewed credentials cannot be used yet; the former ones are");
@@ -208,6 +212,7 @@ async fn connect(
     source: &KubeconfigSource,
     tune: &TuneConfig,
     turn: usize,
+    runtime: &Handle,
 ) -> Result<(Client, String), ApiError> {
     let path = source.first();
     let mut config = source.config().await?;
@@ -226,8 +231,11 @@ async fn connect(
     set_timeouts(&mut config);
     tune(&mut config);
     let namespace = config.default_namespace.clone();
-    let client = connection::client(&config)
-        .map_err(|source| ApiError::Client { path: path.to_owned(), source: Box::new(source) })?;
+    let entered = runtime.enter();
+    let client = connection::client(&config);
+    drop(entered);
+    let client =
+        client.map_err(|source| ApiError::Client { path: path.to_owned(), source: Box::new(source) })?;
     Ok((client, namespace))
 }
 
@@ -240,7 +248,7 @@ pub fn client_in_pod() -> Result<Client, Box<dyn std::error::Error + Send + Sync
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -313,5 +321,39 @@ mod tests {
             "{answered:?}"
         );
         silent.abort();
+    }
+
+    #[tokio::test]
+    async fn a_client_outlives_the_runtime_that_connected_anew() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(identity_dir::KUBECONFIG);
+        write_kubeconfig(&path, listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                assert!(connection.read(&mut [0; 1024]).await.unwrap() > 0);
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok";
+                connection.write_all(answer).await.unwrap();
+            }
+        });
+        let client = client(&path, |_| {}).await.unwrap();
+        let ask = |client: Client| async move {
+            let request = http::Request::get("/version").body(Vec::new()).unwrap();
+            tokio::time::timeout(Duration::from_secs(60), client.request_text(request)).await.unwrap()
+        };
+        assert_eq!(ask(client.clone()).await.unwrap(), "ok");
+        // A newer version of the file, as of renewed credentials; who asks first is a runtime that ends then.
+        let renewed = folder.path().join("renewed");
+        std::fs::copy(&path, &renewed).unwrap();
+        std::fs::rename(&renewed, &path).unwrap();
+        let asking = ask(client.clone());
+        let elsewhere = tokio::task::spawn_blocking(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(asking)
+        });
+        assert_eq!(elsewhere.await.unwrap().unwrap(), "ok");
+        assert_eq!(ask(client).await.unwrap(), "ok");
+        server.abort();
     }
 }

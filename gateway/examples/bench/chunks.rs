@@ -3,10 +3,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::arrivals::{every, moments};
 use crate::load::{CONNECTIONS, LoadConnection, LoadTarget};
 use crate::load_request::{LoadRequest, PACED};
 use crate::measure::median;
-use crate::pace::{every, moments};
 use crate::roles::PACED_TOKENS;
 
 /// Rounds of every target.

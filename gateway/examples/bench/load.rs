@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
+use crate::arrivals::{evenly, moments};
 use crate::load_request::LoadRequest;
-use crate::pace::{arrivals, moments};
 
 /// Connections, each with one request at a time.
 pub const CONNECTIONS: usize = 32;
@@ -163,7 +163,7 @@ pub async fn run(
     }
     let start = Instant::now();
     // A request that finds all connections busy waits, and the server caused that wait.
-    let due = rate.map(|rate| Arc::new(Mutex::new(moments(arrivals(rate, time)))));
+    let due = rate.map(|rate| Arc::new(Mutex::new(moments(evenly(rate, time)))));
     let asking: Vec<_> = connections
         .into_iter()
         .map(|mut connection| {

@@ -7,12 +7,12 @@
 // The benchmark fails by panicking.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod arrivals;
 mod chunks;
 mod figure;
 mod load;
 mod load_request;
 mod measure;
-mod pace;
 mod processes;
 mod processor_time;
 mod reading_engine;
@@ -33,7 +33,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // What stands beside the gateway is to take little of the cores: one thread, as an engine of one rank has for requests.
+    // What stands beside the gateway is to take little of the cores: one thread.
     let runtime = match words.as_slice() {
         ["gateway", ..] | ["replicas"] => tokio::runtime::Runtime::new(),
         _ => tokio::runtime::Builder::new_current_thread().enable_all().build(),

@@ -31,9 +31,9 @@ use tokio::net::TcpListener;
 use tokio::time::interval;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::arrivals::{every, moments};
 use crate::chunks;
 use crate::load_request::{ENDLESS, PACED};
-use crate::pace::{every, moments};
 use crate::streams::STREAMS;
 
 /// Tokens of every answer.
