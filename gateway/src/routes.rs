@@ -53,7 +53,7 @@ pub struct RoutingTable {
     pub models: BTreeMap<(String, String), ModelDetails>,
     /// Power of ShardGroups, by `namespace/name`; none of one whose machines nobody knows. It is no part of an [`Endpoint`],
     /// which stays the same while it changes.
-    pub group_energy: BTreeMap<String, GroupEnergy>,
+    pub group_energy: BTreeMap<Arc<str>, GroupEnergy>,
 }
 
 /// A ModelDeployment as the gateway sees it.
@@ -109,13 +109,13 @@ pub enum DeploymentState {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// `ip:port` of its gRPC service.
-    pub address: String,
+    pub address: Arc<str>,
     /// Its node, which its certificate names.
-    pub node: String,
+    pub node: Arc<str>,
     /// `namespace/name` of the ShardGroup.
-    pub group: String,
+    pub group: Arc<str>,
     /// Name of the Model it runs, whose source is immutable.
-    pub model: String,
+    pub model: Arc<str>,
     /// The adapters it has: the Model of each, by name.
     pub adapters: BTreeMap<String, String>,
     /// Incarnation of the group.

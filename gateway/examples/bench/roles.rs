@@ -213,9 +213,9 @@ async fn answer(body: Bytes) -> HttpResponse {
 /// A routing table with one deployment, `m`, of engines at these addresses.
 pub fn table_of(engines: &[String]) -> RoutingTable {
     let endpoint = |(number, address): (usize, &String)| Endpoint {
-        address: address.clone(),
+        address: address.as_str().into(),
         node: NODE.into(),
-        group: format!("default/m-{number}"),
+        group: format!("default/m-{number}").into(),
         model: "small".into(),
         adapters: BTreeMap::new(),
         epoch: 1,

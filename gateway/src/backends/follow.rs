@@ -72,7 +72,7 @@ async fn follow_engine(backends: Arc<Backends>, endpoint: Endpoint) {
             // A model that embeds, or an engine of another release: it may be another one some day.
             Err(Code::FailedPrecondition | Code::Unimplemented) => backoff = MAX_BACKOFF,
             Err(code) => {
-                tracing::debug!(node = endpoint.node, ?code, "an engine does not tell what it has cached")
+                tracing::debug!(node = &*endpoint.node, ?code, "an engine does not tell what it has cached")
             }
         }
         sleep(backoff).await;

@@ -146,7 +146,7 @@ impl Dispatcher {
         request.recorder.lost(&message);
         tracing::warn!(
             model = request.model,
-            node = endpoint.node,
+            node = &*endpoint.node,
             epoch = endpoint.epoch,
             emitted = request.request.emitted.len(),
             "a response was interrupted: {message}"
@@ -165,8 +165,8 @@ impl Dispatcher {
 
 /// A replica that the request could go to.
 struct ScoredReplica {
-    node: String,
-    group: String,
+    node: Arc<str>,
+    group: Arc<str>,
     /// Tokens of the prompt that it has cached.
     cached_tokens: u32,
     /// Those that it has not.
@@ -459,7 +459,7 @@ impl<'a> AttemptLoop<'a> {
             Err(AttemptError::Unsupported(message)) => {
                 self.request.recorder.lost(&message);
                 let model = &self.request.model;
-                tracing::warn!(model, node = endpoint.node, "{message}");
+                tracing::warn!(model, node = &*endpoint.node, "{message}");
                 self.unsupported.insert(endpoint.clone(), message);
                 self.tracker.retried();
                 return Ok(None);
@@ -467,7 +467,7 @@ impl<'a> AttemptLoop<'a> {
             Err(AttemptError::Lost { work, message }) => {
                 self.request.recorder.lost(&message);
                 let model = &self.request.model;
-                tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
+                tracing::warn!(model, node = &*endpoint.node, epoch = endpoint.epoch, "{message}");
                 let exclusive = isolation.as_ref().is_some_and(Isolation::is_exclusive);
                 self.record_lost(work, exclusive, message)?;
             }
@@ -553,7 +553,7 @@ impl<'a> AttemptLoop<'a> {
 
     /// Reads what the engine at this endpoint computes for the request.
     fn meter(&self, endpoint: &Endpoint) -> EngineMeter {
-        let power = self.table.borrow().group_energy.get(&endpoint.group).copied();
+        let power = self.table.borrow().group_energy.get(&*endpoint.group).copied();
         let PendingRequest { model, recorder, reservation, .. } = &*self.request;
         let charge = reservation.as_ref().and_then(Reservation::energy_charge);
         EngineMeter::new(self.dispatcher.metrics.clone(), model.clone(), recorder.of_engine(), power, charge)

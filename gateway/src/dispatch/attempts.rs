@@ -94,7 +94,7 @@ pub(super) fn ends_engines(last: &str) -> GatewayError {
 
 /// The error for a request that every engine is of too old a release for, each with what it said.
 pub(super) fn unsupported(model: &str, engines: &HashMap<Endpoint, String>) -> GatewayError {
-    let mut nodes: Vec<&str> = engines.keys().map(|endpoint| endpoint.node.as_str()).collect();
+    let mut nodes: Vec<&str> = engines.keys().map(|endpoint| &*endpoint.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
     let said = engines.values().min().map(String::as_str).unwrap_or_default();

@@ -442,7 +442,13 @@ pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, work: L
         | Code::DataLoss => AttemptError::Lost { work, message: lost_message(endpoint, status) },
         _ if disconnected => AttemptError::Lost { work, message: lost_message(endpoint, status) },
         code => {
-            tracing::error!(node = endpoint.node, address = endpoint.address, ?code, "{}", status.message());
+            tracing::error!(
+                node = &*endpoint.node,
+                address = &*endpoint.address,
+                ?code,
+                "{}",
+                status.message()
+            );
             AttemptError::Rejected(GatewayError::new(
                 ErrorKind::Internal,
                 format!(

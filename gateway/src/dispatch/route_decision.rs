@@ -2,6 +2,7 @@
 //! which of several endpoints is the quickest (`backends`).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_crds::{FallbackCause, TargetPick};
@@ -57,7 +58,7 @@ pub(super) struct ResumePoint {
     /// `namespace/name` of the deployment.
     pub(super) deployment: String,
     /// Name of the Model.
-    pub(super) model: String,
+    pub(super) model: Arc<str>,
     /// Its adapter and the Model of that; both are empty where the model itself answers.
     pub(super) adapter: (String, String),
     /// Tokens of the prompt.
@@ -91,7 +92,7 @@ pub(super) fn choose_resume<'a>(
             format!("ModelDeployment {name} has no adapter {adapter} of the Model {adapter_model} any more");
         return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
     }
-    if deployment.model != *model {
+    if *deployment.model != **model {
         let new = &deployment.model;
         let message = format!("ModelDeployment {name} changed from the Model {model} to {new}");
         return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));

@@ -210,13 +210,16 @@ pub struct AttemptRecord {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub adapter: String,
     /// The node of the engine.
-    pub node: String,
+    #[serde(with = "shared_text")]
+    pub node: Arc<str>,
     /// `namespace/name` of its ShardGroup.
-    pub group: String,
+    #[serde(with = "shared_text")]
+    pub group: Arc<str>,
     /// Incarnation of the group.
     pub epoch: i64,
     /// `ip:port` of the engine.
-    pub address: String,
+    #[serde(with = "shared_text")]
+    pub address: Arc<str>,
     /// Replicas of the deployment, the chosen one first.
     pub candidates: Vec<EndpointScore>,
     /// Candidates that are left out.
@@ -284,9 +287,11 @@ pub struct SkippedTarget {
 #[serde(default)]
 pub struct EndpointScore {
     /// Its node.
-    pub node: String,
+    #[serde(with = "shared_text")]
+    pub node: Arc<str>,
     /// `namespace/name` of its ShardGroup.
-    pub group: String,
+    #[serde(with = "shared_text")]
+    pub group: Arc<str>,
     /// Whether it was chosen.
     pub chosen: bool,
     /// Whether it failed moments ago, and was not considered.
@@ -380,4 +385,19 @@ pub enum RequestEnd {
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+/// A text that many records share.
+mod shared_text {
+    use std::sync::Arc;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(text: &Arc<str>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
+        String::deserialize(from).map(Arc::from)
+    }
 }

@@ -181,10 +181,10 @@ fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
         && conditions::is_true(&status.conditions, Type::Ready)
         && current;
     serves.then(|| Endpoint {
-        address: endpoint.address.clone(),
-        node: endpoint.node_name.clone(),
-        group: format!("{}/{}", group.namespace().unwrap_or_default(), group.name_any()),
-        model: group.spec.model_ref.name.clone(),
+        address: endpoint.address.as_str().into(),
+        node: endpoint.node_name.as_str().into(),
+        group: format!("{}/{}", group.namespace().unwrap_or_default(), group.name_any()).into(),
+        model: group.spec.model_ref.name.as_str().into(),
         adapters: adapters(&group.spec.plan.adapters),
         epoch: group.spec.epoch,
     })

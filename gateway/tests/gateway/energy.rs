@@ -72,7 +72,7 @@ async fn energy_of_a_request_is_its_engine_time_by_the_watts() {
     let declared = GroupEnergy { source: PowerSource::Declared, price_per_hour: None, ..measured() };
     lab.change(|table| {
         let known = [("m", measured()), ("old", measured()), ("embeds", declared)];
-        table.group_energy = known.map(|(name, energy)| (format!("default/{name}-0"), energy)).into();
+        table.group_energy = known.map(|(name, energy)| (format!("default/{name}-0").into(), energy)).into();
     });
     for (model, stream) in [("m", false), ("m", true), ("unknown-watts", false), ("old", false)] {
         let reply = lab.chat(json!({"model": model, "stream": stream})).send().await.unwrap();
@@ -113,7 +113,7 @@ async fn a_client_that_leaves_pays_for_what_was_computed() {
     let folder = tempfile::tempdir().unwrap();
     let lab = GatewayLab::start_audited(limits(), AuditLog::open(folder.path()).unwrap()).await;
     let engine = lab.only_engine(answer([TURN / 4, TURN / 2], &[ScriptStep::Hang]));
-    lab.change(|table| table.group_energy = [("default/m-0".to_owned(), measured())].into());
+    lab.change(|table| table.group_energy = [("default/m-0".into(), measured())].into());
     let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
     let mut read = String::new();
     while !read.contains("\"b\"") {
@@ -142,7 +142,7 @@ async fn an_answer_of_two_engines_takes_the_energy_of_both() {
     let power = GroupEnergy { busy_watts: 2000, source: PowerSource::Declared, ..measured() };
     let groups = ["default/m-0", "default/m-1"];
     lab.change(|table| {
-        table.group_energy = groups.map(str::to_owned).into_iter().zip([measured(), power]).collect();
+        table.group_energy = groups.map(Into::into).into_iter().zip([measured(), power]).collect();
     });
     let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
     first.requested(1).await;
@@ -151,7 +151,7 @@ async fn an_answer_of_two_engines_takes_the_energy_of_both() {
         let endpoints = &mut table.deployments[0].endpoints;
         let mut other = endpoints[0].clone();
         (other.address, other.node, other.group) =
-            (second.address.to_string(), "b".to_owned(), groups[1].to_owned());
+            (second.address.to_string().into(), "b".into(), groups[1].into());
         endpoints.push(other);
     });
     let mut read = String::new();
@@ -179,7 +179,7 @@ async fn an_engine_that_claims_too_much_damages_no_log() {
     // Whatever an hour costs: a moment of it is more than there is.
     let dear = Some("999999999.999999999".parse().unwrap());
     let power = GroupEnergy { busy_watts: u32::MAX, price_per_hour: dear, ..measured() };
-    lab.change(|table| table.group_energy = [("default/m-0".to_owned(), power)].into());
+    lab.change(|table| table.group_energy = [("default/m-0".into(), power)].into());
     let began = std::time::Instant::now();
     let reply = lab.chat(json!({})).send().await.unwrap();
     assert_eq!(reply.status(), 200);

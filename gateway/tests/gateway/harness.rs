@@ -627,9 +627,9 @@ impl GatewayLab {
                 endpoints: engines
                     .iter()
                     .map(|engine| Endpoint {
-                        address: engine.address.to_string(),
-                        node: engine.node.clone(),
-                        group: format!("default/{name}-0"),
+                        address: engine.address.to_string().into(),
+                        node: engine.node.as_str().into(),
+                        group: format!("default/{name}-0").into(),
                         model: "small".into(),
                         adapters: Default::default(),
                         epoch: 1,

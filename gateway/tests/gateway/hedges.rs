@@ -48,7 +48,7 @@ impl HedgeLab {
         lab.publish_with(&[("m", DeploymentState::Ready, &[&engines[0], &engines[1]])], aliases);
         lab.change(|table| {
             for endpoint in &mut table.deployments[0].endpoints {
-                endpoint.group = format!("default/m-{}", endpoint.node);
+                endpoint.group = format!("default/m-{}", endpoint.node).into();
             }
         });
         Self { lab, engines }
@@ -66,7 +66,7 @@ impl HedgeLab {
     async fn in_order(&self) -> [&ScriptedEngine; 2] {
         let [a, b] = &self.engines;
         let record = self.record().await;
-        if record.attempts[0].node == "a" { [a, b] } else { [b, a] }
+        if &*record.attempts[0].node == "a" { [a, b] } else { [b, a] }
     }
 
     async fn record(&self) -> RequestRecord {

@@ -187,7 +187,7 @@ async fn silent_engine_is_abandoned_once_its_group_reforms() {
     lab.change(|table| table.deployments[1].endpoints[0].epoch = 2);
     lab.publish(&[("m", DeploymentState::Working("forming epoch 2".into()), &[])]);
     frozen.running(1).await;
-    let address = reformed.address.to_string();
+    let address = reformed.address.to_string().into();
     lab.change(|table| {
         let (node, group, model) = ("b".into(), "default/m-0".into(), "small".into());
         table.deployments[0].endpoints =

@@ -257,7 +257,7 @@ async fn the_fastest_target_is_the_one_that_is_free() {
     let record = lab.client.get(lab.url("/requests/r1/why")).send().await.unwrap();
     let record: RequestRecord = record.json().await.unwrap();
     let candidates: Vec<_> =
-        record.attempts[0].candidates.iter().map(|one| (one.node.as_str(), one.score.is_some())).collect();
+        record.attempts[0].candidates.iter().map(|one| (&*one.node, one.score.is_some())).collect();
     assert_eq!(candidates, [("free", true), ("busy", true)]);
     waiting.iter().for_each(|request| request.abort());
 }
@@ -268,7 +268,7 @@ fn two_models(lab: &GatewayLab, engines: &[(&str, &ScriptedEngine)]) {
     publish(lab, engines, json!({"models": ["auto"], "targets": targets, "pick": "Fastest"}));
     lab.change(|table| {
         for deployment in &mut table.deployments {
-            deployment.endpoints[0].model = deployment.name.clone();
+            deployment.endpoints[0].model = deployment.name.as_str().into();
         }
     });
 }

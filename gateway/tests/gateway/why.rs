@@ -83,14 +83,14 @@ async fn an_answered_request_has_its_engine_tokens_and_times() {
         assert_eq!((record.limits.max_tokens, record.limits.timeout_ms), (Some(9), None));
         let [attempt] = record.attempts.as_slice() else { panic!("{:?}", record.attempts) };
         assert_eq!(
-            (attempt.deployment.as_str(), attempt.node.as_str(), attempt.group.as_str(), attempt.epoch),
+            (attempt.deployment.as_str(), &*attempt.node, &*attempt.group, attempt.epoch),
             ("default/m", "a", "default/m-0", 1)
         );
-        assert_eq!(attempt.address, engine.address.to_string());
+        assert_eq!(*attempt.address, engine.address.to_string());
         assert_eq!((attempt.prompt_tokens, attempt.cached_tokens), (Some(7), Some(2)));
         assert_eq!(attempt.outcome, Some(AttemptOutcome::Answered));
         let candidates: Vec<(&str, bool)> =
-            attempt.candidates.iter().map(|one| (one.node.as_str(), one.chosen)).collect();
+            attempt.candidates.iter().map(|one| (&*one.node, one.chosen)).collect();
         assert_eq!(candidates, [("a", true)]);
         assert_in_order(&[
             Some(attempt.sent_ms),
@@ -150,9 +150,9 @@ async fn a_busy_engine_and_the_one_that_answered_are_both_there() {
     let record = read(&lab, "r1").await;
     let [first, second] = record.attempts.as_slice() else { panic!("{:?}", record.attempts) };
     assert_eq!(first.outcome, Some(AttemptOutcome::Busy { message: "64 requests wait".into() }));
-    assert_eq!((second.node.as_str(), &second.outcome), ("b", &Some(AttemptOutcome::Answered)));
+    assert_eq!((&*second.node, &second.outcome), ("b", &Some(AttemptOutcome::Answered)));
     let candidates: Vec<(&str, bool, bool)> =
-        second.candidates.iter().map(|one| (one.node.as_str(), one.chosen, one.backed_off)).collect();
+        second.candidates.iter().map(|one| (&*one.node, one.chosen, one.backed_off)).collect();
     assert_eq!(candidates, [("b", true, false), ("a", false, true)]);
     assert_eq!((first.number, second.number, record.end), (1, 2, stopped()));
     assert_in_order(&[Some(first.sent_ms), first.ended_ms, Some(second.sent_ms), second.ended_ms]);

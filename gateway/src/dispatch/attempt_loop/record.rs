@@ -17,7 +17,7 @@ impl AttemptLoop<'_> {
     ) {
         self.record_route(table);
         let Self { request, backoffs, unsupported, scores, .. } = self;
-        let score_of = |group: &str| scores.iter().find(|scored| scored.group == group);
+        let score_of = |group: &str| scores.iter().find(|scored| *scored.group == *group);
         let others = deployment.endpoints_with(adapter).filter(|other| *other != endpoint);
         let candidates = std::iter::once(endpoint).chain(others).map(|candidate| {
             let scored = score_of(&candidate.group);

@@ -103,7 +103,7 @@ fn plain_query() -> RouteQuery<'static> {
 
 /// Picks the first endpoint that is none of these.
 fn first_but<'t>(backed_off: &[&str]) -> impl Fn(Vec<&'t Endpoint>) -> Option<Picked<'t>> {
-    let is_free = |endpoint: &&Endpoint| !backed_off.contains(&endpoint.address.as_str());
+    let is_free = |endpoint: &&Endpoint| !backed_off.contains(&&*endpoint.address);
     move |endpoints| Some((endpoints.into_iter().find(is_free)?, Duration::ZERO))
 }
 
@@ -190,7 +190,7 @@ fn endpoints_without_the_desired_adapter_are_not_tried() {
     let RouteDecision::Try(_, endpoint, adapter) = choose_of(&pirate, &pirate, "chat:pirate", None) else {
         panic!("no endpoint");
     };
-    assert_eq!((endpoint.address.as_str(), adapter), ("2", "pirate"));
+    assert_eq!((&*endpoint.address, adapter), ("2", "pirate"));
     let waits = "wait: none of its replicas has the adapter pirate yet";
     assert_eq!(summary(choose_of(&pirate, &other, "chat:pirate", None)), waits);
     let unknown = summary(choose_of(&[], &pirate, "chat:pirate", None));
