@@ -1,5 +1,6 @@
 //! Worker threads, each with a runtime of its own. A connection of a client stays on one, with the requests on it and the
-//! connections to engines that they use: to serve a request wakes no other thread, which would cost as much as the request.
+//! connections to engines that they use, so that a request wakes no other thread: that was a fifth of what it cost. What blocks
+//! runs elsewhere (`spawn_blocking`), or it would hold up all connections of its worker.
 
 use std::cell::Cell;
 use std::io;
