@@ -615,7 +615,6 @@ impl Drop for RequestTracker {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]

@@ -253,12 +253,18 @@ mod tests {
 
     use super::*;
 
-    fn write_kubeconfig(path: &Path, server: std::net::SocketAddr) {
+    /// A server that accepts nothing yet, and a kubeconfig that names it, in a folder that lives as long as it is held.
+    async fn server() -> (TcpListener, tempfile::TempDir, PathBuf) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(identity_dir::KUBECONFIG);
         let kubeconfig = format!(
-            "{{clusters: [{{name: a, cluster: {{server: \"http://{server}\"}}}}], contexts: [{{name: a, context: {{cluster: a, user: a}}}}], \
-             users: [{{name: a, user: {{}}}}], current-context: a}}"
+            "{{clusters: [{{name: a, cluster: {{server: \"http://{}\"}}}}], contexts: [{{name: a, context: {{cluster: a, user: a}}}}], \
+             users: [{{name: a, user: {{}}}}], current-context: a}}",
+            listener.local_addr().unwrap()
         );
-        std::fs::write(path, kubeconfig).unwrap();
+        std::fs::write(&path, kubeconfig).unwrap();
+        (listener, folder, path)
     }
 
     /// The timer of a socket in `/proc/net/tcp`, by its local port: `02` is keepalive.
@@ -276,10 +282,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn kernel_asks_whether_a_silent_server_is_there() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(identity_dir::KUBECONFIG);
-        write_kubeconfig(&path, listener.local_addr().unwrap());
+        let (listener, _folder, path) = server().await;
         let client = client(&path, |_| {}).await.unwrap();
         let request = http::Request::get("/version").body(Vec::new()).unwrap();
         let asking = tokio::spawn(async move { client.request_text(request).await });
@@ -298,10 +301,7 @@ mod tests {
 
     #[tokio::test]
     async fn unresponsive_api_server_times_out() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(identity_dir::KUBECONFIG);
-        write_kubeconfig(&path, listener.local_addr().unwrap());
+        let (listener, _folder, path) = server().await;
         // The same timeouts, only shorter; unbounded stays unbounded.
         let soon =
             |config: &mut Config| config.read_timeout = config.read_timeout.and(Some(CONNECT_TIMEOUT / 30));
@@ -325,10 +325,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_outlives_the_runtime_that_connected_anew() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(identity_dir::KUBECONFIG);
-        write_kubeconfig(&path, listener.local_addr().unwrap());
+        let (listener, folder, path) = server().await;
         let server = tokio::spawn(async move {
             loop {
                 let (mut connection, _) = listener.accept().await.unwrap();

@@ -24,10 +24,3 @@ pub fn every(interval: Duration) -> impl Iterator<Item = Instant> + Send + 'stat
     let start = Instant::now();
     (0..).map(move |number| start + interval * number)
 }
-
-/// So many in a second for `time`, evenly spread.
-pub fn evenly(rate: f64, time: Duration) -> impl Iterator<Item = Instant> + Send + 'static {
-    let start = Instant::now();
-    let due = (0..).map(move |number| Duration::from_secs_f64(f64::from(number) / rate));
-    due.take_while(move |due| *due < time).map(move |due| start + due)
-}

@@ -1,4 +1,4 @@
-//! Load generator: a number of connections that send requests, as fast as possible or at a rate, and
+//! Load generator: a number of connections that send requests, as fast as possible or at a steady rate, and
 //! the latency of each.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
-use crate::arrivals::{evenly, moments};
+use crate::arrivals::{every, moments};
 use crate::load_request::LoadRequest;
 
 /// Connections, each with one request at a time.
@@ -150,7 +150,7 @@ impl LoadConnection {
     }
 }
 
-/// Sends requests for `time`: at `rate` per second on average, or as fast as answers come.
+/// Sends requests for `time`: at `rate` per second, evenly, or as fast as answers come.
 pub async fn run(
     target: &LoadTarget,
     request: &LoadRequest,
@@ -163,7 +163,10 @@ pub async fn run(
     }
     let start = Instant::now();
     // A request that finds all connections busy waits, and the server caused that wait.
-    let due = rate.map(|rate| Arc::new(Mutex::new(moments(evenly(rate, time)))));
+    let due = rate.map(|rate| {
+        let due = every(Duration::from_secs_f64(1.0 / rate)).take_while(move |due| *due < start + time);
+        Arc::new(Mutex::new(moments(due)))
+    });
     let asking: Vec<_> = connections
         .into_iter()
         .map(|mut connection| {

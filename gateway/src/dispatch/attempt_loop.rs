@@ -553,7 +553,7 @@ impl<'a> AttemptLoop<'a> {
 
     /// Reads what the engine at this endpoint computes for the request.
     fn meter(&self, endpoint: &Endpoint) -> EngineMeter {
-        let power = self.table.borrow().group_energy.get(&*endpoint.group).copied();
+        let power = self.table.borrow().group_energy.get(&endpoint.group).copied();
         let PendingRequest { model, recorder, reservation, .. } = &*self.request;
         let charge = reservation.as_ref().and_then(Reservation::energy_charge);
         EngineMeter::new(self.dispatcher.metrics.clone(), model.clone(), recorder.of_engine(), power, charge)
