@@ -247,7 +247,7 @@ impl Budgets {
         };
         self.count(&entries, held.is_err());
         let held = held.map_err(|rejection| rejection.error())?;
-        Reservation::new(self.clone(), held, prompt_tokens, answer).recorded().await.map(Some)
+        Reservation::new(self.clone(), held, prompt_tokens, answer).recorded().map(Some)
     }
 
     fn count(&self, entries: &[Arc<Entry>], is_refused: bool) {
@@ -419,32 +419,20 @@ impl Budgets {
         }
     }
 
-    /// Writes entries to the journal, and waits until they are on the disk.
-    async fn record(&self, entries: Vec<JournalEntry>) -> Result<(), GatewayError> {
+    /// Writes entries to the journal. An error where they cannot be written down, so that nobody would know of them.
+    fn record(&self, entries: Vec<JournalEntry>) -> Result<(), GatewayError> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let unwritten = |error: &dyn std::fmt::Display| {
+        journal.write(entries).map_err(|error| {
             let message =
                 format!("what the request may use cannot be written down, so it is not answered: {error}");
             GatewayError::new(ErrorKind::StoreFull, message)
-        };
-        match journal.write(entries).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(unwritten(&error)),
-            Err(ended) => Err(unwritten(&ended)),
-        }
+        })
     }
 
-    /// The same; the entries are on their way whether anybody awaits that or not.
-    fn record_later(
-        self: Arc<Self>,
-        entries: Vec<JournalEntry>,
-    ) -> impl Future<Output = Result<(), GatewayError>> {
-        let written = self.journal.as_ref().map(|journal| journal.write(entries));
-        async move {
-            if let Some(written) = written {
-                let _ = written.await;
-            }
-            Ok(())
+    /// The same for what was used: a request is answered all the same.
+    fn record_used(&self, entries: Vec<JournalEntry>) {
+        if let Some(Err(error)) = self.journal.as_ref().map(|journal| journal.write(entries)) {
+            tracing::error!("{error}");
         }
     }
 }

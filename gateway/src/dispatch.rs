@@ -105,7 +105,7 @@ impl Dispatcher {
                 let usage = Usage { prompt_tokens: reply.tokens(), ..Usage::default() };
                 tracker.finished(usage);
                 pending.recorder().finished(None, usage);
-                pending.settle(usage).await;
+                pending.settle(usage);
             }
             Err(error) => {
                 tracker.failed(error);

@@ -68,8 +68,7 @@ impl EnergyCharge {
             entry.accounts.lock().charge(account, amount);
             entries.push(JournalEntry::Used { id, account: account.clone(), amount });
         }
-        // The entries are on their way; nobody waits for them.
-        drop(self.budgets.clone().record_later(entries));
+        self.budgets.record_used(entries);
     }
 }
 
@@ -113,10 +112,10 @@ impl Reservation {
         self.repeats_prompt = true;
     }
 
-    /// Waits until it is on the disk.
-    pub(super) async fn recorded(self) -> Result<Self, GatewayError> {
+    /// Writes down what is reserved.
+    pub(super) fn recorded(self) -> Result<Self, GatewayError> {
         let entries = self.base.iter().map(|held| self.reserved(held)).collect();
-        self.budgets.record(entries).await?;
+        self.budgets.record(entries)?;
         Ok(self)
     }
 
@@ -145,7 +144,7 @@ impl Reservation {
             self.budgets.hold_all(&self.entries(), need).await.map_err(|rejection| rejection.error())?;
         let entries = holds.iter().map(|held| self.reserved(held)).collect();
         self.attempt = Some(ProviderAttempt { _holds: holds, price });
-        self.budgets.record(entries).await
+        self.budgets.record(entries)
     }
 
     /// The provider did not answer, and wants nothing for it.
@@ -177,26 +176,17 @@ impl Reservation {
         }
     }
 
-    /// Settles an answer that is complete, and waits until that is on the disk.
-    pub(crate) async fn settle(mut self, usage: Usage) {
+    /// Settles an answer that is complete.
+    pub(crate) fn settle(mut self, usage: Usage) {
         self.noted = usage;
-        self.settled().await;
     }
 
     /// Settles a request whose answer other requests make, which count all but itself.
-    pub(crate) async fn settle_request(mut self) {
+    pub(crate) fn settle_request(mut self) {
         self.is_request_alone = true;
-        self.settled().await;
     }
 
-    async fn settled(mut self) {
-        if let Some(written) = self.close() {
-            // The thread that writes logs why it could not. The request is answered all the same.
-            let _ = written.await;
-        }
-    }
-
-    fn close(&mut self) -> Option<impl Future<Output = Result<(), GatewayError>> + use<>> {
+    fn close(&mut self) {
         let Usage { prompt_tokens, completion_tokens, cached_tokens } = self.noted;
         let (prompt, cached, answer) =
             (prompt_tokens.into(), cached_tokens.into(), u64::from(completion_tokens));
@@ -220,13 +210,14 @@ impl Reservation {
                 amount: used,
             });
         }
-        (!entries.is_empty()).then(|| self.budgets.clone().record_later(entries))
+        if !entries.is_empty() {
+            self.budgets.record_used(entries);
+        }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // The entries are on their way; nobody waits for them.
-        drop(self.close());
+        self.close();
     }
 }

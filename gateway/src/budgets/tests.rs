@@ -95,7 +95,7 @@ async fn a_thousand_requests_of_two_gateways_stay_within_it() {
                 reservation.note_answer(answered as usize);
                 drop(reservation);
             } else {
-                reservation.settle(used(prompt, answered)).await;
+                reservation.settle(used(prompt, answered));
             }
             0
         });
@@ -149,7 +149,7 @@ async fn write_until_killed(path: &Path) {
                 let prompt = 1 + number + round % 7;
                 let reservation = budgets.reserve(&[ANNA], bound(100, 0)).await.unwrap().unwrap();
                 println!("reserved");
-                reservation.settle(used(prompt, 0)).await;
+                reservation.settle(used(prompt, 0));
                 println!("settled {prompt}");
                 let _ = std::io::stdout().flush();
             }
@@ -218,7 +218,7 @@ async fn what_a_crash_cut_counts_whole_and_the_rest_comes_back() {
     let memory = MemoryBudgets::of([budget("b", vec![per_month(Some(10), Some(1000), None)])]);
     let first = memory.gateway(Some(&path));
     let done = first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap();
-    done.settle(used(5, 20)).await;
+    done.settle(used(5, 20));
     // While it runs, what a crash would leave of it goes on in another process.
     let running = first.reserve(&[ANNA], bound(100, 200)).await.unwrap().unwrap();
     let left = copied(&path, folder.path());
@@ -240,11 +240,9 @@ async fn what_a_crash_cut_counts_whole_and_the_rest_comes_back() {
 /// A copy of a journal and of what belongs to it.
 fn copied(path: &Path, folder: &Path) -> std::path::PathBuf {
     let copy = folder.join("copy.sqlite");
-    for suffix in ["", "-wal"] {
-        let named = |path: &Path| format!("{}{suffix}", path.display());
-        if Path::new(&named(path)).exists() {
-            std::fs::copy(named(path), named(&copy)).unwrap();
-        }
+    for (name, bytes) in files_of(path) {
+        std::fs::write(folder.join(name.replace(path.file_stem().unwrap().to_str().unwrap(), "copy")), bytes)
+            .unwrap();
     }
     copy
 }
@@ -255,7 +253,7 @@ async fn after_a_reboot_all_that_was_granted_counts() {
     let path = folder.path().join("budgets.sqlite");
     let memory = MemoryBudgets::of([budget("b", vec![per_month(None, Some(1000), None)])]);
     let first = memory.gateway(Some(&path));
-    first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap().settle(used(5, 20)).await;
+    first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap().settle(used(5, 20));
     // An eighth of what was left is granted beyond the need.
     let copy = copied(&path, folder.path());
     let connection = rusqlite::Connection::open(&copy).unwrap();
@@ -272,10 +270,16 @@ async fn after_a_reboot_all_that_was_granted_counts() {
     assert_eq!(memory.used("b").tokens, 100 + 900 / 8);
 }
 
-/// A journal's files and what is in them.
+/// The names of a journal's files and what is in them: the tables, SQLite's log of them, and the journal's own logs.
 fn files_of(path: &Path) -> Vec<(String, Vec<u8>)> {
-    let names = ["", "-wal"].into_iter().map(|suffix| format!("{}{suffix}", path.display()));
-    names.filter_map(|name| Some((name.clone(), std::fs::read(&name).ok()?))).collect()
+    let (folder, stem) = (path.parent().unwrap(), path.file_stem().unwrap().to_str().unwrap());
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let own = names.filter(|name| name.starts_with(stem) && !name.ends_with("-shm"));
+    let mut files: Vec<_> =
+        own.map(|name| (name.clone(), std::fs::read(folder.join(&name)).unwrap())).collect();
+    files.sort();
+    files
 }
 
 #[tokio::test]
@@ -286,7 +290,7 @@ async fn a_journal_torn_at_any_byte_is_opened_or_kept_aside() {
     let first = memory.gateway(Some(&path));
     for _ in 0..5 {
         let done = first.reserve(&[ANNA], bound(10, 90)).await.unwrap().unwrap();
-        done.settle(used(5, 20)).await;
+        done.settle(used(5, 20));
     }
     let copy = copied(&path, folder.path());
     // What a gateway that is killed leaves, most of it in the log; and what one that ended leaves.
@@ -299,13 +303,16 @@ async fn a_journal_torn_at_any_byte_is_opened_or_kept_aside() {
     for files in [killed, ended] {
         for (torn, (_, bytes)) in files.iter().enumerate() {
             for length in (0..bytes.len()).step_by(397) {
+                for (name, _) in files_of(&copy) {
+                    std::fs::remove_file(folder.path().join(name)).unwrap();
+                }
                 for (number, (name, bytes)) in files.iter().enumerate() {
                     let mut bytes = if number == torn { bytes[..length].to_vec() } else { bytes.clone() };
                     // Where the head is whole, the rest is damaged in another way.
                     if number == torn && length % 2 == 1 {
                         bytes.extend((0..200).map(|_| rand::random::<u8>()));
                     }
-                    std::fs::write(name, bytes).unwrap();
+                    std::fs::write(folder.path().join(name), bytes).unwrap();
                 }
                 let (_, recovered) = Journal::open(&copy, Timestamp::now().as_second()).unwrap();
                 let total: u64 = recovered.used.values().map(|amount| amount.tokens).sum();
@@ -385,7 +392,7 @@ async fn all_budgets_of_a_request_have_enough_or_none_pays() {
     let budgets = memory.gateway(None);
     let reservation = budgets.reserve(&[ANNA], open).await.unwrap().unwrap();
     assert_eq!(reservation.answer_tokens(), 980);
-    reservation.settle(used(20, 900)).await;
+    reservation.settle(used(20, 900));
     let error = refusal(&budgets, open).await;
     assert!(error.message.contains("80 are left"), "{error}");
     assert_eq!(error.kind, ErrorKind::BudgetExceeded);
@@ -394,7 +401,7 @@ async fn all_budgets_of_a_request_have_enough_or_none_pays() {
     let budgets = memory.gateway(None);
     let reservation = budgets.reserve(&[ANNA], bound(1000, 32_000)).await.unwrap().unwrap();
     assert_eq!(reservation.answer_tokens(), 4000);
-    reservation.settle(used(1000, 2000)).await;
+    reservation.settle(used(1000, 2000));
     assert_eq!(refusal(&budgets, bound(1000, 32_000)).await.kind, ErrorKind::BudgetExceeded);
     assert!(budgets.reserve(&[ANNA], bound(1000, 1000)).await.is_ok());
 }
@@ -413,11 +420,11 @@ async fn energy_is_charged_when_an_engine_is_done() {
     let second = ask(1).await.unwrap().unwrap();
     let charge = first.energy_charge().unwrap();
     charge.charge(30_001);
-    first.settle(used(1, 1)).await;
+    first.settle(used(1, 1));
     // An engine whose client has left may be done later than its request.
     charge.charge(29_999);
     // What waits for its own entry has those before it written, too.
-    ask(0).await.unwrap().unwrap().settle(used(0, 0)).await;
+    ask(0).await.unwrap().unwrap().settle(used(0, 0));
     // The first round meets the other gateway's write.
     gateways[0].close().await;
     let counted = Amount { requests: 1, tokens: 2, money: 0, millijoules: 60_000 };
@@ -426,7 +433,7 @@ async fn energy_is_charged_when_an_engine_is_done() {
     assert_eq!(memory.get("b").status.unwrap().used.unwrap(), "60 of 100 joules per Month");
     // What runs together may go beyond; then nothing begins, at either gateway.
     second.energy_charge().unwrap().charge(45_500);
-    second.settle(used(1, 1)).await;
+    second.settle(used(1, 1));
     for budgets in &gateways {
         budgets.close().await;
     }
@@ -438,13 +445,9 @@ async fn energy_is_charged_when_an_engine_is_done() {
         assert!(error.message.contains(expected), "{error}");
     }
     // A gateway that starts again knows it, and so does one that was killed.
-    let copy = folder.path().join("copy");
-    std::fs::create_dir(&copy).unwrap();
-    for file in ["0.sqlite", "0.sqlite-wal"] {
-        std::fs::copy(folder.path().join(file), copy.join(file)).unwrap();
-    }
+    let copy = copied(&path(0), folder.path());
     drop((gateways, charge));
-    for path in [path(0), copy.join("0.sqlite")] {
+    for path in [path(0), copy] {
         let again = memory.gateway(Some(&path));
         let recovered = again.recovered.values().map(|amount| amount.millijoules).max();
         assert_eq!(recovered, Some(60_000), "{path:?}");
@@ -466,7 +469,10 @@ fn journals_of_earlier_releases_go_on() {
              PRIMARY KEY (id, budget, per, start)) WITHOUT ROWID;
          INSERT INTO gateway VALUES ('gateway-old', 'boot');
          INSERT INTO used VALUES ('uid', 'Day', {now}, 3, 40, 5);
-         INSERT INTO reserved VALUES (7, 'uid', 'Day', {now}, 1, 100, 0);"
+         INSERT INTO reserved VALUES (7, 'uid', 'Day', {now}, 1, 100, 0);
+         CREATE TABLE log (number INTEGER PRIMARY KEY, entries TEXT NOT NULL);
+         INSERT INTO log (entries) VALUES ('[{{\"Used\":{{\"id\":8,\"account\":[\"uid\",[\"Day\",{now}]],
+             \"amount\":{{\"requests\":1,\"tokens\":10,\"money\":0}}}}}}]');"
     ))
     .unwrap();
     drop(old);
@@ -474,7 +480,7 @@ fn journals_of_earlier_releases_go_on() {
         let (_, recovered) = Journal::open(&path, now).unwrap();
         assert_eq!(recovered.gateway, "gateway-old");
         let used = recovered.used[&("uid".to_owned(), (BudgetPeriod::Day, now))];
-        assert_eq!(used, Amount { requests: 4, tokens: 140, money: 5, millijoules: 0 });
+        assert_eq!(used, Amount { requests: 5, tokens: 150, money: 5, millijoules: 0 });
     }
 }
 
@@ -495,13 +501,13 @@ async fn money_is_reserved_for_each_try_of_a_provider() {
     // That one fails, and the next one answers.
     reservation.end_attempt();
     reservation.begin_attempt(price("2", "8")).await.unwrap();
-    reservation.settle(Usage { prompt_tokens: 900, completion_tokens: 100, cached_tokens: 400 }).await;
+    reservation.settle(Usage { prompt_tokens: 900, completion_tokens: 100, cached_tokens: 400 });
     assert_eq!(budgets.give_back().await, None);
     let cost: Money = "0.0022".parse().unwrap();
     assert_eq!(memory.used("b"), Amount { requests: 1, tokens: 1000, money: cost.nanos, millijoules: 0 });
     // What this cluster answers costs nothing, and a client that left before the end pays for what it got.
     let free = budgets.reserve(&[ANNA], bound(1000, 1000)).await.unwrap().unwrap();
-    free.settle(used(1000, 1000)).await;
+    free.settle(used(1000, 1000));
     let mut cut = budgets.reserve(&[ANNA], bound(1000, 1000)).await.unwrap().unwrap();
     cut.begin_attempt(price("2", "5")).await.unwrap();
     cut.note_answer(200);
@@ -531,7 +537,7 @@ async fn a_fee_per_request_is_reserved_and_settled() {
     second.begin_attempt(price).await.unwrap();
     second.end_attempt();
     second.begin_attempt(price).await.unwrap();
-    second.settle(used(3, 1)).await;
+    second.settle(used(3, 1));
     drop(first);
     assert_eq!(budgets.give_back().await, None);
     assert_eq!(memory.used("b"), Amount { requests: 1, tokens: 4, money: fee.nanos, millijoules: 0 });
@@ -571,7 +577,7 @@ async fn statuses_say_what_is_used_and_what_is_near() {
     ] {
         for _ in 0..requests {
             let reservation = budgets.reserve(&[ANNA], bound(10, 10)).await.unwrap().unwrap();
-            reservation.settle(used(10, 10)).await;
+            reservation.settle(used(10, 10));
         }
         assert_eq!(budgets.give_back().await, None);
         let status = memory.get("b").status.unwrap();
@@ -645,10 +651,10 @@ async fn a_budget_that_is_created_anew_begins_anew() {
     for _ in 0..5 {
         all.push(budgets.reserve(&[ANNA], bound(1, 1)).await.unwrap().unwrap());
     }
-    old.settle(used(1, 1)).await;
+    old.settle(used(1, 1));
     assert_eq!(refusal(&budgets, bound(1, 1)).await.kind, ErrorKind::BudgetExceeded);
     for reservation in all {
-        reservation.settle(used(1, 1)).await;
+        reservation.settle(used(1, 1));
     }
     assert_eq!(budgets.give_back().await, None);
     assert_eq!(memory.used("b").requests, 5);

@@ -195,9 +195,9 @@ impl PendingRequest {
     }
 
     /// Settles what it reserved of Budgets, as its complete answer says.
-    pub(super) async fn settle(&mut self, usage: Usage) {
+    pub(super) fn settle(&mut self, usage: Usage) {
         if let Some(reservation) = self.reservation.take() {
-            reservation.settle(usage).await;
+            reservation.settle(usage);
         }
     }
 

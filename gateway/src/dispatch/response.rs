@@ -77,7 +77,7 @@ impl ResponseStream {
                         tracker.finished(counted);
                         request.recorder.reported_cost(stream.reported_cost());
                         request.recorder().finished(Some(reason), counted);
-                        request.settle(counted).await;
+                        request.settle(counted);
                         stream.finish();
                         yield Ok(GenerationEvent::Finished { reason, usage });
                         return;

@@ -1,11 +1,12 @@
-//! What the log of the journal has and its tables have not yet, added up: of a thousand requests that ended, a sum for each
+//! What the logs of the journal have and its tables have not yet, added up: of a thousand requests that ended, a sum for each
 //! window is left. No IO but the reading of the tables.
 
 use std::collections::{HashMap, HashSet};
 
 use rusqlite::Connection;
 
-use super::{AccountKey, JournalEntry, JournalError, period};
+use super::tables::period;
+use super::{AccountKey, JournalEntry, JournalError};
 use crate::budgets::amount::Amount;
 
 /// What a request reserved of an account, by the number of the request.

@@ -71,7 +71,7 @@ impl AttemptLoop<'_> {
         };
         // Its steps are requests of their own, whose tokens Budgets count.
         if let Some(reservation) = self.request.reservation.take() {
-            reservation.settle_request().await;
+            reservation.settle_request();
         }
         let key = self.request.caller.key_names().map(|(_, name)| name);
         let repeat = self.request.recorder.repeat();

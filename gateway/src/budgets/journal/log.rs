@@ -1,0 +1,102 @@
+//! Logs of the journal: files with a line of JSON for each write. The first line is the name of the gateway, so that the logs of
+//! another one, whose tables are gone, count for nothing. A line without its end was cut, and nobody was told of it.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use super::JournalEntry;
+
+/// A log that is written.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    file: File,
+    /// Those with higher numbers come later.
+    pub(super) number: u64,
+    /// Its length.
+    pub(super) bytes: u64,
+}
+
+impl LogFile {
+    /// Creates the log of that number beside the tables at `path`.
+    pub(super) fn create(path: &Path, number: u64, gateway: &str) -> io::Result<Self> {
+        let file = File::create(log_path(path, number))?;
+        let mut log = Self { file, number, bytes: 0 };
+        log.append(gateway)?;
+        Ok(log)
+    }
+
+    /// Writes a value as a line. After an error the next line takes its place.
+    pub(super) fn append<T: serde::Serialize + ?Sized>(&mut self, value: &T) -> io::Result<()> {
+        self.append_line(&line(value)?)
+    }
+
+    /// The same for a value that is a line already.
+    pub(super) fn append_line(&mut self, line: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(line, self.bytes)?;
+        self.bytes += line.len() as u64;
+        Ok(())
+    }
+}
+
+/// A value as a line of a log.
+pub(super) fn line<T: serde::Serialize + ?Sized>(value: &T) -> io::Result<Vec<u8>> {
+    let mut line = Vec::with_capacity(512);
+    serde_json::to_writer(&mut line, value)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn log_path(path: &Path, number: u64) -> PathBuf {
+    path.with_extension(format!("log{number}"))
+}
+
+/// The numbers of the logs beside the tables at `path`, the oldest first.
+pub(super) fn numbers(path: &Path) -> io::Result<Vec<u64>> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut numbers = Vec::new();
+    for file in fs::read_dir(folder)? {
+        let name = file?.path();
+        if name.file_stem() == path.file_stem()
+            && let Some(extension) = name.extension().and_then(|extension| extension.to_str())
+            && let Some(number) = extension.strip_prefix("log").and_then(|number| number.parse().ok())
+        {
+            numbers.push(number);
+        }
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Removes the logs up to this one.
+pub(super) fn remove_through(path: &Path, last: u64) -> io::Result<()> {
+    for number in numbers(path)?.into_iter().filter(|number| *number <= last) {
+        fs::remove_file(log_path(path, number))?;
+    }
+    Ok(())
+}
+
+/// Gives the entries of a log to `add`, write by write; none if it is another gateway's. An error of the kind `InvalidData` where
+/// a line in it is not one of a log.
+pub(super) fn read(
+    path: &Path,
+    number: u64,
+    gateway: &str,
+    mut add: impl FnMut(Vec<JournalEntry>),
+) -> io::Result<()> {
+    let mut lines = BufReader::new(File::open(log_path(path, number))?);
+    let mut line = Vec::new();
+    let mut is_head = true;
+    while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
+        if std::mem::take(&mut is_head) {
+            if serde_json::from_slice::<String>(&line)? != gateway {
+                return Ok(());
+            }
+        } else {
+            add(serde_json::from_slice(&line)?);
+        }
+        line.clear();
+    }
+    Ok(())
+}
