@@ -33,13 +33,13 @@ pub struct BodyBudget {
 #[derive(Default)]
 struct BodyUsage {
     total: usize,
-    by_key: HashMap<Option<String>, usize>,
+    by_key: HashMap<Option<Arc<str>>, usize>,
 }
 
 /// The bytes one request holds in memory; released on drop.
 pub struct BodyPermit {
     usage: Arc<Mutex<BodyUsage>>,
-    key: Option<String>,
+    key: Option<Arc<str>>,
     bytes: usize,
 }
 
@@ -118,7 +118,7 @@ impl BodyBudget {
     }
 
     fn empty_permit(&self, caller: &Caller) -> BodyPermit {
-        BodyPermit { usage: self.usage.clone(), key: caller.key_name(), bytes: 0 }
+        BodyPermit { usage: self.usage.clone(), key: caller.shared_key_name(), bytes: 0 }
     }
 
     async fn collect(

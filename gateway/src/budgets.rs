@@ -162,7 +162,9 @@ impl Budgets {
         let (journal, recovered) = opened.unzip();
         let Recovered { gateway, used: recovered, has_rebooted } =
             recovered.unwrap_or_else(|| Recovered { gateway: journal::new_name(), ..Recovered::default() });
-        let (known, listed, last_id) = (Mutex::default(), watch::Sender::new(false), AtomicU64::new(0));
+        let (known, listed) = (Mutex::default(), watch::Sender::new(false));
+        // Those of a process before this one may still be in the journal.
+        let last_id = AtomicU64::new(u64::from(rand::random::<u32>()) << 20);
         Self { gateway, api, journal, recovered, has_rebooted, known, listed, last_id, metrics }
     }
 
@@ -431,8 +433,9 @@ impl Budgets {
 
     /// The same for what was used: a request is answered all the same.
     fn record_used(&self, entries: Vec<JournalEntry>) {
-        if let Some(Err(error)) = self.journal.as_ref().map(|journal| journal.write(entries)) {
-            tracing::error!("{error}");
+        if let Some(journal) = &self.journal {
+            // It says so itself.
+            let _ = journal.write(entries);
         }
     }
 }

@@ -185,6 +185,7 @@ impl DemandTracker {
         load.expires(limits, Timestamp::now())
     }
 
+    /// Changes what waits for a deployment or runs on it.
     fn change(&self, key: &DeploymentKey, change: impl FnOnce(&mut DeploymentLoad)) {
         let mut loads = self.loads.lock();
         let load = match loads.get_mut(key) {
@@ -221,12 +222,14 @@ impl HeldRequest {
 impl ActiveRequest {
     /// Records the time to first token.
     pub(crate) fn first_token(&self) {
-        self.demand.change(&self.key, |load| {
+        let now = Instant::now();
+        // It is among those that run, so there is one.
+        if let Some(load) = self.demand.loads.lock().get_mut(&self.key) {
             if load.ttft.len() >= MAX_TTFT_SAMPLES {
                 load.ttft.pop_front();
             }
-            load.ttft.push_back((Instant::now(), self.since.elapsed()));
-        });
+            load.ttft.push_back((now, now.duration_since(self.since)));
+        }
     }
 }
 
@@ -257,7 +260,7 @@ impl Drop for KeepAliveRequest {
 fn caller_name(caller: &Caller) -> String {
     match caller {
         Caller::Anonymous => String::new(),
-        Caller::Key(key) => key.full_name(),
+        Caller::Key(key) => key.full_name().to_owned(),
     }
 }
 

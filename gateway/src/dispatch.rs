@@ -57,20 +57,20 @@ enum Answer {
     /// It is kept.
     Cached(Arc<CachedResponse>),
     /// An engine generates it, and it may have to be kept.
-    Opened(Box<OpenedStream>, Option<ResponseRecording>),
+    Opened(OpenedStream, Option<Box<ResponseRecording>>),
 }
 
 impl Dispatcher {
     /// The response to `pending` from a deployment that serves its model, from its first text on.
     pub(crate) async fn respond(
         self: &Arc<Self>,
-        mut pending: PendingRequest,
+        mut pending: Box<PendingRequest>,
     ) -> Result<ResponseStream, GatewayError> {
         let mut tracker = self.begin(&mut pending).await?;
         match self.answer(&mut pending, &mut tracker).await {
             Ok(Answer::Cached(response)) => Ok(ResponseStream::cached(&response, &pending, &mut tracker)),
             Ok(Answer::Opened(opened, recording)) => {
-                Ok(ResponseStream::new(self.clone(), pending, *opened, tracker).recorded(recording))
+                Ok(ResponseStream::new(self.clone(), pending, opened, tracker).recorded(recording))
             }
             Err(error) => {
                 tracker.failed(&error);
@@ -92,8 +92,8 @@ impl Dispatcher {
             CacheOutcome::Off => None,
         };
         let opened = self.run_attempts(pending, tracker).await?;
-        let recording = recording.filter(|recording| recording.is_of(pending.answered_by()));
-        Ok(Answer::Opened(Box::new(opened), recording))
+        let recording = recording.filter(|recording| recording.is_of(pending.answered_by())).map(Box::new);
+        Ok(Answer::Opened(opened, recording))
     }
 
     /// The vectors or scores that `pending` asks for, of a deployment that serves its model.

@@ -81,7 +81,8 @@ pub(crate) struct InboxEntry {
 pub(crate) struct Follower(Arc<InboxEntry>);
 
 impl Follower {
-    fn of(entry: &Arc<InboxEntry>) -> Self {
+    /// One more of this request.
+    pub(crate) fn of(entry: &Arc<InboxEntry>) -> Self {
         entry.followers.fetch_add(1, Ordering::Relaxed);
         Self(entry.clone())
     }
@@ -194,8 +195,13 @@ impl Inbox {
                 let reopen = async { self.store.reopen_request(&id, now, expires).await };
                 self.begin(known.reopened(now, expires), is_awaited, reopen).await?
             } else {
-                // Nobody runs it: whoever did has lost it.
-                self.begin(known, is_awaited, async { Ok(true) }).await?
+                // Nobody runs it: whoever did has lost it, or it has ended since it was read.
+                let (owner, id) = (known.owner.clone(), known.id.clone());
+                let is_unended = async {
+                    let row = self.store.read(move |store| store.request(&owner, &id)).await?;
+                    Ok(row.is_some_and(|row| !row.state.has_ended()))
+                };
+                self.begin(known, is_awaited, is_unended).await?
             };
             if let Some(begun) = begun {
                 return Ok(running(begun));

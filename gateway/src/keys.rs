@@ -59,6 +59,8 @@ pub struct ApiKey {
     pub namespace: String,
     /// Its name, which logs and metrics may show.
     pub name: String,
+    /// `namespace/name`.
+    full_name: Arc<str>,
     /// Generation of the object.
     pub generation: Option<i64>,
     /// The object's status.
@@ -194,8 +196,8 @@ impl Keyring {
 
 impl ApiKey {
     /// `namespace/name`.
-    pub fn full_name(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
+    pub fn full_name(&self) -> &str {
+        &self.full_name
     }
 
     fn is_expired(&self, now: Timestamp) -> bool {
@@ -213,14 +215,22 @@ impl ApiKey {
 impl Caller {
     /// Under which name the caller keeps things.
     pub(crate) fn owner(&self) -> String {
-        self.key_name().unwrap_or_else(|| LOOPBACK.to_owned())
+        self.key_name().unwrap_or(LOOPBACK).to_owned()
     }
 
     /// `namespace/name` of the caller's key; `None` without one.
-    pub fn key_name(&self) -> Option<String> {
+    pub fn key_name(&self) -> Option<&str> {
         match self {
             Self::Anonymous => None,
             Self::Key(key) => Some(key.full_name()),
+        }
+    }
+
+    /// The same, to keep.
+    pub(crate) fn shared_key_name(&self) -> Option<Arc<str>> {
+        match self {
+            Self::Anonymous => None,
+            Self::Key(key) => Some(key.full_name.clone()),
         }
     }
 
@@ -348,7 +358,7 @@ mod tests {
             at(20).0,
         ) {
             Ok(Caller::Anonymous) => "anonymous".to_owned(),
-            Ok(Caller::Key(key)) => key.full_name(),
+            Ok(Caller::Key(key)) => key.full_name().to_owned(),
             Err(error) => format!("{error:?}"),
         };
         let good = [("authorization", "Bearer s-good")];

@@ -256,7 +256,7 @@ impl ManagedModels {
 
 impl Requester {
     fn new(key: &ApiKey, name: &str) -> Self {
-        Self { namespace: key.namespace.clone(), key: key.full_name(), name: name.to_owned() }
+        Self { namespace: key.namespace.clone(), key: key.full_name().to_owned(), name: name.to_owned() }
     }
 }
 

@@ -23,7 +23,6 @@ use crate::request_id::RequestId;
 use crate::serving::is_why;
 
 /// State of the middleware.
-#[derive(Clone)]
 pub(crate) struct AuthLayer {
     /// Which machines can reach the listener.
     pub(crate) exposure: Exposure,
@@ -41,7 +40,7 @@ pub(crate) struct AuthLayer {
 
 /// Gives the request an id, and passes it on with its caller unless it is rejected.
 pub(crate) async fn check_request(
-    State(layer): State<AuthLayer>,
+    State(layer): State<Arc<AuthLayer>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -49,7 +48,7 @@ pub(crate) async fn check_request(
     request.extensions_mut().insert(id.clone());
     request.extensions_mut().insert(layer.exposure);
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let mut response = authenticate(layer, request, next).await;
+    let mut response = authenticate(&layer, request, next).await;
     // A refusal too: a page that is not allowed may read why.
     if let Some(origin) = origin {
         allow_origin(response.headers_mut(), origin);
@@ -59,7 +58,7 @@ pub(crate) async fn check_request(
 }
 
 /// Responds to preflight requests and probes, and passes other requests on with their caller.
-async fn authenticate(layer: AuthLayer, mut request: Request, next: Next) -> Response {
+async fn authenticate(layer: &AuthLayer, mut request: Request, next: Next) -> Response {
     let (path, headers) = (request.uri().path(), request.headers());
     let is_probe = PROBES.contains(&path);
     if let Err(error) = check_head(request.uri(), headers) {
@@ -126,17 +125,25 @@ const METRICS: &str = "/metrics";
 const PROBES: &[&str] = &["/healthz", "/readyz", METRICS];
 
 impl AuthLayer {
-    async fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, GatewayError> {
+    /// The keys. Until the first list of them is complete, rejecting everything is the only safe choice.
+    async fn synced_keyring(&self) -> Result<Arc<Keyring>, GatewayError> {
+        let latest = self.keyring.borrow().clone();
+        if latest.synced {
+            return Ok(latest);
+        }
         let mut keyring = self.keyring.clone();
-        // Until the first list of keys is complete, rejecting everything is the only safe choice.
-        let keyring = match timeout(self.wait, keyring.wait_for(|keyring| keyring.synced)).await {
-            Ok(Ok(keyring)) => keyring.clone(),
+        match timeout(self.wait, keyring.wait_for(|keyring| keyring.synced)).await {
+            Ok(Ok(keyring)) => Ok(keyring.clone()),
             _ => {
                 let message = "the gateway has not reached the API server since it started, so it knows no keys and \
                                no models yet; check that `russet serve` runs";
-                return Err(GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER));
+                Err(GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER))
             }
-        };
+        }
+    }
+
+    async fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, GatewayError> {
+        let keyring = self.synced_keyring().await?;
         let open = self.exposure == Exposure::Loopback;
         keyring.caller(headers, client, open, Timestamp::now()).map_err(|error| {
             let message = match error {

@@ -186,10 +186,10 @@ impl LogEntry {
     fn has_id(&self, id: &str) -> bool {
         let RequestId { unique, shown } = &self.id;
         let is_of_dialect = || {
-            let prefix = id.strip_suffix(unique.as_str()).filter(|_| unique.len() == UNIQUE_DIGITS);
+            let prefix = id.strip_suffix(&**unique).filter(|_| unique.len() == UNIQUE_DIGITS);
             prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with(['-', '_']))
         };
-        shown == id || is_of_dialect()
+        **shown == *id || is_of_dialect()
     }
 
     /// Whether this caller may read it: its own key, and who needs no key on this machine.
@@ -237,8 +237,8 @@ impl LogEntry {
             unmetered: is_unmetered,
         };
         CompletedRequest {
-            request: self.id.unique.clone(),
-            key: self.caller.key_name(),
+            request: self.id.unique.to_string(),
+            key: self.caller.key_name().map(str::to_owned),
             model: record.model.clone(),
             step: record.step.as_deref().map(str::to_owned),
             run: record
@@ -256,11 +256,11 @@ impl LogEntry {
     fn snapshot(&self) -> RequestRecord {
         let mut record = self.record.lock().clone();
         let limits = self.caller.limits();
-        record.id = self.id.shown.clone();
-        record.engine_id = self.id.unique.clone();
+        record.id = self.id.shown.to_string();
+        record.engine_id = self.id.unique.to_string();
         record.received_at = self.received.to_string();
         record.dialect = self.dialect.to_owned();
-        record.caller = self.caller.key_name();
+        record.caller = self.caller.key_name().map(str::to_owned);
         record.limits.key_max_tokens = limits.max_tokens;
         record.limits.key_max_ms = limits.max_duration.map(|duration| duration.as_secs_f64() * 1000.0);
         if record.end.is_none() {
@@ -291,7 +291,7 @@ mod tests {
     use crate::zones::ZoneLimit;
 
     fn id(shown: &str, unique: u32) -> RequestId {
-        RequestId { unique: format!("{unique:024x}"), shown: shown.into() }
+        RequestId { unique: format!("{unique:024x}").into(), shown: shown.into() }
     }
 
     fn found(log: &RequestLog, id: &str) -> Option<String> {
@@ -400,7 +400,11 @@ mod tests {
         drop(log.begin(&id("mine", 2), &Caller::Anonymous, "openai"));
         assert_eq!(found(&log, "mine"), Some(format!("{:024x}", 2)), "the newest");
         for word in ["", "req_", "chatcmpl-", "msg_"] {
-            assert_eq!(found(&log, &format!("{word}{}", first.unique)), Some(first.unique.clone()), "{word}");
+            assert_eq!(
+                found(&log, &format!("{word}{}", first.unique)),
+                Some(first.unique.to_string()),
+                "{word}"
+            );
         }
         for other in ["min", "", "x0", &first.unique[1..], &format!("a{}", first.unique)] {
             assert_eq!(found(&log, other), None, "{other}");

@@ -474,7 +474,7 @@ impl GatewayServer {
                 .merge(russet_telemetry::admin::router(registry.clone(), readiness(&ready, &caches)))
                 .fallback(|request| unknown_path(request, dialects::error_response))
                 .method_not_allowed_fallback(|request| wrong_method(request, dialects::error_response))
-                .layer(axum::middleware::from_fn_with_state(layer, check_request));
+                .layer(axum::middleware::from_fn_with_state(Arc::new(layer), check_request));
             serving.spawn(listener.serve(router, listener_limits, stopping.clone(), workers.clone()));
         }
         let shut_down = async {

@@ -202,8 +202,8 @@ async fn generate<W: ResponseWriter>(
         mut writer,
     } = parsed;
     tracing::debug!(
-        request_id = id.shown,
-        engine_id = id.unique,
+        request_id = &*id.shown,
+        engine_id = &*id.unique,
         dialect = dialect.name,
         model,
         streamed,
@@ -217,7 +217,7 @@ async fn generate<W: ResponseWriter>(
             recorder.finished(None, Usage::default());
         } else {
             let prompt = PromptDigest::of_texts(&caller, &model, std::iter::empty());
-            let request = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
+            let request = GenerationRequest { id: id.unique.to_string(), ..GenerationRequest::default() };
             let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);
             let pending = pending.with_load().with_keep_alive(keep_alive).with_recorder(recorder);
             Box::pin(api.dispatcher.load(pending)).await?;

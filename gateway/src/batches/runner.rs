@@ -275,7 +275,7 @@ impl BatchRun {
     /// The response of the route to this body, and the id of the request.
     async fn respond(&self, dialect: LineDialect, body: bytes::Bytes) -> (axum::response::Response, String) {
         let id = RequestId::new(&HeaderMap::new());
-        let shown = id.shown.clone();
+        let shown = id.shown.to_string();
         let batch = self.running.batch();
         let mut headers = HeaderMap::new();
         if let Ok(labels) = HeaderValue::from_str(&batch.record.labels)

@@ -1,8 +1,8 @@
 //! The journal: what requests of this gateway may use and used, written before they are answered and before they end, so that
 //! a gateway that is killed knows it when it starts again. Whoever has entries appends them to a log ([`LogFile`]) itself: a
 //! system call, and no thread to wait for. A full log goes into the tables ([`tables`]) by a thread of its own, as few changes
-//! ([`Backlog`]), while the next log is written. Nothing waits for the disk: after a machine has stopped, all that the gateway was
-//! granted counts as used.
+//! ([`Backlog`]), while the next log is written. Nobody waits until it is on the disk (`fsync`): after a machine has stopped, all
+//! that the gateway was granted counts as used.
 
 mod backlog;
 mod log;
@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,8 +32,8 @@ pub(super) use tables::new_name;
 
 /// Bytes of a log after which it goes into the tables: those of some thousand requests.
 const MAX_LOG_BYTES: u64 = 2 << 20;
-/// So many times that, where the tables cannot be written; then nothing more is.
-const MAX_UNFOLDED_LOGS: u64 = 32;
+/// How many times as long a log becomes where the tables are not written in time; then no request begins.
+const MAX_LOG_FACTOR: u64 = 16;
 /// Time between two looks for what is forgotten.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(600);
 /// Time until the tables are tried again that could not be written.
@@ -76,7 +77,7 @@ impl From<io::Error> for JournalError {
     fn from(error: io::Error) -> Self {
         // As serde_json says it of what is no JSON, and of what is cut.
         let is_damaged = matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof);
-        Self { message: format!("its log: {error}"), is_damaged }
+        Self { message: error.to_string(), is_damaged }
     }
 }
 
@@ -99,6 +100,8 @@ pub(super) struct Journal {
     folds: Option<Sender<Fold>>,
     thread: Option<JoinHandle<()>>,
     max_log_bytes: u64,
+    /// Whether the last write failed: that is logged once.
+    is_failing: AtomicBool,
 }
 
 impl Drop for Journal {
@@ -122,6 +125,17 @@ struct OpenLog {
     last_full: u64,
     /// The one after it, as soon as the ones before it are in the tables.
     next: Option<LogFile>,
+    /// Whether the thread has ended, and with it the lock on the tables: another gateway may have them now.
+    has_ended: bool,
+}
+
+/// Says that the thread has ended, before what it owns is dropped.
+struct EndGuard(Arc<Mutex<OpenLog>>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        self.0.lock().has_ended = true;
+    }
 }
 
 impl OpenLog {
@@ -162,6 +176,7 @@ impl Journal {
         let aside = path.with_extension("damaged");
         tracing::error!("{} cannot be read ({damaged}); it is now {}", path.display(), aside.display());
         std::fs::rename(path, &aside)?;
+        log::set_aside(path)?;
         // What belongs to the tables, and not to the next ones.
         for suffix in ["-wal", "-shm"] {
             let mut name = path.as_os_str().to_owned();
@@ -174,22 +189,31 @@ impl Journal {
     fn open_files(path: &Path, now: i64, max_log_bytes: u64) -> Result<(Self, Recovered), JournalError> {
         let mut connection = tables::open(path)?;
         let (recovered, folded) = tables::recover(&mut connection, path, now)?;
-        log::remove_through(path, folded)?;
+        remove_folded(path, folded);
         let logs = Logs { path: path.to_owned(), gateway: recovered.gateway.clone() };
         let (log, next) = (logs.create(folded + 1)?, Some(logs.create(folded + 2)?));
         let (entries, full) = (Vec::new(), Vec::new());
-        let open = Arc::new(Mutex::new(OpenLog { log, entries, full, last_full: folded, next }));
+        let open = OpenLog { log, entries, full, last_full: folded, next, has_ended: false };
+        let open = Arc::new(Mutex::new(open));
         let (folds, receiver) = mpsc::channel();
         let write = {
             let open = open.clone();
             move || {
+                let _guard = EndGuard(open.clone());
                 if let Err(error) = write_tables(&connection, &logs, &open, &receiver, folded) {
                     tracing::error!("{error}");
                 }
             }
         };
         let thread = std::thread::Builder::new().name("budgets".to_owned()).spawn(write)?;
-        Ok((Self { open, folds: Some(folds), thread: Some(thread), max_log_bytes }, recovered))
+        let journal = Self {
+            open,
+            folds: Some(folds),
+            thread: Some(thread),
+            max_log_bytes,
+            is_failing: AtomicBool::new(false),
+        };
+        Ok((journal, recovered))
     }
 
     /// Brings the log into the tables, for a release before this one, which reads these alone.
@@ -201,18 +225,36 @@ impl Journal {
 
     /// Writes entries down: a process that is killed afterwards knows them when it starts again.
     pub(super) fn write(&self, entries: Vec<JournalEntry>) -> Result<(), JournalError> {
+        let written = self.append(entries);
+        let is_failing = written.is_err();
+        if self.is_failing.swap(is_failing, Ordering::Relaxed) != is_failing {
+            match &written {
+                Ok(()) => tracing::info!("the journal of budgets is written again"),
+                Err(error) => tracing::error!("{error}"),
+            }
+        }
+        written
+    }
+
+    fn append(&self, entries: Vec<JournalEntry>) -> Result<(), JournalError> {
+        let refused = |message| Err(JournalError { message, is_damaged: false });
         let line = log::line(&entries)?;
         let mut open = self.open.lock();
+        if open.has_ended {
+            return refused("the thread that writes its tables has ended; see the gateway's log".to_owned());
+        }
         if open.log.bytes >= self.max_log_bytes {
             if let Some(next) = open.next.take() {
                 open.end(next);
                 self.ask(Fold::Full);
-            } else if open.log.bytes >= self.max_log_bytes.saturating_mul(MAX_UNFOLDED_LOGS) {
+            } else if open.log.bytes >= self.max_log_bytes.saturating_mul(MAX_LOG_FACTOR)
+                && entries.iter().any(|entry| matches!(entry, JournalEntry::Reserved { .. }))
+            {
+                // What was used is still written: of requests that run.
                 let bytes = open.log.bytes;
-                let message = format!(
-                    "its log has {bytes} bytes, and its tables cannot be written; see the gateway's log"
-                );
-                return Err(JournalError { message, is_damaged: false });
+                return refused(format!(
+                    "its log has {bytes} bytes that are not in its tables yet; see the gateway's log"
+                ));
             }
         }
         open.log.append_line(&line)?;
@@ -261,30 +303,29 @@ fn write_tables(
             Ok(Fold::All(done)) => asked = Some(done),
             Err(RecvTimeoutError::Disconnected) => is_open = false,
         }
-        let last = {
+        if asked.is_some() {
+            prepare_next(logs, open);
+        }
+        let (full, last) = {
             let mut open = open.lock();
             if !is_open {
                 open.end_entries();
-            } else if asked.is_some() && !open.entries.is_empty() {
-                let next = open.next.take().map_or_else(|| logs.create(open.log.number + 1), Ok);
-                match next {
-                    Ok(next) => open.end(next),
-                    Err(error) => tracing::error!("the next log of the journal of budgets: {error}"),
-                }
+            } else if asked.is_some()
+                && !open.entries.is_empty()
+                && let Some(next) = open.next.take()
+            {
+                open.end(next);
             }
-            backlog.add(std::mem::take(&mut open.full));
-            open.last_full
+            (std::mem::take(&mut open.full), open.last_full)
         };
+        backlog.add(full);
         if folded < last {
             // Where it fails, the logs have it still.
             match fold(connection, &mut tables, &mut backlog, last) {
                 Ok(()) => folded = last,
                 Err(error) => tracing::error!("{error}"),
             }
-            // One that stays is removed at the next start.
-            if let Err(error) = log::remove_through(&logs.path, folded) {
-                tracing::warn!("a log that is in the tables of the journal of budgets stays: {error}");
-            }
+            remove_folded(&logs.path, folded);
         }
         if is_open && folded == last {
             prepare_next(logs, open);
@@ -300,6 +341,13 @@ fn write_tables(
         }
     }
     Ok(())
+}
+
+/// Removes the logs that the tables have. One that stays counts for nothing, and is tried again with the next.
+fn remove_folded(path: &Path, folded: u64) {
+    if let Err(error) = log::remove_through(path, folded) {
+        tracing::warn!("a log that is in the tables of the journal of budgets stays: {error}");
+    }
 }
 
 /// Creates the next log, where there is none.

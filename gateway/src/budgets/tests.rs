@@ -149,6 +149,8 @@ async fn write_until_killed(path: &Path) {
                 let prompt = 1 + number + round % 7;
                 let reservation = budgets.reserve(&[ANNA], bound(100, 0)).await.unwrap().unwrap();
                 println!("reserved");
+                // The others have their turns, too.
+                tokio::task::yield_now().await;
                 reservation.settle(used(prompt, 0));
                 println!("settled {prompt}");
                 let _ = std::io::stdout().flush();
@@ -423,7 +425,6 @@ async fn energy_is_charged_when_an_engine_is_done() {
     first.settle(used(1, 1));
     // An engine whose client has left may be done later than its request.
     charge.charge(29_999);
-    // What waits for its own entry has those before it written, too.
     ask(0).await.unwrap().unwrap().settle(used(0, 0));
     // The first round meets the other gateway's write.
     gateways[0].close().await;

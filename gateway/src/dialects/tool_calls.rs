@@ -1,5 +1,7 @@
 //! The calls of tools in a history: what an assistant called in an earlier turn.
 
+use std::fmt::Arguments;
+
 use russet_wire::conversation::ToolCall;
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,12 +33,12 @@ impl RawCall<'_> {
 
 /// The calls; `raw` has them once more as they were written, where they were read so.
 pub(super) fn parse(
-    at: &str,
+    at: Arguments<'_>,
     value: Option<Value>,
     raw: &[RawCall<'_>],
 ) -> Result<Vec<ToolCall>, GatewayError> {
-    fn invalid<T>(at: &str, what: &str) -> Result<T, GatewayError> {
-        Err(GatewayError::field(at, format!("`{at}` must be {what}")))
+    fn invalid<T>(at: Arguments<'_>, what: &str) -> Result<T, GatewayError> {
+        Err(GatewayError::field(at.to_string(), format!("`{at}` must be {what}")))
     }
     let calls = match value {
         None => return Ok(Vec::new()),
@@ -44,25 +46,25 @@ pub(super) fn parse(
         Some(_) => return invalid(at, "a list of calls"),
     };
     let call = |(index, call): (usize, Value)| {
-        let at = format!("{at}[{index}]");
-        let Value::Object(mut call) = call else { return invalid(&at, "an object with a function") };
+        let at = format_args!("{at}[{index}]");
+        let Value::Object(mut call) = call else { return invalid(at, "an object with a function") };
         let Some(Value::Object(mut function)) = call.remove("function") else {
-            return invalid(&format!("{at}.function"), "an object with a name and arguments");
+            return invalid(format_args!("{at}.function"), "an object with a name and arguments");
         };
         let Some(Value::String(name)) = function.remove("name") else {
-            return invalid(&format!("{at}.function.name"), "a string");
+            return invalid(format_args!("{at}.function.name"), "a string");
         };
         if name.len() > MAX_NAME_BYTES {
             let what = format!("a name of at most {MAX_NAME_BYTES} bytes, not {}", name.len());
-            return invalid(&format!("{at}.function.name"), &what);
+            return invalid(format_args!("{at}.function.name"), &what);
         }
         let written = raw.get(index).and_then(RawCall::arguments);
         let arguments =
-            arguments(&format!("{at}.function.arguments"), function.remove("arguments"), written)?;
+            arguments(format_args!("{at}.function.arguments"), function.remove("arguments"), written)?;
         let id = match call.remove("id") {
             Some(Value::String(id)) => id,
             None | Some(Value::Null) => String::new(),
-            Some(_) => return invalid(&format!("{at}.id"), "a string"),
+            Some(_) => return invalid(format_args!("{at}.id"), "a string"),
         };
         Ok(ToolCall { id, name, arguments })
     };
@@ -71,7 +73,7 @@ pub(super) fn parse(
 
 /// JSON text of a call's arguments; of an object the text that the client has `written`.
 pub(super) fn arguments(
-    at: &str,
+    at: Arguments<'_>,
     value: Option<Value>,
     written: Option<&str>,
 ) -> Result<String, GatewayError> {
@@ -80,6 +82,8 @@ pub(super) fn arguments(
         // OpenAI writes them as text; Ollama and other servers as an object.
         Some(object @ Value::Object(_)) => Ok(written.map_or_else(|| object.to_string(), str::to_owned)),
         None | Some(Value::Null | Value::String(_)) => Ok("{}".to_owned()),
-        Some(_) => Err(GatewayError::field(at, format!("`{at}` must be an object, or its JSON text"))),
+        Some(_) => {
+            Err(GatewayError::field(at.to_string(), format!("`{at}` must be an object, or its JSON text")))
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Tools of a chat request, and which of them the model may call. Schemas reach the model as the client wrote them, with
 //! their keys in the client's order.
 
+use std::fmt::Arguments;
+
 use russet_wire::conversation::{Tool, ToolChoice};
 use serde::Deserialize;
 use serde_json::Value;
@@ -77,7 +79,7 @@ fn tools(fields: &JsonObject, body: &JsonBody<'_>) -> Result<Vec<Tool>, GatewayE
     let raw = raw.map(|raw| raw.tools).unwrap_or_default();
     let parsed = tools.iter().enumerate().map(|(index, tool)| {
         let schema = raw.get(index).and_then(|raw| raw.function.as_ref()?.parameters);
-        parse_tool(&format!("tools[{index}]"), tool, schema)
+        parse_tool(format_args!("tools[{index}]"), tool, schema)
     });
     parsed.collect()
 }
@@ -100,7 +102,7 @@ pub(super) fn at_most(tools: usize) -> Result<(), GatewayError> {
     Err(GatewayError::field("tools", format!("`tools` must be at most {MAX_TOOLS} tools, not {tools}")))
 }
 
-fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {
+fn parse_tool(at: Arguments<'_>, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {
     if tool.get("type").is_some_and(|kind| kind != "function") {
         return Err(invalid(
             at,
@@ -111,12 +113,12 @@ fn parse_tool(at: &str, tool: &Value, schema: Option<&RawValue>) -> Result<Tool,
     let Some(described) = tool.get("function").and_then(Value::as_object) else {
         return Err(invalid(at, "function", "an object with a name"));
     };
-    function(&format!("{at}.function"), described, schema)
+    function(format_args!("{at}.function"), described, schema)
 }
 
 /// A function, with its schema as the client wrote it.
 pub(super) fn function(
-    at: &str,
+    at: Arguments<'_>,
     function: &JsonObject,
     schema: Option<&RawValue>,
 ) -> Result<Tool, GatewayError> {
@@ -132,7 +134,7 @@ pub(super) fn function(
 }
 
 /// What a tool is in every dialect: its name, what it does, and whether its schema is enforced.
-pub(super) fn signature(at: &str, tool: &JsonObject) -> Result<Tool, GatewayError> {
+pub(super) fn signature(at: Arguments<'_>, tool: &JsonObject) -> Result<Tool, GatewayError> {
     let Some(name) = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
         return Err(invalid(at, "name", "a string"));
     };
@@ -149,7 +151,7 @@ pub(super) fn signature(at: &str, tool: &JsonObject) -> Result<Tool, GatewayErro
     Ok(Tool { name: name.to_owned(), description, parameters: None, strict })
 }
 
-fn invalid(at: &str, name: &str, what: &str) -> GatewayError {
+fn invalid(at: Arguments<'_>, name: &str, what: &str) -> GatewayError {
     let field = format!("{at}.{name}");
     GatewayError::field(&field, format!("`{field}` must be {what}"))
 }

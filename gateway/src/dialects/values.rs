@@ -1,9 +1,17 @@
 //! The fields of a request's body and their values, each with an error that names the field.
 
+use std::fmt::Display;
+
 use serde_json::{Map, Value};
 
 use crate::error::{ErrorKind, GatewayError};
 use crate::json_body::JsonBody;
+
+/// The error for a field that is not what it must be. Its place, as in `messages[0].content`, is mostly one that is written here
+/// for the first time: who reads a request hands on [`std::fmt::Arguments`], so that a good one writes none.
+pub(super) fn invalid(at: impl Display, what: &str) -> GatewayError {
+    GatewayError::field(at.to_string(), format!("`{at}` must be {what}"))
+}
 
 /// Fields of a body, in the client's order.
 pub(super) type JsonObject = Map<String, Value>;

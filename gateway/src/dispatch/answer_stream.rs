@@ -17,14 +17,14 @@ use crate::zones::Cleared;
 /// What a request waits for whose deadline passes.
 const UNFINISHED: &str = "the provider has not sent all of its answer";
 
-/// Where the events of an answer come from.
+/// Where the events of an answer come from. In boxes: it is moved often on its way to the client.
 pub(super) enum AnswerStream {
     /// An engine of this cluster.
-    Engine(EngineStream),
+    Engine(Box<EngineStream>),
     /// A provider outside of it.
-    Provider(ProviderAnswer),
+    Provider(Box<ProviderAnswer>),
     /// A run that has ended, whose last event this is.
-    Pipeline(GenerationEvent),
+    Pipeline(Box<GenerationEvent>),
 }
 
 impl AnswerStream {
@@ -33,7 +33,7 @@ impl AnswerStream {
         match self {
             Self::Engine(stream) => stream.output().await,
             Self::Provider(answer) => answer.output().await,
-            Self::Pipeline(last) => Ok(last.clone()),
+            Self::Pipeline(last) => Ok((**last).clone()),
         }
     }
 

@@ -62,7 +62,7 @@ pub(super) type OpenedStream = (GenerationEvent, AnswerStream);
 /// What an engine answered with.
 enum Opened {
     /// The first event of generated text.
-    Stream(Box<OpenedStream>),
+    Stream(OpenedStream),
     /// Vectors or scores, all of them.
     Pooled(PoolingReply),
     /// The number of tokens of the prompt.
@@ -79,7 +79,7 @@ impl Dispatcher {
         tracker: &mut RequestTracker,
     ) -> Result<OpenedStream, GatewayError> {
         match AttemptLoop::new(self, request, tracker).run().await? {
-            Opened::Stream(opened) => Ok(*opened),
+            Opened::Stream(opened) => Ok(opened),
             Opened::Pooled(_) | Opened::Counted(_) | Opened::Loaded => Err(other_answer()),
         }
     }
@@ -136,11 +136,11 @@ impl Dispatcher {
     pub(super) async fn resume(
         &self,
         request: &mut PendingRequest,
-        stream: EngineStream,
+        stream: Box<EngineStream>,
         message: String,
         tracker: &mut RequestTracker,
     ) -> Result<OpenedStream, GatewayError> {
-        let EngineStream { endpoint, emitted, .. } = stream;
+        let EngineStream { endpoint, emitted, .. } = *stream;
         request.request.emitted.extend(emitted);
         request.record_emitted(0);
         request.recorder.lost(&message);
@@ -202,7 +202,7 @@ struct AttemptLoop<'a> {
     /// The priority that the request came with; its rule may lower it.
     asked_priority: i32,
     /// What the request waits for, for the error at its deadline: set by `hold`.
-    waiting_for: String,
+    waiting_for: Option<String>,
     /// Models of providers that did not answer it, and why: set by `try_provider`.
     refusals: HashMap<(String, String), Closed>,
     /// The replica that gets the request too if the chosen one says nothing in time: set by `run`, taken by `open_stream`.
@@ -229,7 +229,7 @@ impl<'a> AttemptLoop<'a> {
             scores: Vec::new(),
             decided: request.model.clone(),
             asked_priority: request.request.priority,
-            waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
+            waiting_for: None,
             refusals: HashMap::new(),
             hedge: None,
             engine_error: None,
@@ -325,7 +325,13 @@ impl<'a> AttemptLoop<'a> {
     fn set_remaining_time(&mut self) -> Result<(), GatewayError> {
         if let Some(deadline) = self.request.deadline {
             let left = deadline.remaining_milliseconds();
-            let left = left.ok_or_else(|| deadline.exceeded(&self.waiting_for))?;
+            let left = left.ok_or_else(|| match &self.waiting_for {
+                Some(held) => deadline.exceeded(held),
+                None => {
+                    let model = &self.request.model;
+                    deadline.exceeded(&format!("no engine of model `{model}` has sent a token yet"))
+                }
+            })?;
             self.request.request.deadline_milliseconds = Some(left);
         }
         Ok(())
@@ -521,7 +527,7 @@ impl<'a> AttemptLoop<'a> {
         let opened = match kind {
             RequestKind::Text => {
                 let opened = self.open_stream(deployment, (endpoint, adapter), isolation, meter).await?;
-                return Ok(Opened::Stream(Box::new(opened)));
+                return Ok(Opened::Stream(opened));
             }
             RequestKind::Load => return Ok(Opened::Loaded),
             RequestKind::Pooled(pooling) => {
@@ -623,7 +629,7 @@ impl<'a> AttemptLoop<'a> {
             resume_point: resume_point.as_ref(),
         };
         let notes = ProgressNotes {
-            prompt_state,
+            prompt_state: prompt_state.as_ref(),
             recorder,
             reservation: reservation.as_mut(),
             tracker: self.tracker,
@@ -664,7 +670,7 @@ impl<'a> AttemptLoop<'a> {
             self.held = Some(self.dispatcher.demand.hold(deployment, bytes)?);
             self.was_held = true;
         }
-        self.waiting_for = format!("model `{}`: {reason}", self.request.model);
+        self.waiting_for = Some(format!("model `{}`: {reason}", self.request.model));
         Ok(())
     }
 
@@ -681,7 +687,7 @@ impl<'a> AttemptLoop<'a> {
 
 /// Takes down how far an engine is with a request.
 struct ProgressNotes<'a> {
-    prompt_state: &'a watch::Sender<PromptState>,
+    prompt_state: Option<&'a watch::Sender<PromptState>>,
     recorder: &'a Recorder,
     reservation: Option<&'a mut Reservation>,
     tracker: &'a mut RequestTracker,

@@ -26,6 +26,10 @@ use crate::demand::ActiveRequest;
 use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::routes::{Endpoint, RoutingTable};
 
+/// How often the routing table and a shutdown are watched while an engine's word is awaited: most words come sooner, and who
+/// watches waits in a list of all requests, behind one lock.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The tokens of a prompt that an engine tells in pieces, until it says something else.
 #[derive(Debug, Default)]
 struct PromptGathering {
@@ -116,6 +120,8 @@ pub(super) struct EngineStream {
     events: Streaming<GenerateEvent>,
     /// Since when its next event is awaited; none while it has come already.
     awaiting_since: Option<Instant>,
+    /// When it was last looked whether the engine was replaced or the gateway ends.
+    watched_at: Instant,
     event_timeout: Duration,
     deadline: Option<Deadline>,
     table: watch::Receiver<Arc<RoutingTable>>,
@@ -137,13 +143,13 @@ impl EngineStream {
         deadline: Option<Deadline>,
         unread_tokens: u64,
         active: Option<ActiveRequest>,
-    ) -> Result<Self, AttemptError> {
+    ) -> Result<Box<Self>, AttemptError> {
         let (mut client, mut in_flight) = acquire(dispatcher, endpoint)?;
         in_flight.reading(unread_tokens);
         let call = client.generate(GenerateRequest::from(request.clone()));
         // The response begins once the prompt is prepared. What `answer` gets of the call is a pointer: it would have a copy.
         let events = answer(dispatcher, endpoint, deadline, std::pin::pin!(call)).await?;
-        Ok(Self {
+        Ok(Box::new(Self {
             endpoint: endpoint.clone(),
             prompt_field,
             emitted: Vec::new(),
@@ -151,6 +157,7 @@ impl EngineStream {
             prompt: PromptGathering::of(request),
             events,
             awaiting_since: None,
+            watched_at: Instant::now(),
             event_timeout: dispatcher.limits.engine_timeout,
             deadline,
             table: dispatcher.table.clone(),
@@ -158,20 +165,22 @@ impl EngineStream {
             active,
             in_flight,
             meter: None,
-        })
+        }))
     }
 
     /// The same, with what reads how long it computes for the request.
-    pub(super) fn metered(self, meter: EngineMeter) -> Self {
-        Self { meter: Some(Box::new(meter)), ..self }
+    pub(super) fn metered(mut self: Box<Self>, meter: EngineMeter) -> Box<Self> {
+        self.meter = Some(Box::new(meter));
+        self
     }
 
     /// The same, as what answers the request that runs so.
-    pub(super) fn answering(self, active: ActiveRequest) -> Self {
+    pub(super) fn answering(mut self: Box<Self>, active: ActiveRequest) -> Box<Self> {
         if !self.emitted.is_empty() {
             active.first_token();
         }
-        Self { active: Some(active), ..self }
+        self.active = Some(active);
+        self
     }
 
     /// The next `Started`, `Prompt`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
@@ -200,15 +209,23 @@ impl EngineStream {
             None => {
                 let since = *self.awaiting_since.get_or_insert_with(Instant::now);
                 let until = event_deadline(since, self.event_timeout, self.deadline);
-                tokio::select! {
-                    biased;
-                    event = timeout_at(until, self.events.message()) => event,
-                    () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-                    () = superseded(&mut self.table, &self.endpoint) => {
-                        let Endpoint { node, epoch, .. } = &self.endpoint;
-                        return Err(self.lost(format!(
-                            "the engine on node {node} sends no events, and its group was re-formed after epoch {epoch}"
-                        )));
+                let watch_at = self.watched_at + WATCH_INTERVAL;
+                match timeout_at(until.min(watch_at), self.events.message()).await {
+                    Ok(event) => Ok(event),
+                    Err(_) => {
+                        // An engine that speaks all the time is watched as well.
+                        self.watched_at = Instant::now();
+                        tokio::select! {
+                        biased;
+                        event = timeout_at(until, self.events.message()) => event,
+                        () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+                        () = superseded(&mut self.table, &self.endpoint) => {
+                            let Endpoint { node, epoch, .. } = &self.endpoint;
+                            return Err(self.lost(format!(
+                                "the engine on node {node} sends no events, and its group was re-formed after epoch {epoch}"
+                            )));
+                        }
+                        }
                     }
                 }
             }
@@ -282,7 +299,7 @@ impl EngineStream {
     }
 
     /// Closes the stream after the last event of the response, with which the trailers mostly come.
-    pub(super) fn finish(mut self) {
+    pub(super) fn finish(mut self: Box<Self>) {
         if !matches!(self.events.message().now_or_never(), Some(Ok(None) | Err(_))) {
             tokio::spawn(drain(self.events));
         }
@@ -318,21 +335,27 @@ pub(super) async fn answer<T>(
     dispatcher: &Dispatcher,
     endpoint: &Endpoint,
     deadline: Option<Deadline>,
-    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    mut call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>> + Unpin,
 ) -> Result<T, AttemptError> {
     let (began, patience) = (Instant::now(), dispatcher.limits.engine_timeout);
-    let mut changes = dispatcher.table.clone();
-    let answered = tokio::select! {
-        answered = timeout_at(event_deadline(began, patience, deadline), call) => answered,
-        // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by now.
-        () = endpoint_removed(&mut changes, endpoint) => {
-            let Endpoint { address, node, .. } = endpoint;
-            let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
-            let connected = began.elapsed() > CONNECT_TIMEOUT;
-            let work = if connected { LostWork::Prompt } else { LostWork::None };
-            return Err(AttemptError::Lost { work, message });
+    let until = event_deadline(began, patience, deadline);
+    let answered = match timeout_at(until.min(began + WATCH_INTERVAL), &mut call).await {
+        Ok(answered) => Ok(answered),
+        Err(_) => {
+            let mut changes = dispatcher.table.clone();
+            tokio::select! {
+                answered = timeout_at(until, call) => answered,
+                // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by now.
+                () = endpoint_removed(&mut changes, endpoint) => {
+                    let Endpoint { address, node, .. } = endpoint;
+                    let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
+                    let connected = began.elapsed() > CONNECT_TIMEOUT;
+                    let work = if connected { LostWork::Prompt } else { LostWork::None };
+                    return Err(AttemptError::Lost { work, message });
+                }
+                () = dispatcher.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+            }
         }
-        () = dispatcher.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
     };
     match answered {
         Ok(Ok(response)) => Ok(response.into_inner()),

@@ -54,7 +54,8 @@ pub(crate) struct PendingRequest {
     pub(super) keep_alive_request: Option<KeepAliveRequest>,
     /// The client's field that has the prompt.
     pub(super) prompt_field: &'static str,
-    pub(super) prompt_state: watch::Sender<PromptState>,
+    /// Where somebody waits for what becomes of its prompt.
+    pub(super) prompt_state: Option<watch::Sender<PromptState>>,
     /// What it reserved of Budgets.
     pub(super) reservation: Option<Reservation>,
     pub(super) recorder: Recorder,
@@ -71,12 +72,14 @@ pub(crate) struct PromptState {
 
 impl PromptState {
     /// Changes what is known of a prompt, and wakes those who wait for that only where it is new.
-    pub(super) fn change(state: &watch::Sender<Self>, change: impl FnOnce(&mut Self)) {
-        state.send_if_modified(|state| {
-            let before = *state;
-            change(state);
-            *state != before
-        });
+    pub(super) fn change(state: Option<&watch::Sender<Self>>, change: impl FnOnce(&mut Self)) {
+        if let Some(state) = state {
+            state.send_if_modified(|state| {
+                let before = *state;
+                change(state);
+                *state != before
+            });
+        }
     }
 }
 
@@ -124,7 +127,7 @@ impl PendingRequest {
             keep_alive: None,
             keep_alive_request: None,
             prompt_field: "messages",
-            prompt_state: watch::Sender::new(PromptState { preparing: true, tokens: None }),
+            prompt_state: None,
             reservation: None,
             recorder: Recorder::default(),
         }
@@ -201,9 +204,10 @@ impl PendingRequest {
         }
     }
 
-    /// What becomes of its prompt.
-    pub(crate) fn prompt(&self) -> watch::Receiver<PromptState> {
-        self.prompt_state.subscribe()
+    /// What becomes of its prompt, from before it is sent to an engine.
+    pub(crate) fn prompt(&mut self) -> watch::Receiver<PromptState> {
+        let unsent = PromptState { preparing: true, tokens: None };
+        self.prompt_state.get_or_insert_with(|| watch::Sender::new(unsent)).subscribe()
     }
 
     /// The model name as the client sent it.
@@ -228,7 +232,7 @@ impl PendingRequest {
 
     /// Its prompt is not prepared now: whoever waits for that need not.
     pub(super) fn is_not_prepared(&self) {
-        PromptState::change(&self.prompt_state, |state| state.preparing = false);
+        PromptState::change(self.prompt_state.as_ref(), |state| state.preparing = false);
     }
 
     /// What rules know of it.

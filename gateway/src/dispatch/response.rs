@@ -49,9 +49,9 @@ impl ResponseStream {
     }
 
     /// The same response, which is recorded.
-    pub(super) fn recorded(self, recording: Option<ResponseRecording>) -> Self {
+    pub(super) fn recorded(self, recording: Option<Box<ResponseRecording>>) -> Self {
         let Some(recording) = recording else { return self };
-        let mut recording = Some(recording);
+        let mut recording = Some(*recording);
         let Self(stream) = self;
         Self(Box::pin(stream.inspect(move |event| {
             recording = match (recording.take(), event) {
@@ -64,7 +64,7 @@ impl ResponseStream {
     /// The response to the request, from the first event of an engine on.
     pub(super) fn new(
         dispatcher: Arc<Dispatcher>,
-        mut request: PendingRequest,
+        mut request: Box<PendingRequest>,
         (first, mut stream): OpenedStream,
         mut tracker: RequestTracker,
     ) -> Self {

@@ -39,7 +39,7 @@ impl PromptDigest {
         texts: impl Iterator<Item = Cow<'a, str>>,
     ) -> Self {
         let mut hash = Sha256::new();
-        let caller = caller.key_name().unwrap_or_default();
+        let caller = caller.key_name().unwrap_or_default().to_owned();
         // The length before each text keeps two texts from being read as one.
         for text in [Cow::from(caller), model.into()].into_iter().chain(texts) {
             hash.update((text.len() as u64).to_le_bytes());
@@ -56,7 +56,7 @@ impl PromptDigest {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         };
-        add(&caller.key_name().unwrap_or_default());
+        add(caller.key_name().unwrap_or_default());
         add(model);
         // The number of texts keeps one message from being read as two.
         for message in &request.messages {

@@ -196,11 +196,11 @@ impl InboxRun {
             // Its response has the id that its client knows.
             Some(unique) => {
                 extensions.insert(ReplayedResponse { created: row.created });
-                unique.to_owned()
+                unique.into()
             }
             None => RequestId::new(&HeaderMap::new()).unique,
         };
-        let id = RequestId { unique, shown: row.request_id.clone() };
+        let id = RequestId { unique, shown: row.request_id.as_str().into() };
         extensions.insert(InboxRequest);
         extensions.insert(outcome);
         let (owner, path) = (&row.owner, &row.path);
@@ -262,7 +262,7 @@ impl InboxRun {
     /// An error in the words of its dialect.
     fn error_response(&self, error: &GatewayError) -> Response {
         let row = &self.entry.row;
-        let id = RequestId { unique: String::new(), shown: row.request_id.clone() };
+        let id = RequestId { unique: "".into(), shown: row.request_id.as_str().into() };
         ((self.context.dialect_of)(&row.path).error_response)(error, &id)
     }
 

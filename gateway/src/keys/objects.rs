@@ -36,7 +36,7 @@ impl Keyring {
                 (Some(_), owner, _) if owner != object.metadata.namespace.as_ref() => {
                     Some(SecretRejection::Foreign(owner.cloned()))
                 }
-                (_, _, first) => first.map(|key| SecretRejection::Duplicate(key.full_name())),
+                (_, _, first) => first.map(|key| SecretRejection::Duplicate(key.full_name().to_owned())),
             };
             let is_owner = rejection.is_none();
             let key = Arc::new(ApiKey { rejection, ..read_key(object, usage) });
@@ -94,8 +94,10 @@ fn is_foreign(object: &AccessKey) -> bool {
 fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
     let namespace = object.namespace().unwrap_or_default();
     let spec = &object.spec;
+    let name = object.name_any();
     ApiKey {
-        name: object.name_any(),
+        full_name: format!("{namespace}/{name}").into(),
+        name,
         generation: object.metadata.generation,
         status: object.status.clone().unwrap_or_default(),
         owner: spec.owner.clone(),
@@ -211,7 +213,7 @@ pub(super) mod tests {
 
     fn opened(keyring: &Keyring) -> Option<String> {
         match caller(keyring, "s")? {
-            Caller::Key(key) => Some(key.full_name()),
+            Caller::Key(key) => Some(key.full_name().to_owned()),
             Caller::Anonymous => None,
         }
     }

@@ -87,7 +87,7 @@ impl InboxRow {
             owner: owner.to_owned(),
             key: None,
             fingerprint: Vec::new(),
-            request_id: id.shown.clone(),
+            request_id: id.shown.to_string(),
             path: path.to_owned(),
             created: now,
             expires: now + WINDOW_SECONDS,

@@ -355,7 +355,7 @@ fn what_an_upload_left_unfinished_is_gone_at_the_next_start() {
 }
 
 fn request(number: usize, bytes: usize) -> (InboxRow, InboxBody) {
-    let id = RequestId { unique: format!("{number:024x}"), shown: "r".into() };
+    let id = RequestId { unique: format!("{number:024x}").into(), shown: "r".into() };
     let row = InboxRow { key: Some(format!("k{number}")), ..InboxRow::new("o", &id, "/v1/x", CREATED) };
     (row, InboxBody::new(&HeaderMap::new(), vec![b'x'; bytes].into()))
 }

@@ -1,18 +1,18 @@
 //! What a client says of the session that a request belongs to. Requests of one session go to one replica where all are
 //! equally quick, through whichever gateway they come. A hint: it changes no answer.
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName};
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
 /// Headers of Claude Code, Codex, and others.
-const HEADERS: &[&str] = &[
-    "x-claude-code-session-id",
-    "session_id",
-    "session-id",
-    "x-session-id",
-    "conversation_id",
-    "x-session-affinity",
+static HEADERS: [HeaderName; 6] = [
+    HeaderName::from_static("x-claude-code-session-id"),
+    HeaderName::from_static("session_id"),
+    HeaderName::from_static("session-id"),
+    HeaderName::from_static("x-session-id"),
+    HeaderName::from_static("conversation_id"),
+    HeaderName::from_static("x-session-affinity"),
 ];
 /// Paths of fields: of OpenAI, Anthropic and Open WebUI, the narrower first.
 const FIELDS: &[&[&str]] = &[
@@ -35,17 +35,20 @@ impl Session {
 
     /// The session that the headers of a request name.
     pub(crate) fn of_headers(headers: &HeaderMap) -> Option<Self> {
-        HEADERS.iter().find_map(|name| Self::new(headers.get(*name)?.to_str().ok()?))
+        HEADERS.iter().find_map(|name| Self::new(headers.get(name)?.to_str().ok()?))
     }
 
     /// Whether a header of this name names a session.
     pub(crate) fn is_named_by(header: &str) -> bool {
-        HEADERS.contains(&header)
+        HEADERS.iter().any(|name| name == header)
     }
 
     /// The session that the body of a request names.
     pub(crate) fn of_body(body: &Value) -> Option<Self> {
-        FIELDS.iter().find_map(|path| {
+        let fields = body.as_object()?;
+        // Most bodies have few fields, and none of these.
+        let named = FIELDS.iter().filter(|path| fields.keys().any(|name| *name == path[0]));
+        named.into_iter().find_map(|path| {
             let field = path.iter().try_fold(body, |value, name| value.get(name))?;
             Self::new(field.as_str()?)
         })

@@ -170,8 +170,7 @@ impl ApiState {
     pub(super) fn take_quota(&self, caller: &Caller) -> Option<Quota> {
         let quota = caller.take_quota(self.started.elapsed());
         if let Caller::Key(key) = caller {
-            self.metrics
-                .key_request(&key.full_name(), quota.is_some_and(|quota| quota.retry_after.is_some()));
+            self.metrics.key_request(key.full_name(), quota.is_some_and(|quota| quota.retry_after.is_some()));
         }
         quota
     }

@@ -31,10 +31,10 @@ impl Choices {
         requests: Vec<PendingRequest>,
     ) -> Result<Self, GatewayError> {
         let requests = match <[PendingRequest; 1]>::try_from(requests) {
-            Ok([request]) => return Ok(Self::One(Box::pin(dispatcher.respond(request)).await?)),
+            Ok([request]) => return Ok(Self::One(Box::pin(dispatcher.respond(Box::new(request))).await?)),
             Err(requests) => requests,
         };
-        let opened = try_join_all(requests.into_iter().map(|request| dispatcher.respond(request)));
+        let opened = try_join_all(requests.into_iter().map(|request| dispatcher.respond(Box::new(request))));
         let streams = Box::pin(opened).await?.into_iter().enumerate().map(|(choice, response)| {
             Box::pin(response.map(move |event| (choice, event))) as Pin<Box<dyn Stream<Item = _> + Send>>
         });

@@ -241,15 +241,23 @@ impl OwnInbox {
         api: &ApiState,
         dialect: &'static Dialect,
         id: &RequestId,
-        entry: Arc<InboxEntry>,
-        follower: Follower,
+        mut entry: Arc<InboxEntry>,
+        mut follower: Follower,
     ) -> Result<Response, GatewayError> {
-        let streamed = entry.head().await.filter(|head| !head.is_whole());
-        let Some(head) = streamed else {
+        let head = loop {
+            if let Some(head) = entry.head().await.filter(|head| !head.is_whole()) {
+                break head;
+            }
             // One in a piece is given away once it is durable.
             entry.gone().await;
-            let row = self.row(entry.id()).await?;
-            return if row.state.has_ended() { self.stored(api, &row, false) } else { Err(interrupted()) };
+            let row = self.kept_row(entry.id()).await?;
+            if row.state.has_ended() {
+                return self.stored(api, &row, false);
+            }
+            // It failed, and another retry has begun it again.
+            let other = self.entry(entry.id()).filter(|other| !Arc::ptr_eq(other, &entry));
+            entry = other.ok_or_else(interrupted)?;
+            follower = Follower::of(&entry);
         };
         if let Err(error) = self.kept.inbox.deliver(&entry).await {
             // A retry of its client gets an answer in one piece, at the price of a second run.
@@ -285,9 +293,14 @@ impl OwnInbox {
     /// A request as it is now.
     async fn row(&self, id: &str) -> Result<InboxRow, GatewayError> {
         // First what runs: what is kept of a request that has ended says so before it runs no more.
-        if let Some(entry) = self.entry(id) {
-            return Ok(entry.row());
+        match self.entry(id) {
+            Some(entry) => Ok(entry.row()),
+            None => self.kept_row(id).await,
         }
+    }
+
+    /// A request as the store has it.
+    async fn kept_row(&self, id: &str) -> Result<InboxRow, GatewayError> {
         let (owner, wanted) = (self.owner.clone(), id.to_owned());
         let read = self.kept.store.read(move |store| store.request(&owner, &wanted)).await;
         // Those of responses are seen as responses.

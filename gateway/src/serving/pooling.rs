@@ -57,12 +57,12 @@ async fn pool(
     };
     let (parsed, prompt, facts) = unread.read(read).await?;
     let ParsedPooling { model, request, keep_alive, mut ignored, respond } = parsed;
-    tracing::debug!(request_id = id.shown, engine_id = id.unique, dialect = dialect.name, model, "pool");
+    tracing::debug!(request_id = &*id.shown, engine_id = &*id.unique, dialect = dialect.name, model, "pool");
     recorder.parsed(&model, 1, false);
     let priority = if lowest_priority.is_some() { -MAX_PRIORITY } else { caller.limits().priority };
     recorder.limits(priority, None, deadline.map(|deadline| deadline.duration()));
     list_keep_alive(&api, &model, &caller, keep_alive, &mut ignored);
-    let generation = GenerationRequest { id: id.unique, ..GenerationRequest::default() };
+    let generation = GenerationRequest { id: id.unique.to_string(), ..GenerationRequest::default() };
     let pending =
         PendingRequest::new(model, generation, LeftOut::default(), prompt, deadline, permit, caller)
             .with_pooling(request)

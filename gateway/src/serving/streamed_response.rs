@@ -26,7 +26,7 @@ const LAST_WORD: Duration = Duration::from_millis(250);
 /// The streamed response to the request, or an error that is early enough to have its own HTTP status.
 pub(super) async fn respond<W: ResponseWriter>(
     dispatcher: Arc<Dispatcher>,
-    requests: Vec<PendingRequest>,
+    mut requests: Vec<PendingRequest>,
     total: TotalUsage,
     writer: W,
     timeouts: StreamTimeouts,
@@ -34,7 +34,7 @@ pub(super) async fn respond<W: ResponseWriter>(
 ) -> Result<Response, GatewayError> {
     let choices = requests.len();
     let begun = Instant::now();
-    let prompts: Vec<_> = requests.iter().map(PendingRequest::prompt).collect();
+    let prompts: Vec<_> = requests.iter_mut().map(PendingRequest::prompt).collect();
     let mut opening = Box::pin(Choices::open(dispatcher, requests));
     let mut opened = timeout(timeouts.headers, &mut opening).await.ok();
     if opened.is_none() {

@@ -40,7 +40,7 @@ async fn count<W: Send + 'static>(
     });
     let (ParsedRequest { model, prompt_field, left_out, ignored, .. }, request, prompt, facts) =
         parsed.await?;
-    tracing::debug!(request_id = id.shown, engine_id = id.unique, model, "count tokens");
+    tracing::debug!(request_id = &*id.shown, engine_id = &*id.unique, model, "count tokens");
     recorder.parsed(&model, 1, false);
     recorder.limits(request.priority, None, deadline.map(|deadline| deadline.duration()));
     let pending = PendingRequest::new(model, request, left_out, prompt, deadline, permit, caller);

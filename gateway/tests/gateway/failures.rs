@@ -332,13 +332,21 @@ async fn shutdown_drains_answers_and_ends_the_rest_with_an_error() {
         move |_| vec![started(), token("x"), ScriptStep::Until(go.clone()), finished(FinishReason::Stop)]
     });
     let stuck = lab.engine("b", |_| vec![started(), token("x"), ScriptStep::Hang]);
-    lab.publish(&[("m", DeploymentState::Ready, &[&quick]), ("s", DeploymentState::Ready, &[&stuck])]);
+    let endless = lab.engine("c", |_| vec![started(), ScriptStep::Babble]);
+    lab.publish(&[
+        ("m", DeploymentState::Ready, &[&quick]),
+        ("s", DeploymentState::Ready, &[&stuck]),
+        ("e", DeploymentState::Ready, &[&endless]),
+    ]);
     let first = lab.chat(json!({"stream": true})).send().await.unwrap();
     let second = lab.chat(json!({"stream": true, "model": "s"})).send().await.unwrap();
+    let third = lab.chat(json!({"stream": true, "model": "e"})).send().await.unwrap();
     lab.stop.cancel();
     go.cancel();
     assert_eq!(remaining_events(first).await.last().unwrap(), &json!("[DONE]"));
-    assert_eq!(remaining_events(second).await.last().unwrap()["error"]["code"], "shutting_down");
+    for unfinished in [second, third] {
+        assert_eq!(remaining_events(unfinished).await.last().unwrap()["error"]["code"], "shutting_down");
+    }
     let served = tokio::time::timeout(TEST_TIMEOUT, lab.served.take().unwrap()).await.unwrap();
     assert!(served.unwrap().is_ok());
     assert!(lab.client.get(lab.url("/healthz")).send().await.is_err());

@@ -58,6 +58,8 @@ pub enum ScriptStep {
     Hang,
     /// Sends nothing until the token is cancelled.
     Until(CancellationToken),
+    /// Says a word every 10 ms until the request is cancelled.
+    Babble,
     /// Ends the stream with this status.
     Break(tonic::Code, &'static str),
 }
@@ -274,7 +276,7 @@ impl ScriptedService {
                 ScriptStep::Say(_) => {}
                 ScriptStep::Compute(until) => computed = compute(computed, until).await,
                 ScriptStep::Claim(microseconds) => computed = Some(microseconds),
-                ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
+                ScriptStep::Prepare | ScriptStep::Hang | ScriptStep::Babble => std::future::pending().await,
                 ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                 ScriptStep::Break(code, message) => return Err(Status::new(code, message)),
             }
@@ -402,6 +404,11 @@ impl Service for ScriptedService {
                     }
                     ScriptStep::Claim(microseconds) => engine_microseconds = Some(microseconds),
                     ScriptStep::Prepare | ScriptStep::Hang => std::future::pending().await,
+                    ScriptStep::Babble => loop {
+                        let event = GenerationEvent::Token { id: 1, delta: Delta::text("x") };
+                        yield Ok(EngineEvent { event, engine_microseconds }.into());
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    },
                     ScriptStep::Until(token) | ScriptStep::PrepareUntil(token) => token.cancelled().await,
                     ScriptStep::Break(code, message) => {
                         yield Err(Status::new(code, message));

@@ -69,16 +69,23 @@ pub(super) fn numbers(path: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Removes the logs up to this one.
+/// Removes the logs up to this one, as many as can be.
 pub(super) fn remove_through(path: &Path, last: u64) -> io::Result<()> {
-    for number in numbers(path)?.into_iter().filter(|number| *number <= last) {
-        fs::remove_file(log_path(path, number))?;
+    let old = numbers(path)?.into_iter().filter(|number| *number <= last);
+    let removed: Vec<_> = old.map(|number| fs::remove_file(log_path(path, number))).collect();
+    removed.into_iter().collect()
+}
+
+/// Renames all logs, which belong to tables that are kept aside.
+pub(super) fn set_aside(path: &Path) -> io::Result<()> {
+    for number in numbers(path)? {
+        fs::rename(log_path(path, number), path.with_extension(format!("damaged-log{number}")))?;
     }
     Ok(())
 }
 
-/// Gives the entries of a log to `add`, write by write; none if it is another gateway's. An error of the kind `InvalidData` where
-/// a line in it is not one of a log.
+/// Gives the entries of a log to `add`, write by write; none if it is another gateway's. An error of the kind `InvalidData` or
+/// `UnexpectedEof` where a line in it is not one of a log.
 pub(super) fn read(
     path: &Path,
     number: u64,

@@ -1,5 +1,5 @@
-//! The tables of the journal, in SQLite: what was used in each window, and what requests that run may use. The logs before that
-//! of the number in `folded` are in them.
+//! The tables of the journal, in SQLite: what was used in each window, and what requests that run may use. Logs up to the
+//! number in `folded` are in them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -92,7 +92,10 @@ pub(super) fn recover(
     };
     for number in log::numbers(path)? {
         if number > last {
-            log::read(path, number, &gateway, |entries| backlog.add(entries))?;
+            log::read(path, number, &gateway, |entries| backlog.add(entries)).map_err(|error| {
+                let JournalError { message, is_damaged } = error.into();
+                JournalError { message: format!("its log {number}: {message}"), is_damaged }
+            })?;
             last = number;
         }
     }

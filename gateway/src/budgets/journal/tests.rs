@@ -85,12 +85,13 @@ fn a_journal_whose_process_is_killed_is_what_was_written() {
             .spawn()
             .unwrap();
         let limit = rand::random_range(1..3000);
-        let mut written = 0;
+        let (mut written, mut is_killed) = (0, false);
         for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
             if let Some(number) = line.strip_prefix("written ") {
                 written = number.parse().unwrap();
-                if written == limit {
+                if written >= limit && !is_killed {
                     child.kill().unwrap();
+                    is_killed = true;
                 }
             }
         }
@@ -136,28 +137,108 @@ fn what_a_write_left_behind_that_failed_is_written_over() {
 }
 
 #[test]
-fn without_tables_the_log_grows_to_its_bound_and_no_more() {
+fn a_log_that_the_tables_do_not_take_has_a_bound() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("budgets.db");
-    let (journal, _) = Journal::open_with(&path, NOW, 1 << 11).unwrap();
-    // As it is while the tables are written, which take for ever here.
-    let next = journal.open.lock().next.take();
+    let log = |number| LogFile::create(&path, number, "gateway-a").unwrap();
+    let (entries, full) = (Vec::new(), Vec::new());
+    let open = OpenLog { log: log(1), entries, full, last_full: 0, next: None, has_ended: false };
+    let journal = Journal {
+        open: Arc::new(Mutex::new(open)),
+        folds: None,
+        thread: None,
+        max_log_bytes: 1 << 11,
+        is_failing: AtomicBool::new(false),
+    };
+    let reserved = || vec![entry(0)];
     let mut written = 0;
     let error = loop {
-        match journal.write(vec![entry(written)]) {
+        match journal.write(reserved()) {
             Ok(()) => written += 1,
             Err(error) => break error,
         }
     };
-    assert!(error.to_string().contains("its log has 65"), "{error}");
-    // They are there at last.
-    journal.open.lock().next = next;
-    journal.write(vec![entry(written)]).unwrap();
-    written += 1;
+    assert!(error.to_string().contains("its log has 32"), "{error}");
+    // What was used by requests that run is written, and all of it as soon as there is a next log.
+    journal.write(vec![entry(5)]).unwrap();
+    assert!(journal.write(reserved()).is_err());
+    journal.open.lock().next = Some(log(2));
+    journal.write(reserved()).unwrap();
+    let read = |number| {
+        let mut entries = 0;
+        log::read(&path, number, "gateway-a", |more| entries += more.len()).unwrap();
+        entries
+    };
+    assert_eq!((read(1), read(2)), (written + 1, 1));
+    // Without the thread another gateway may have the tables.
+    drop(EndGuard(journal.open.clone()));
+    let error = journal.write(vec![entry(5)]).unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+}
+
+#[tokio::test]
+async fn after_a_fold_the_tables_have_it_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.db");
+    let (journal, _) = Journal::open(&path, NOW).unwrap();
+    for number in 0..100 {
+        journal.write(vec![entry(number)]).unwrap();
+    }
+    journal.fold().await;
+    // As the release before this one reads it, which knows no logs.
+    let copy = folder.path().join("copy.db");
+    for suffix in ["", "-wal"] {
+        let name = |path: &Path| format!("{}{suffix}", path.display());
+        std::fs::copy(name(&path), name(&copy)).unwrap();
+    }
+    let (_, recovered) = Journal::open(&copy, NOW).unwrap();
+    let known: HashMap<_, _> =
+        recovered.used.iter().map(|(account, amount)| (account.clone(), amount.tokens)).collect();
+    assert_eq!(known, used_after(100));
+    // Nothing is there twice with what comes behind it.
+    journal.write(vec![entry(100)]).unwrap();
     drop(journal);
     let (_, recovered) = Journal::open(&path, NOW).unwrap();
-    let known: u64 = recovered.used.values().map(|amount| amount.tokens).sum();
-    assert_eq!(known, used_after(written).values().sum::<u64>());
+    let total: u64 = recovered.used.values().map(|amount| amount.tokens).sum();
+    assert_eq!(total, used_after(101).values().sum::<u64>());
+}
+
+#[test]
+fn a_damaged_log_is_kept_aside_with_its_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.db");
+    let (journal, first) = Journal::open(&path, NOW).unwrap();
+    for number in 0..9 {
+        journal.write(vec![entry(number)]).unwrap();
+    }
+    let log = folder.path().join("budgets.log1");
+    let whole = std::fs::read(&log).unwrap();
+    drop(journal);
+    // What no gateway has folded, from its first byte on.
+    let head = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    for place in (0..head).chain((head..whole.len()).step_by(7)).filter(|place| whole[*place] != b'\n') {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("budgets.db");
+        let tables = rusqlite::Connection::open(&path).unwrap();
+        tables.execute_batch("CREATE TABLE gateway (name TEXT NOT NULL, boot TEXT NOT NULL)").unwrap();
+        let named = "INSERT INTO gateway VALUES (?1, 'boot')";
+        tables.execute(named, [&first.gateway]).unwrap();
+        drop(tables);
+        let log = folder.path().join("budgets.log1");
+        let mut damaged = whole.clone();
+        damaged[place] = 0;
+        std::fs::write(&log, &damaged).unwrap();
+        let (journal, recovered) = Journal::open(&path, NOW).unwrap();
+        assert_ne!(recovered.gateway, first.gateway, "byte {place}");
+        assert_eq!(std::fs::read(folder.path().join("budgets.damaged-log1")).unwrap(), damaged);
+        assert!(folder.path().join("budgets.damaged").exists());
+        // It goes on, and the next start has what it wrote.
+        journal.write(vec![entry(0)]).unwrap();
+        drop(journal);
+        let (_, again) = Journal::open(&path, NOW).unwrap();
+        assert_eq!(again.gateway, recovered.gateway);
+        assert_eq!(again.used.values().map(|amount| amount.tokens).sum::<u64>(), 100);
+    }
 }
 
 #[test]

@@ -2,18 +2,22 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::keys::Quota;
 
+const LIMIT: HeaderName = HeaderName::from_static("anthropic-ratelimit-requests-limit");
+const REMAINING: HeaderName = HeaderName::from_static("anthropic-ratelimit-requests-remaining");
+const RESET: HeaderName = HeaderName::from_static("anthropic-ratelimit-requests-reset");
+
 /// Sets the headers.
 pub(super) fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
-    headers.insert("anthropic-ratelimit-requests-limit", HeaderValue::from(quota.limit));
-    headers.insert("anthropic-ratelimit-requests-remaining", HeaderValue::from(quota.remaining));
+    headers.insert(LIMIT, HeaderValue::from(quota.limit));
+    headers.insert(REMAINING, HeaderValue::from(quota.remaining));
     let reset = reset_time(Timestamp::now(), quota.reset);
     if let Some(reset) = reset.and_then(|reset| HeaderValue::from_str(&reset.to_string()).ok()) {
-        headers.insert("anthropic-ratelimit-requests-reset", reset);
+        headers.insert(RESET, reset);
     }
 }
 

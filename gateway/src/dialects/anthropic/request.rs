@@ -18,13 +18,12 @@ use serde_json::Value;
 use super::response::MessageWriter;
 use crate::dialects::field_table::{ignored, refuse_unsupported};
 use crate::dialects::stop_strings::stop_strings;
-use crate::dialects::values::{self, JsonObject, boolean, integer, number};
+use crate::dialects::values::{self, JsonObject, boolean, integer, invalid, number};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 use crate::request_defaults::LeftOut;
 use crate::request_limits::RequestLimits;
 use crate::serving::{ParsedRequest, RequestContext};
-use content::invalid;
 use thinking::ThinkingOptions;
 use tools::ToolSet;
 
@@ -96,7 +95,7 @@ fn request_for_prompt(
     // Taken, not copied: they are most of the body.
     let messages = messages::parse(fields.remove("system"), fields.remove("messages"), left_out)?;
     Ok(GenerationRequest {
-        id: context.id.unique.clone(),
+        id: context.id.unique.to_string(),
         continue_final_message: messages.last().is_some_and(is_begun),
         messages,
         tools,

@@ -111,7 +111,7 @@ impl MessageWriter {
         Self {
             id: format!("msg_{unique}"),
             model,
-            request_id: shown.clone(),
+            request_id: shown.to_string(),
             stop_sequences,
             index: 0,
             open: None,

@@ -89,7 +89,7 @@ fn request(
 ) -> PoolingRequest {
     let input = |text| pb::EmbedInput { input: Some(pb::embed_input::Input::Text(text)) };
     PoolingRequest::Embed(pb::EmbedRequest {
-        id: context.id.unique.clone(),
+        id: context.id.unique.to_string(),
         inputs: texts.into_iter().map(input).collect(),
         dimensions,
         truncate_prompt_tokens: truncate.then_some(MODEL_LIMIT),

@@ -131,7 +131,7 @@ impl<'a> RequestParts<'a> {
         let RequestContext { id, unix_seconds: _, limits, kept: _ } = context;
         let options = OllamaOptions::read(self.fields.remove("options"), &mut self.ignored)?;
         let request = GenerationRequest {
-            id: id.unique.clone(),
+            id: id.unique.to_string(),
             structured_output: format(self.fields.get("format"), &self.body)?,
             logprobs: sampling::logprobs(&self.fields)?,
             max_tokens: options.max_tokens(limits)?,

@@ -59,7 +59,7 @@ pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<
         }
     };
     let request = pb::EmbedRequest {
-        id: context.id.unique.clone(),
+        id: context.id.unique.to_string(),
         inputs,
         dimensions: integer(&fields, "dimensions", 1, i64::from(u32::MAX))?.map(|number| number as u32),
         truncate_prompt_tokens: integer(&fields, "truncate_prompt_tokens", -1, i64::from(i32::MAX))?

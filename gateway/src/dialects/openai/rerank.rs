@@ -48,7 +48,7 @@ pub(super) fn parse(body: JsonBody<'_>, context: &RequestContext<'_>) -> Result<
     // Jina and vLLM return them unless told otherwise.
     let shown = boolean(&fields, "return_documents")?.unwrap_or(true).then(|| documents.clone());
     let request = pb::RerankRequest {
-        id: context.id.unique.clone(),
+        id: context.id.unique.to_string(),
         query,
         documents,
         truncate_prompt_tokens: integer(&fields, "truncate_prompt_tokens", -1, i64::from(i32::MAX))?

@@ -49,7 +49,7 @@ pub(super) enum EngineProgress {
 /// The first event that the client sees, `Token` or `Finished`, and where it is from.
 pub(super) struct FirstText {
     pub(super) event: GenerationEvent,
-    pub(super) stream: EngineStream,
+    pub(super) stream: Box<EngineStream>,
     /// Tokens of the prompt.
     pub(super) prompt_tokens: u32,
 }

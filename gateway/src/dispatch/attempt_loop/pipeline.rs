@@ -99,7 +99,7 @@ impl AttemptLoop<'_> {
         self.request.recorder.first_token();
         let first = GenerationEvent::Token { id: 0, delta: Delta::text(text) };
         let rest = GenerationEvent::Finished { reason: FinishReason::Stop, usage };
-        Ok(Opened::Stream(Box::new((first, AnswerStream::Pipeline(rest)))))
+        Ok(Opened::Stream((first, AnswerStream::Pipeline(Box::new(rest)))))
     }
 
     fn rejected(&self, error: GatewayError) -> GatewayError {

@@ -97,7 +97,7 @@ impl AttemptLoop<'_> {
             request: self.request.request.clone(),
             sampling: sampling.clone(),
             left_out,
-            key: self.request.caller.key_name(),
+            key: self.request.caller.key_name().map(str::to_owned),
         };
         let cleared = limit.clear(wanted, provider.spec.zone, &provider.subject())?;
         let prompt = u64::from(self.prompt_estimate());
@@ -115,7 +115,7 @@ impl AttemptLoop<'_> {
                 self.tracker.dispatched();
                 self.tracker.token();
                 self.request.recorder.first_token();
-                Ok(Some(Opened::Stream(Box::new((first, AnswerStream::Provider(answer))))))
+                Ok(Some(Opened::Stream((first, AnswerStream::Provider(Box::new(answer))))))
             }
             Err(error) => self.refused(provider, model, error),
         }

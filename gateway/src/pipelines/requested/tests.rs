@@ -190,7 +190,7 @@ async fn a_request_that_has_its_run_makes_no_more_of_them() {
 #[tokio::test]
 async fn the_inbox_is_read_once_a_second_at_most() {
     let row = |unique: &str| {
-        let id = RequestId { unique: unique.to_owned(), shown: unique.to_owned() };
+        let id = RequestId { unique: unique.into(), shown: unique.into() };
         InboxRow::new("o", &id, "/v1/chat/completions", 100)
     };
     let [kept, gone] = ["7", "8"].map(|unique| requested_run(&repeated_name("brief", &row(unique).repeat())));

@@ -1,12 +1,13 @@
 //! The content of a message: a text, or blocks.
 
 use std::collections::BTreeSet;
+use std::fmt::Arguments;
 
 use russet_wire::conversation::ToolCall;
 use serde_json::Value;
 
 use crate::dialects::tool_calls::MAX_NAME_BYTES;
-use crate::dialects::values::{JsonObject, is_empty, shown};
+use crate::dialects::values::{JsonObject, invalid, is_empty, shown};
 use crate::error::GatewayError;
 
 /// One block.
@@ -31,14 +32,9 @@ pub(super) struct ToolResult {
     pub(super) text: String,
 }
 
-/// The error for a value that is not what its field takes.
-pub(super) fn invalid(field: &str, what: &str) -> GatewayError {
-    GatewayError::field(field, format!("`{field}` must be {what}"))
-}
-
 /// The blocks of a content, of which a text is one; adds the names of fields that are left out to `ignored`.
 pub(super) fn blocks(
-    at: &str,
+    at: Arguments<'_>,
     content: Option<Value>,
     ignored: &mut BTreeSet<String>,
 ) -> Result<Vec<ContentBlock>, GatewayError> {
@@ -46,7 +42,7 @@ pub(super) fn blocks(
         Some(Value::String(text)) => Ok(vec![ContentBlock::Text(text)]),
         Some(Value::Array(blocks)) => {
             let blocks = blocks.into_iter().enumerate();
-            blocks.map(|(index, value)| block(&format!("{at}[{index}]"), value, ignored)).collect()
+            blocks.map(|(index, value)| block(format_args!("{at}[{index}]"), value, ignored)).collect()
         }
         _ => Err(invalid(at, "a string or a list of content blocks")),
     }
@@ -54,14 +50,14 @@ pub(super) fn blocks(
 
 /// The texts of a content of texts alone, which are paragraphs.
 pub(super) fn texts(
-    at: &str,
+    at: Arguments<'_>,
     content: Option<Value>,
     ignored: &mut BTreeSet<String>,
 ) -> Result<Vec<String>, GatewayError> {
     let blocks = blocks(at, content, ignored)?.into_iter().enumerate();
     let text = |(index, block)| match block {
         ContentBlock::Text(text) => Ok(text),
-        _ => Err(invalid(&format!("{at}[{index}].type"), "\"text\"")),
+        _ => Err(invalid(format_args!("{at}[{index}].type"), "\"text\"")),
     };
     blocks.map(text).collect()
 }
@@ -80,7 +76,11 @@ fn paragraphs(texts: &[String]) -> String {
     all
 }
 
-fn block(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<ContentBlock, GatewayError> {
+fn block(
+    at: Arguments<'_>,
+    value: Value,
+    ignored: &mut BTreeSet<String>,
+) -> Result<ContentBlock, GatewayError> {
     let Value::Object(mut fields) = value else { return Err(invalid(at, "a content block with a type")) };
     fields.retain(|_, value| !value.is_null());
     let kind = fields.remove("type");
@@ -105,7 +105,9 @@ fn block(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Conte
             );
             return Err(GatewayError::field(field, message));
         }
-        None => return Err(invalid(&format!("{at}.type"), "the type of a content block, such as \"text\"")),
+        None => {
+            return Err(invalid(format_args!("{at}.type"), "the type of a content block, such as \"text\""));
+        }
     };
     // Prefixes are cached without it.
     let left_out = fields.iter().filter(|(name, value)| *name != "cache_control" && !is_empty(value));
@@ -113,30 +115,30 @@ fn block(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Conte
     Ok(block)
 }
 
-fn text_field(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
+fn text_field(at: Arguments<'_>, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
     match fields.remove(name) {
         Some(Value::String(text)) => Ok(text),
-        _ => Err(invalid(&format!("{at}.{name}"), "a string")),
+        _ => Err(invalid(format_args!("{at}.{name}"), "a string")),
     }
 }
 
-fn tool_use(at: &str, fields: &mut JsonObject) -> Result<ToolCall, GatewayError> {
+fn tool_use(at: Arguments<'_>, fields: &mut JsonObject) -> Result<ToolCall, GatewayError> {
     let id = text_field(at, fields, "id")?;
     let name = text_field(at, fields, "name")?;
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
-        return Err(invalid(&format!("{at}.name"), &format!("a name of at most {MAX_NAME_BYTES} bytes")));
+        return Err(invalid(format_args!("{at}.name"), &format!("a name of at most {MAX_NAME_BYTES} bytes")));
     }
     let arguments = match fields.remove("input") {
         // Its keys are in the client's order.
         Some(input @ Value::Object(_)) => input.to_string(),
         None => "{}".to_owned(),
-        Some(_) => return Err(invalid(&format!("{at}.input"), "an object")),
+        Some(_) => return Err(invalid(format_args!("{at}.input"), "an object")),
     };
     Ok(ToolCall { id, name, arguments })
 }
 
 fn tool_result(
-    at: &str,
+    at: Arguments<'_>,
     fields: &mut JsonObject,
     ignored: &mut BTreeSet<String>,
 ) -> Result<ToolResult, GatewayError> {
@@ -144,12 +146,12 @@ fn tool_result(
     let is_error = match fields.remove("is_error") {
         None => false,
         Some(Value::Bool(is_error)) => is_error,
-        Some(_) => return Err(invalid(&format!("{at}.is_error"), "true or false")),
+        Some(_) => return Err(invalid(format_args!("{at}.is_error"), "true or false")),
     };
     // Templates have no other place for it.
     let mut text = if is_error { "Error: ".to_owned() } else { String::new() };
     if let Some(content) = fields.remove("content") {
-        text.push_str(&paragraphs(&texts(&format!("{at}.content"), Some(content), ignored)?));
+        text.push_str(&paragraphs(&texts(format_args!("{at}.content"), Some(content), ignored)?));
     }
     Ok(ToolResult { tool_use_id, text })
 }
@@ -162,7 +164,7 @@ mod tests {
 
     fn check(content: Value) -> Result<(Vec<ContentBlock>, Vec<String>), GatewayError> {
         let mut ignored = BTreeSet::new();
-        let blocks = blocks("messages[0].content", Some(content), &mut ignored)?;
+        let blocks = blocks(format_args!("messages[0].content"), Some(content), &mut ignored)?;
         Ok((blocks, ignored.into_iter().collect()))
     }
 

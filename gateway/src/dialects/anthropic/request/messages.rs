@@ -2,12 +2,14 @@
 //! A user's results of tools become messages of their own; system prompts in the middle become a user's text.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Arguments;
 
 use russet_wire::conversation::Message;
 use serde_json::Value;
 
 use super::billing_header::without_billing_header;
-use super::content::{ContentBlock, ToolResult, add_paragraph, blocks, invalid, texts};
+use super::content::{ContentBlock, ToolResult, add_paragraph, blocks, texts};
+use crate::dialects::values::invalid;
 use crate::error::GatewayError;
 
 /// Parses `system` and `messages`; adds the names of fields that are left out to `ignored`.
@@ -23,10 +25,10 @@ pub(super) fn parse(
     };
     let mut conversation = Conversation::default();
     if system.is_some() {
-        conversation.system("system", system, ignored)?;
+        conversation.system(format_args!("system"), system, ignored)?;
     }
     for (index, item) in items.into_iter().enumerate() {
-        conversation.message(&format!("messages[{index}]"), item, ignored)?;
+        conversation.message(format_args!("messages[{index}]"), item, ignored)?;
     }
     Ok(conversation.messages)
 }
@@ -41,21 +43,21 @@ struct Conversation {
 impl Conversation {
     fn message(
         &mut self,
-        at: &str,
+        at: Arguments<'_>,
         value: Value,
         ignored: &mut BTreeSet<String>,
     ) -> Result<(), GatewayError> {
         let Value::Object(mut fields) = value else {
             return Err(invalid(at, "an object with a role and a content"));
         };
-        let content_at = format!("{at}.content");
+        let content_at = format_args!("{at}.content");
         let content = fields.remove("content");
         let role = fields.remove("role");
         match role.as_ref().and_then(Value::as_str) {
-            Some("user") => self.user(&content_at, content, ignored)?,
-            Some("assistant") => self.assistant(&content_at, content, ignored)?,
-            Some("system") => self.system(&content_at, content, ignored)?,
-            _ => return Err(invalid(&format!("{at}.role"), "user, assistant or system")),
+            Some("user") => self.user(content_at, content, ignored)?,
+            Some("assistant") => self.assistant(content_at, content, ignored)?,
+            Some("system") => self.system(content_at, content, ignored)?,
+            _ => return Err(invalid(format_args!("{at}.role"), "user, assistant or system")),
         }
         let left_out = fields.iter().filter(|(name, value)| *name != "cache_control" && !value.is_null());
         ignored.extend(left_out.map(|(name, _)| format!("messages.{name}")));
@@ -65,7 +67,7 @@ impl Conversation {
     /// A system prompt, at the beginning or, as Claude Code has it, later on.
     fn system(
         &mut self,
-        at: &str,
+        at: Arguments<'_>,
         content: Option<Value>,
         ignored: &mut BTreeSet<String>,
     ) -> Result<(), GatewayError> {
@@ -87,7 +89,7 @@ impl Conversation {
 
     fn user(
         &mut self,
-        at: &str,
+        at: Arguments<'_>,
         content: Option<Value>,
         ignored: &mut BTreeSet<String>,
     ) -> Result<(), GatewayError> {
@@ -108,7 +110,7 @@ impl Conversation {
                 }
                 ContentBlock::Thinking(_) | ContentBlock::ToolUse(_) => {
                     let what = "\"text\" or \"tool_result\": the message is a user's";
-                    return Err(invalid(&format!("{at}[{index}].type"), what));
+                    return Err(invalid(format_args!("{at}[{index}].type"), what));
                 }
             }
         }
@@ -120,7 +122,7 @@ impl Conversation {
 
     fn assistant(
         &mut self,
-        at: &str,
+        at: Arguments<'_>,
         content: Option<Value>,
         ignored: &mut BTreeSet<String>,
     ) -> Result<(), GatewayError> {
@@ -139,7 +141,7 @@ impl Conversation {
                 }
                 ContentBlock::ToolResult(_) => {
                     let what = "\"text\", \"thinking\" or \"tool_use\": the message is an assistant's";
-                    return Err(invalid(&format!("{at}[{index}].type"), what));
+                    return Err(invalid(format_args!("{at}[{index}].type"), what));
                 }
             }
         }

@@ -6,9 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::content::invalid;
 use crate::dialects::json_schema;
-use crate::dialects::values::JsonObject;
+use crate::dialects::values::{JsonObject, invalid};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 

@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::content::invalid;
 use crate::dialects::thinking::{effort, set_effort, set_thinking};
-use crate::dialects::values::{JsonObject, whole};
+use crate::dialects::values::{JsonObject, invalid, whole};
 use crate::error::GatewayError;
 
 /// What a request says of thinking. Where it says nothing, the deployment and the template decide.

@@ -1,15 +1,15 @@
 //! Tools of a request, and which of them the model may call. Schemas reach the model as the client wrote them.
 
 use std::collections::BTreeSet;
+use std::fmt::Arguments;
 
 use russet_wire::conversation::{Tool, ToolChoice};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::content::invalid;
 use crate::dialects::tools::signature;
-use crate::dialects::values::{JsonObject, is_empty, shown};
+use crate::dialects::values::{JsonObject, invalid, is_empty, shown};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -83,14 +83,14 @@ fn tools(
     let mut parsed = Vec::with_capacity(tools.len());
     for (index, tool) in tools.iter().enumerate() {
         let schema = raw.get(index).and_then(|raw| raw.input_schema);
-        parsed.extend(parse_tool(&format!("tools[{index}]"), tool, schema, ignored)?);
+        parsed.extend(parse_tool(format_args!("tools[{index}]"), tool, schema, ignored)?);
     }
     Ok(parsed)
 }
 
 /// `None` for a tool that is left out.
 fn parse_tool(
-    at: &str,
+    at: Arguments<'_>,
     tool: &Value,
     schema: Option<&RawValue>,
     ignored: &mut BTreeSet<String>,
@@ -116,7 +116,7 @@ fn parse_tool(
             );
             return Err(GatewayError::field(field, message));
         }
-        _ => return Err(invalid(&field("input_schema"), "a JSON Schema of an object")),
+        _ => return Err(invalid(field("input_schema"), "a JSON Schema of an object")),
     };
     let described = signature(at, tool)?;
     const KNOWN: [&str; 6] = ["type", "name", "description", "input_schema", "strict", "cache_control"];

@@ -2,6 +2,7 @@
 //! families write ids, so calls and results get them.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt::Arguments;
 
 use russet_wire::conversation::Message;
 use serde::Deserialize;
@@ -29,7 +30,7 @@ pub(super) fn parse(
         if has_calls { body.read().unwrap_or_default() } else { RawMessages::default() };
     let messages = items.into_iter().enumerate().map(|(index, item)| {
         let calls = raw.messages.get(index).and_then(|raw| raw.tool_calls.as_deref()).unwrap_or_default();
-        message(&format!("messages[{index}]"), item, calls, ignored)
+        message(format_args!("messages[{index}]"), item, calls, ignored)
     });
     let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
     pair_results(&mut messages);
@@ -37,13 +38,16 @@ pub(super) fn parse(
 }
 
 fn message(
-    at: &str,
+    at: Arguments<'_>,
     value: Value,
     calls: &[RawCall<'_>],
     ignored: &mut BTreeSet<String>,
 ) -> Result<Message, GatewayError> {
     let Value::Object(mut fields) = value else {
-        return Err(GatewayError::field(at, format!("`{at}` must be an object with a role and a content")));
+        return Err(GatewayError::field(
+            at.to_string(),
+            format!("`{at}` must be an object with a role and a content"),
+        ));
     };
     let role = match fields.remove("role") {
         Some(Value::String(role)) if ["system", "user", "assistant", "tool"].contains(&role.as_str()) => role,
@@ -64,7 +68,7 @@ fn message(
         "assistant" => {
             message.reasoning = text(at, &mut fields, "thinking")?;
             message.tool_calls =
-                tool_calls::parse(&format!("{at}.tool_calls"), fields.remove("tool_calls"), calls)?;
+                tool_calls::parse(format_args!("{at}.tool_calls"), fields.remove("tool_calls"), calls)?;
         }
         "tool" => {
             message.tool_call_id = text(at, &mut fields, "tool_call_id")?;
@@ -77,7 +81,7 @@ fn message(
 }
 
 /// A text that may be left out.
-fn text(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
+fn text(at: Arguments<'_>, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
     match fields.remove(name) {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),

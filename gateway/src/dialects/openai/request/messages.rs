@@ -2,6 +2,7 @@
 //! be empty, a refusal, or in the parts of OpenAI's other API, and it has what it thought and the tools that it called.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Arguments;
 
 use russet_wire::conversation::Message;
 use serde_json::Value;
@@ -20,7 +21,7 @@ pub(super) fn parse(
         Some(Value::Array(items)) if !items.is_empty() => {
             let messages = items.into_iter().enumerate();
             let messages =
-                messages.map(|(index, item)| message(&format!("messages[{index}]"), item, ignored));
+                messages.map(|(index, item)| message(format_args!("messages[{index}]"), item, ignored));
             let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
             name_results(&mut messages);
             Ok(messages)
@@ -31,11 +32,14 @@ pub(super) fn parse(
     }
 }
 
-fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Message, GatewayError> {
+/// `at` is its place, which only errors write.
+fn message(at: Arguments<'_>, value: Value, ignored: &mut BTreeSet<String>) -> Result<Message, GatewayError> {
     let Value::Object(mut fields) = value else {
-        return Err(GatewayError::field(at, format!("`{at}` must be an object with a role and a content")));
+        return Err(GatewayError::field(
+            at.to_string(),
+            format!("`{at}` must be an object with a role and a content"),
+        ));
     };
-    let role_at = format!("{at}.role");
     let role = match fields.get("role").and_then(Value::as_str) {
         // A newer name of the same role; chat templates know the older one.
         Some("developer") => "system",
@@ -44,10 +48,8 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
         Some("assistant") => "assistant",
         Some("tool") => "tool",
         _ => {
-            return Err(GatewayError::field(
-                &role_at,
-                format!("`{role_at}` must be system, developer, user, assistant or tool"),
-            ));
+            let message = format!("`{at}.role` must be system, developer, user, assistant or tool");
+            return Err(GatewayError::field(format!("{at}.role"), message));
         }
     };
     fields.retain(|_, value| !value.is_null() && !is_empty(value));
@@ -60,7 +62,7 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
     let is_assistant = role == "assistant";
     let refusal = if is_assistant { fields.remove("refusal") } else { None };
     let content = content(
-        &format!("{at}.content"),
+        format_args!("{at}.content"),
         fields.remove("content"),
         is_assistant,
         "messages.content",
@@ -83,7 +85,7 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
             }
         }
         message.tool_calls =
-            tool_calls::parse(&format!("{at}.tool_calls"), fields.remove("tool_calls"), &[])?;
+            tool_calls::parse(format_args!("{at}.tool_calls"), fields.remove("tool_calls"), &[])?;
     }
     if role == "tool" {
         message.tool_call_id = text_field(at, &mut fields, "tool_call_id")?;
@@ -94,7 +96,7 @@ fn message(at: &str, value: Value, ignored: &mut BTreeSet<String>) -> Result<Mes
 }
 
 /// A text that may be left out.
-fn text_field(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
+fn text_field(at: Arguments<'_>, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
     match fields.remove(name) {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
@@ -122,7 +124,7 @@ pub(in crate::dialects::openai) fn name_results(messages: &mut [Message]) {
 /// The text of a content; `None` where an assistant has none. Fields of its parts that are left out are added to `ignored`
 /// under this name.
 pub(in crate::dialects::openai) fn content(
-    at: &str,
+    at: Arguments<'_>,
     value: Option<Value>,
     is_assistant: bool,
     name: &str,
@@ -133,20 +135,26 @@ pub(in crate::dialects::openai) fn content(
         Some(Value::Array(parts)) => {
             let mut content = String::new();
             for (index, part) in parts.into_iter().enumerate() {
-                content.push_str(&part_text(&format!("{at}[{index}]"), part, is_assistant, name, ignored)?);
+                content.push_str(&part_text(
+                    format_args!("{at}[{index}]"),
+                    part,
+                    is_assistant,
+                    name,
+                    ignored,
+                )?);
             }
             Ok(Some(content))
         }
         None if is_assistant => Ok(None),
         _ => {
             let message = format!("`{at}` must be a string or a list of text parts");
-            Err(GatewayError::field(at, message))
+            Err(GatewayError::field(at.to_string(), message))
         }
     }
 }
 
 fn part_text(
-    at: &str,
+    at: Arguments<'_>,
     part: Value,
     is_assistant: bool,
     listed: &str,
@@ -155,7 +163,12 @@ fn part_text(
     let mut fields = match part {
         Value::String(text) => return Ok(text),
         Value::Object(fields) => fields,
-        _ => return Err(GatewayError::field(at, format!("`{at}` must be a text part or a string"))),
+        _ => {
+            return Err(GatewayError::field(
+                at.to_string(),
+                format!("`{at}` must be a text part or a string"),
+            ));
+        }
     };
     let name = match fields.remove("type") {
         // The second and third are those of OpenAI's Responses API.

@@ -32,7 +32,7 @@ pub(in crate::dialects::openai) fn request(
 ) -> Result<GenerationRequest, GatewayError> {
     let RequestContext { id, unix_seconds: _, limits, kept: _ } = context;
     Ok(GenerationRequest {
-        id: id.unique.clone(),
+        id: id.unique.to_string(),
         structured_output: structured_output::parse(fields, body)?,
         max_tokens: max_tokens(fields, limits)?,
         sampling: sampling::parse(fields)?,

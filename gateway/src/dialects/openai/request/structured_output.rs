@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::dialects::field_table::is_nothing;
 use crate::dialects::json_schema::{check_bytes, schema};
-use crate::dialects::values::{JsonObject, field};
+use crate::dialects::values::{JsonObject, field, invalid};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -157,10 +157,6 @@ fn choices(field: &str, value: Option<&Value>) -> Result<Option<StructuredOutput
         }
         Some(_) => Err(invalid(field, &format!("a list of at most {MAX_CHOICES} strings"))),
     }
-}
-
-fn invalid(field: &str, what: &str) -> GatewayError {
-    GatewayError::field(field, format!("`{field}` must be {what}"))
 }
 
 #[derive(Default, Deserialize)]

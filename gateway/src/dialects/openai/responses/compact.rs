@@ -61,7 +61,7 @@ pub(in crate::dialects::openai) fn parse(
     };
     let messages = input::parse(instructions.as_deref(), earlier, Some(input), &mut left_out)?;
     let writer = CompactionWriter {
-        id: context.id.unique.clone(),
+        id: context.id.unique.to_string(),
         created_at: context.unix_seconds,
         user_texts: newest_user_texts(&messages),
         reasoning_tokens: 0,

@@ -2,6 +2,7 @@
 //! called are items of their own there, and one turn for a chat template.
 
 use std::collections::BTreeSet;
+use std::fmt::Arguments;
 
 use russet_wire::conversation::{Message, ToolCall};
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use super::compact;
 use super::tools::CUSTOM_INPUT;
 use crate::dialects::openai::request::messages::{content, name_results};
 use crate::dialects::tool_calls::{MAX_NAME_BYTES, arguments};
-use crate::dialects::values::{JsonObject, is_empty, shown};
+use crate::dialects::values::{JsonObject, invalid, is_empty, shown};
 use crate::error::GatewayError;
 
 /// Parses the conversation: `earlier` items are those of the responses that this one continues. Adds the names of fields
@@ -28,13 +29,13 @@ pub(super) fn parse(
     }
     for item in earlier {
         // What was left out of them was said when they came.
-        turns.item("previous_response_id", item?, &mut BTreeSet::new())?;
+        turns.item(format_args!("previous_response_id"), item?, &mut BTreeSet::new())?;
     }
     match input {
         Some(Value::String(text)) => turns.message("user", text),
         Some(Value::Array(items)) if !items.is_empty() => {
             for (index, item) in items.into_iter().enumerate() {
-                turns.item(&format!("input[{index}]"), item, ignored)?;
+                turns.item(format_args!("input[{index}]"), item, ignored)?;
             }
         }
         None => return Err(GatewayError::field("input", "`input` is missing")),
@@ -52,7 +53,12 @@ struct Turns {
 }
 
 impl Turns {
-    fn item(&mut self, at: &str, item: Value, ignored: &mut BTreeSet<String>) -> Result<(), GatewayError> {
+    fn item(
+        &mut self,
+        at: Arguments<'_>,
+        item: Value,
+        ignored: &mut BTreeSet<String>,
+    ) -> Result<(), GatewayError> {
         let Value::Object(mut fields) = item else {
             return Err(invalid(at, "an item, an object with a type"));
         };
@@ -61,20 +67,21 @@ impl Turns {
             Some(Value::String(kind)) => kind,
             // A message may leave it out.
             None if fields.contains_key("role") => "message".to_owned(),
-            _ => return Err(invalid(&format!("{at}.type"), "the type of an item, such as \"message\"")),
+            _ => return Err(invalid(format_args!("{at}.type"), "the type of an item, such as \"message\"")),
         };
         match kind.as_str() {
             "message" => {
                 let role = role(at, fields.remove("role"))?;
                 let is_assistant = role == "assistant";
-                let content_at = format!("{at}.content");
+                let content_at = format_args!("{at}.content");
                 let text =
-                    content(&content_at, fields.remove("content"), is_assistant, "input.content", ignored)?;
+                    content(content_at, fields.remove("content"), is_assistant, "input.content", ignored)?;
                 self.message(role, text.unwrap_or_default());
             }
             "reasoning" => {
-                let summary = parts(&format!("{at}.summary"), fields.remove("summary"), "summary_text")?;
-                let thought = parts(&format!("{at}.content"), fields.remove("content"), "reasoning_text")?;
+                let summary = parts(format_args!("{at}.summary"), fields.remove("summary"), "summary_text")?;
+                let thought =
+                    parts(format_args!("{at}.content"), fields.remove("content"), "reasoning_text")?;
                 // Only OpenAI can read it, and its own response has a summary beside it.
                 fields.remove("encrypted_content");
                 // A summary of what is there in full says nothing more.
@@ -83,7 +90,7 @@ impl Turns {
             }
             "function_call" => {
                 let name = tool_name(at, &mut fields)?;
-                let arguments = arguments(&format!("{at}.arguments"), fields.remove("arguments"), None)?;
+                let arguments = arguments(format_args!("{at}.arguments"), fields.remove("arguments"), None)?;
                 self.call(ToolCall { id: text(at, &mut fields, "call_id")?, name, arguments });
             }
             "custom_tool_call" => {
@@ -92,8 +99,8 @@ impl Turns {
                 self.call(ToolCall { id: text(at, &mut fields, "call_id")?, name, arguments });
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let output_at = format!("{at}.output");
-                let output = content(&output_at, fields.remove("output"), false, "input.output", ignored)?;
+                let output_at = format_args!("{at}.output");
+                let output = content(output_at, fields.remove("output"), false, "input.output", ignored)?;
                 let tool_call_id = text(at, &mut fields, "call_id")?;
                 self.end_assistant();
                 let message = Message::new("tool", output.unwrap_or_default());
@@ -189,26 +196,26 @@ fn append(text: &mut String, next: &str) {
     text.push_str(next);
 }
 
-fn role(at: &str, value: Option<Value>) -> Result<&'static str, GatewayError> {
+fn role(at: Arguments<'_>, value: Option<Value>) -> Result<&'static str, GatewayError> {
     match value.as_ref().and_then(Value::as_str) {
         // A newer name of the same role; chat templates know the older one.
         Some("system" | "developer") => Ok("system"),
         Some("user") => Ok("user"),
         Some("assistant") => Ok("assistant"),
-        _ => Err(invalid(&format!("{at}.role"), "user, assistant, system or developer")),
+        _ => Err(invalid(format_args!("{at}.role"), "user, assistant, system or developer")),
     }
 }
 
 /// A text that has to be there.
-fn text(at: &str, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
+fn text(at: Arguments<'_>, fields: &mut JsonObject, name: &str) -> Result<String, GatewayError> {
     match fields.remove(name) {
         Some(Value::String(text)) => Ok(text),
-        _ => Err(invalid(&format!("{at}.{name}"), "a string")),
+        _ => Err(invalid(format_args!("{at}.{name}"), "a string")),
     }
 }
 
 /// The texts of a list of parts of this type.
-fn parts(at: &str, value: Option<Value>, kind: &str) -> Result<Vec<String>, GatewayError> {
+fn parts(at: Arguments<'_>, value: Option<Value>, kind: &str) -> Result<Vec<String>, GatewayError> {
     let parts = match value {
         None => return Ok(Vec::new()),
         Some(Value::Array(parts)) => parts,
@@ -217,23 +224,19 @@ fn parts(at: &str, value: Option<Value>, kind: &str) -> Result<Vec<String>, Gate
     let texts = parts.into_iter().enumerate().map(|(index, part)| match part {
         // Codex calls one of them a text.
         Value::Object(mut part) if part.get("type").is_some_and(|is| is == kind || is == "text") => {
-            text(&format!("{at}[{index}]"), &mut part, "text")
+            text(format_args!("{at}[{index}]"), &mut part, "text")
         }
-        _ => Err(invalid(&format!("{at}[{index}].type"), &format!("{kind:?}"))),
+        _ => Err(invalid(format_args!("{at}[{index}].type"), &format!("{kind:?}"))),
     });
     texts.collect()
 }
 
-fn invalid(field: &str, what: &str) -> GatewayError {
-    GatewayError::field(field, format!("`{field}` must be {what}"))
-}
-
 /// The name for the model of the tool that an item calls.
-fn tool_name(at: &str, fields: &mut JsonObject) -> Result<String, GatewayError> {
+fn tool_name(at: Arguments<'_>, fields: &mut JsonObject) -> Result<String, GatewayError> {
     let namespace = match fields.remove("namespace") {
         None => None,
         Some(Value::String(namespace)) => Some(namespace),
-        Some(_) => return Err(invalid(&format!("{at}.namespace"), "a string")),
+        Some(_) => return Err(invalid(format_args!("{at}.namespace"), "a string")),
     };
     let name = model_name(namespace.as_deref(), &text(at, fields, "name")?);
     if name.len() > MAX_NAME_BYTES {

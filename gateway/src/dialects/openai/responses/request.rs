@@ -91,7 +91,7 @@ pub(in crate::dialects::openai) fn parse(
         id: format!("resp_{}", context.id.unique),
         created_at: context.unix_seconds,
         settings,
-        output: Output::new(context.id.unique.clone(), client_tools),
+        output: Output::new(context.id.unique.to_string(), client_tools),
         events: EventSequence::default(),
         clock: unix_seconds,
         record,

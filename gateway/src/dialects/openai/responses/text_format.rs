@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::settings::TextSettings;
 use crate::dialects::json_schema::{MAX_BYTES, schema};
-use crate::dialects::values::JsonObject;
+use crate::dialects::values::{JsonObject, invalid};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -59,10 +59,6 @@ fn output(format: &Value, raw: Option<&RawValue>) -> Result<Option<StructuredOut
         }
         _ => Err(invalid("text.format", "{\"type\": \"text\"}, \"json_object\" or \"json_schema\"")),
     }
-}
-
-fn invalid(field: &str, what: &str) -> GatewayError {
-    GatewayError::field(field, format!("`{field}` must be {what}"))
 }
 
 #[derive(Deserialize)]

@@ -3,6 +3,7 @@
 //! are left out, because Codex sends them unasked.
 
 use std::collections::BTreeSet;
+use std::fmt::Arguments;
 
 use russet_wire::conversation::{Tool, ToolChoice};
 use serde::{Deserialize, Serialize};
@@ -86,11 +87,11 @@ pub(super) fn parse(
     let raw = raw.map(|raw| raw.tools).unwrap_or_default();
     let (mut all, mut repeated) = (Listed::default(), Vec::new());
     for (index, value) in listed.iter().enumerate() {
-        let (at, raw) = (format!("tools[{index}]"), raw.get(index).copied().unwrap_or_default());
-        let tool = object(&at, value)?;
+        let (at, raw) = (format_args!("tools[{index}]"), raw.get(index).copied().unwrap_or_default());
+        let tool = object(at, value)?;
         match tool.get("type").and_then(Value::as_str) {
-            Some("namespace") => repeated.push(all.namespace(&at, tool, raw, ignored)?),
-            _ => repeated.extend(all.tool(&at, tool, None, raw, ignored)?),
+            Some("namespace") => repeated.push(all.namespace(at, tool, raw, ignored)?),
+            _ => repeated.extend(all.tool(at, tool, None, raw, ignored)?),
         }
     }
     let Listed { tools, client_tools } = all;
@@ -110,23 +111,27 @@ impl Listed {
     /// Adds the tools of a namespace. What it is for is told with the first of them.
     fn namespace(
         &mut self,
-        at: &str,
+        at: Arguments<'_>,
         value: &JsonObject,
         raw: RawTool<'_>,
         ignored: &mut BTreeSet<String>,
     ) -> Result<ToolBody, GatewayError> {
         let Tool { name, description, .. } = signature(at, value)?;
-        let tools_at = format!("{at}.tools");
+        let tools_at = format_args!("{at}.tools");
         let Some(Value::Array(tools)) = value.get("tools") else {
-            return Err(GatewayError::field(&tools_at, format!("`{tools_at}` must be a list of tools")));
+            return Err(GatewayError::field(
+                tools_at.to_string(),
+                format!("`{tools_at}` must be a list of tools"),
+            ));
         };
         let raw: Vec<RawTool<'_>> =
             raw.tools.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
         let first = self.tools.len();
         let mut repeated = Vec::new();
         for (index, tool) in tools.iter().enumerate() {
-            let (at, raw) = (format!("{tools_at}[{index}]"), raw.get(index).copied().unwrap_or_default());
-            repeated.extend(self.tool(&at, object(&at, tool)?, Some(&name), raw, ignored)?);
+            let (at, raw) =
+                (format_args!("{tools_at}[{index}]"), raw.get(index).copied().unwrap_or_default());
+            repeated.extend(self.tool(at, object(at, tool)?, Some(&name), raw, ignored)?);
         }
         if let (Some(first), Some(about)) = (self.tools.get_mut(first), &description) {
             first.description = Some(match first.description.take() {
@@ -140,7 +145,7 @@ impl Listed {
     /// Adds a tool, of a namespace or of none; nothing of a type that the client does not run.
     fn tool(
         &mut self,
-        at: &str,
+        at: Arguments<'_>,
         value: &JsonObject,
         namespace: Option<&str>,
         raw: RawTool<'_>,
@@ -179,9 +184,9 @@ impl Listed {
     }
 }
 
-fn object<'a>(at: &str, value: &'a Value) -> Result<&'a JsonObject, GatewayError> {
+fn object<'a>(at: Arguments<'_>, value: &'a Value) -> Result<&'a JsonObject, GatewayError> {
     let message = || format!("`{at}` must be an object with a type and a name");
-    value.as_object().ok_or_else(|| GatewayError::field(at, message()))
+    value.as_object().ok_or_else(|| GatewayError::field(at.to_string(), message()))
 }
 
 impl From<&Tool> for ToolBody {
