@@ -73,7 +73,9 @@ pub(crate) struct InboxEntry {
     /// The name under which its answer is published.
     reply: Mutex<Option<String>>,
     cancelled: CancellationToken,
-    /// Nothing runs it any more.
+    /// It is durable, and runs or will.
+    begun: CancellationToken,
+    /// Nothing runs it any more, or it did not begin.
     gone: CancellationToken,
 }
 
@@ -137,6 +139,7 @@ impl Inbox {
         for row in store.unended_requests()? {
             metrics.inbox_moved(PENDING, 1);
             let entry = Arc::new(InboxEntry::new(row));
+            entry.begun.cancel();
             // The other end is here.
             let _ = begin.send((entry.clone(), false));
             by_id.insert(entry.row.id.clone(), entry);
@@ -186,9 +189,14 @@ impl Inbox {
             if known.state == InboxState::Done || (known.state == InboxState::Failed && again) {
                 return Ok(Accepted::Ended(known.into()));
             }
-            if let Some(entry) = self.get(&known.owner, &known.id) {
+            let registered = self.by_id.lock().get(&known.id).cloned();
+            if let Some(entry) = registered {
                 let follower = is_awaited.then(|| Follower::of(&entry));
-                return Ok(Accepted::Running(entry, follower));
+                // Whoever registered it may find that it has ended, or that there is no room.
+                if entry.begins().await {
+                    return Ok(Accepted::Running(entry, follower));
+                }
+                continue;
             }
             let begun = if known.state == InboxState::Failed {
                 let (id, now, expires) = (known.id.clone(), unix_seconds(), row.expires);
@@ -196,12 +204,15 @@ impl Inbox {
                 self.begin(known.reopened(now, expires), is_awaited, reopen).await?
             } else {
                 // Nobody runs it: whoever did has lost it, or it has ended since it was read.
-                let (owner, id) = (known.owner.clone(), known.id.clone());
-                let is_unended = async {
-                    let row = self.store.read(move |store| store.request(&owner, &id)).await?;
-                    Ok(row.is_some_and(|row| !row.state.has_ended()))
+                let read = known.clone();
+                let is_unchanged = async {
+                    let row = self.store.read({
+                        let (owner, id) = (read.owner.clone(), read.id.clone());
+                        move |store| store.request(&owner, &id)
+                    });
+                    Ok(row.await?.is_some_and(|row| row == read))
                 };
-                self.begin(known, is_awaited, is_unended).await?
+                self.begin(known, is_awaited, is_unchanged).await?
             };
             if let Some(begun) = begun {
                 return Ok(running(begun));
@@ -224,6 +235,7 @@ impl Inbox {
         if !keep.await? {
             return Ok(None);
         }
+        entry.begun.cancel();
         if self.begin.send((entry.clone(), is_awaited)).is_ok() {
             registration.keep();
         }
@@ -247,9 +259,10 @@ impl Inbox {
         Ok(Some(Registration { inbox: self.clone(), entry, is_kept: false }))
     }
 
-    /// A request of this owner that has not ended.
+    /// A request of this owner that has begun and not ended.
     pub(crate) fn get(&self, owner: &str, id: &str) -> Option<Arc<InboxEntry>> {
-        self.by_id.lock().get(id).filter(|entry| entry.row.owner == owner).cloned()
+        let by_id = self.by_id.lock();
+        by_id.get(id).filter(|entry| entry.row.owner == owner && entry.begun.is_cancelled()).cloned()
     }
 
     /// Requests that have ended and whose answers are to be published, one after the other; for one publisher.
@@ -299,7 +312,7 @@ impl Inbox {
 
     /// A client is about to get a part of this answer, which has no end yet: the request does not run again.
     pub(crate) async fn deliver(&self, entry: &InboxEntry) -> Result<(), ResponseStoreError> {
-        self.store.deliver_answer(&entry.row.id).await
+        self.store.deliver_answer(&entry.row.id, Some(entry.row.created)).await
     }
 
     /// Runs every request until `context.stopping`, and then those that run to their ends.
@@ -354,7 +367,17 @@ impl InboxEntry {
             followers: AtomicUsize::new(0),
             answer: watch::Sender::default(),
             cancelled: CancellationToken::new(),
+            begun: CancellationToken::new(),
             gone: CancellationToken::new(),
+        }
+    }
+
+    /// Whether it begins, or has begun; returns once that is known.
+    async fn begins(&self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.begun.cancelled() => true,
+            () = self.gone.cancelled() => false,
         }
     }
 
@@ -365,6 +388,11 @@ impl InboxEntry {
 
     pub(crate) fn id(&self) -> &str {
         &self.row.id
+    }
+
+    /// As it was when it began.
+    pub(crate) fn begun_row(&self) -> &InboxRow {
+        &self.row
     }
 
     /// Whether it asks for a response in the background, which is seen as one.

@@ -511,9 +511,13 @@ impl ResponseStore {
         self.change_request(InboxChange::Append { id: id.to_owned(), part }).await.map(|_| ())
     }
 
-    /// A client is about to get a part of an answer that has no end yet.
-    pub(crate) async fn deliver_answer(&self, id: &str) -> Result<(), ResponseStoreError> {
-        self.change_request(InboxChange::Deliver { id: id.to_owned() }).await.map(|_| ())
+    /// A client is about to get a part of an answer that has no end yet; of a request that was created then, where that is said.
+    pub(crate) async fn deliver_answer(
+        &self,
+        id: &str,
+        created: Option<u64>,
+    ) -> Result<(), ResponseStoreError> {
+        self.change_request(InboxChange::Deliver { id: id.to_owned(), created }).await.map(|_| ())
     }
 
     /// A request has ended, with this head and the rest of its answer.
@@ -598,9 +602,15 @@ impl ResponseStore {
         inbox::body(&self.reader().lock(), id)
     }
 
-    /// The first part of the answer of a request that has the byte with this number or a later one.
-    pub(crate) fn answer(&self, id: &str, from: u64) -> Result<Option<AnswerPart>, ResponseStoreError> {
-        inbox::answer(&self.reader().lock(), id, from)
+    /// The first part of the answer of a request that was created then, or reopened, that has the byte with this number or a later
+    /// one.
+    pub(crate) fn answer(
+        &self,
+        id: &str,
+        created: u64,
+        from: u64,
+    ) -> Result<Option<AnswerPart>, ResponseStoreError> {
+        inbox::answer(&self.reader().lock(), id, created, from)
     }
 
     fn reader(&self) -> &Mutex<Connection> {

@@ -264,7 +264,7 @@ pub async fn gateway(folder: &Path, engine: &str, policy: Option<&Path>) {
     let spec = AccessKeySpec {
         secret_sha256: secret.sha256(),
         models: vec!["m".into()],
-        requests_per_minute: Some(1_000_000),
+        requests_per_minute: Some(100_000_000),
         ..Default::default()
     };
     let mut key = AccessKey::new("bench", spec);

@@ -173,10 +173,11 @@ impl Journal {
             Err(JournalError { is_damaged: true, message }) => message,
             opened => return opened,
         };
-        let aside = path.with_extension("damaged");
+        let suffix = format!("damaged-{}-{}", Timestamp::now().as_millisecond(), std::process::id());
+        let aside = path.with_extension(&suffix);
         tracing::error!("{} cannot be read ({damaged}); it is now {}", path.display(), aside.display());
         std::fs::rename(path, &aside)?;
-        log::set_aside(path)?;
+        log::set_aside(path, &suffix)?;
         // What belongs to the tables, and not to the next ones.
         for suffix in ["-wal", "-shm"] {
             let mut name = path.as_os_str().to_owned();
@@ -225,9 +226,11 @@ impl Journal {
 
     /// Writes entries down: a process that is killed afterwards knows them when it starts again.
     pub(super) fn write(&self, entries: Vec<JournalEntry>) -> Result<(), JournalError> {
-        let written = self.append(entries);
+        // What was used is written, of requests that run, also where no request begins any more: that says nothing.
+        let begins = entries.iter().any(|entry| matches!(entry, JournalEntry::Reserved { .. }));
+        let written = self.append(entries, begins);
         let is_failing = written.is_err();
-        if self.is_failing.swap(is_failing, Ordering::Relaxed) != is_failing {
+        if (begins || is_failing) && self.is_failing.swap(is_failing, Ordering::Relaxed) != is_failing {
             match &written {
                 Ok(()) => tracing::info!("the journal of budgets is written again"),
                 Err(error) => tracing::error!("{error}"),
@@ -236,7 +239,7 @@ impl Journal {
         written
     }
 
-    fn append(&self, entries: Vec<JournalEntry>) -> Result<(), JournalError> {
+    fn append(&self, entries: Vec<JournalEntry>, begins: bool) -> Result<(), JournalError> {
         let refused = |message| Err(JournalError { message, is_damaged: false });
         let line = log::line(&entries)?;
         let mut open = self.open.lock();
@@ -247,10 +250,7 @@ impl Journal {
             if let Some(next) = open.next.take() {
                 open.end(next);
                 self.ask(Fold::Full);
-            } else if open.log.bytes >= self.max_log_bytes.saturating_mul(MAX_LOG_FACTOR)
-                && entries.iter().any(|entry| matches!(entry, JournalEntry::Reserved { .. }))
-            {
-                // What was used is still written: of requests that run.
+            } else if begins && open.log.bytes >= self.max_log_bytes.saturating_mul(MAX_LOG_FACTOR) {
                 let bytes = open.log.bytes;
                 return refused(format!(
                     "its log has {bytes} bytes that are not in its tables yet; see the gateway's log"

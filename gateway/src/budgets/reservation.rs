@@ -113,10 +113,14 @@ impl Reservation {
     }
 
     /// Writes down what is reserved.
-    pub(super) fn recorded(self) -> Result<Self, GatewayError> {
+    pub(super) fn recorded(mut self) -> Result<Self, GatewayError> {
         let entries = self.base.iter().map(|held| self.reserved(held)).collect();
-        self.budgets.record(entries)?;
-        Ok(self)
+        let recorded = self.budgets.record(entries);
+        if recorded.is_err() {
+            // What was not written down needs no end there.
+            self.base.clear();
+        }
+        recorded.map(|()| self)
     }
 
     fn reserved(&self, EntryHold { hold, .. }: &EntryHold) -> JournalEntry {

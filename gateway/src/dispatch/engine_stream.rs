@@ -29,6 +29,8 @@ use crate::routes::{Endpoint, RoutingTable};
 /// How often the routing table and a shutdown are watched while an engine's word is awaited: most words come sooner, and who
 /// watches waits in a list of all requests, behind one lock.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+/// Of how many events that nobody waited for one looks whether the gateway ends.
+const EVENTS_AT_ONCE: u32 = 64;
 
 /// The tokens of a prompt that an engine tells in pieces, until it says something else.
 #[derive(Debug, Default)]
@@ -122,6 +124,8 @@ pub(super) struct EngineStream {
     awaiting_since: Option<Instant>,
     /// When it was last looked whether the engine was replaced or the gateway ends.
     watched_at: Instant,
+    /// Events that nobody waited for, of those since it was looked whether the gateway ends.
+    at_once: u32,
     event_timeout: Duration,
     deadline: Option<Deadline>,
     table: watch::Receiver<Arc<RoutingTable>>,
@@ -158,6 +162,7 @@ impl EngineStream {
             events,
             awaiting_since: None,
             watched_at: Instant::now(),
+            at_once: 0,
             event_timeout: dispatcher.limits.engine_timeout,
             deadline,
             table: dispatcher.table.clone(),
@@ -205,7 +210,14 @@ impl EngineStream {
     /// The next event of the engine; failures and cancellations are errors. Cancel-safe.
     async fn sent(&mut self) -> Result<GenerationEvent, AttemptError> {
         let event = match self.events.message().now_or_never() {
-            Some(event) => Ok(event),
+            Some(event) => {
+                // A client may be slower than its engine, whose next event is always there then.
+                self.at_once = (self.at_once + 1) % EVENTS_AT_ONCE;
+                if self.at_once == 0 && self.closing.is_cancelled() {
+                    return Err(AttemptError::Rejected(shutdown_error()));
+                }
+                Ok(event)
+            }
             None => {
                 let since = *self.awaiting_since.get_or_insert_with(Instant::now);
                 let until = event_deadline(since, self.event_timeout, self.deadline);

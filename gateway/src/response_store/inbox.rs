@@ -205,6 +205,7 @@ pub(super) enum InboxChange {
     /// A client is about to get a part of the answer.
     Deliver {
         id: String,
+        created: Option<u64>,
     },
     /// With the rest of the answer.
     End {
@@ -316,9 +317,10 @@ pub(super) fn apply(
             [id],
         )?,
         InboxChange::Append { id, part } => append(transaction, id, part)?,
-        InboxChange::Deliver { id } => {
-            transaction.execute("UPDATE inbox SET delivered = 1 WHERE id = ?1", [id])?
-        }
+        InboxChange::Deliver { id, created } => transaction.execute(
+            "UPDATE inbox SET delivered = 1 WHERE id = ?1 AND (?2 IS NULL OR created = ?2)",
+            params![id, created.map(u64::cast_signed)],
+        )?,
         InboxChange::End { id, state, now, head, part } => {
             append(transaction, id, part)?;
             transaction.execute(
@@ -526,12 +528,14 @@ pub(super) fn body(connection: &Connection, id: &str) -> Result<Option<InboxBody
 pub(super) fn answer(
     connection: &Connection,
     id: &str,
+    created: u64,
     from: u64,
 ) -> Result<Option<AnswerPart>, ResponseStoreError> {
+    // One that is reopened is created anew, and its answer is another one.
     let select = "SELECT start, bytes FROM inbox_answer
-        WHERE request = (SELECT number FROM inbox WHERE id = ?1) AND start + length(bytes) > ?2
+        WHERE request = (SELECT number FROM inbox WHERE id = ?1 AND created = ?2) AND start + length(bytes) > ?3
         ORDER BY start LIMIT 1";
-    let row = connection.query_row(select, params![id, from.cast_signed()], |row| {
+    let row = connection.query_row(select, params![id, created.cast_signed(), from.cast_signed()], |row| {
         Ok(AnswerPart { start: row.get::<_, i64>(0)?.cast_unsigned(), bytes: row.get(1)? })
     });
     Ok(row.optional()?)

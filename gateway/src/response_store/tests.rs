@@ -392,7 +392,7 @@ fn a_full_disk_refuses_requests_and_loses_none() {
     // There is room again, and it ends.
     database.commit(&[&end(10)]).unwrap();
     assert_eq!(inbox::unended(&reader).unwrap(), []);
-    assert_eq!(inbox::answer(&reader, &id, 3).unwrap().unwrap().from(3), b"aaaaaaa");
+    assert_eq!(inbox::answer(&reader, &id, CREATED, 3).unwrap().unwrap().from(3), b"aaaaaaa");
 }
 
 #[test]

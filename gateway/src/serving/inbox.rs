@@ -250,12 +250,13 @@ impl OwnInbox {
             }
             // One in a piece is given away once it is durable.
             entry.gone().await;
+            // It may have failed, and another retry has begun it again. In this order: what runs has an end in the store before it
+            // runs no more.
+            let other = self.entry(entry.id());
             let row = self.kept_row(entry.id()).await?;
             if row.state.has_ended() {
                 return self.stored(api, &row, false);
             }
-            // It failed, and another retry has begun it again.
-            let other = self.entry(entry.id()).filter(|other| !Arc::ptr_eq(other, &entry));
             entry = other.ok_or_else(interrupted)?;
             follower = Follower::of(&entry);
         };
@@ -273,7 +274,7 @@ impl OwnInbox {
     /// The answer of a request that has ended.
     fn stored(&self, api: &ApiState, row: &InboxRow, is_replayed: bool) -> Result<Response, GatewayError> {
         let head = row.head.as_deref().and_then(AnswerHead::parse).ok_or_else(unreadable)?;
-        let bytes = parts(self.kept.store.clone(), row.id.clone());
+        let bytes = parts(self.kept.store.clone(), row.clone());
         Ok(response(api, &head, row, is_replayed, bytes))
     }
 
@@ -334,7 +335,7 @@ impl OwnInbox {
         let Some(head) = row.head.as_deref() else { return Ok((InboxRecord::of(row, None), permit)) };
         let head = AnswerHead::parse(head).ok_or_else(unreadable)?;
         let mut body = Vec::new();
-        let mut bytes = std::pin::pin!(parts(self.kept.store.clone(), row.id.clone()));
+        let mut bytes = std::pin::pin!(parts(self.kept.store.clone(), row.clone()));
         while let Some(part) = bytes.next().await {
             // Twice: as it is read, and as it is written.
             api.bodies.grow(&mut permit, 2 * part.len())?;
@@ -425,18 +426,22 @@ fn response(
 }
 
 /// The bytes of an answer in the store from this number on, as many as are kept together; none where there are no more.
-async fn part(store: &Arc<ResponseStore>, id: &str, from: u64) -> Result<Option<Bytes>, ResponseStoreError> {
-    let id = id.to_owned();
-    let part = store.read(move |store| store.answer(&id, from)).await?;
+async fn part(
+    store: &Arc<ResponseStore>,
+    row: &InboxRow,
+    from: u64,
+) -> Result<Option<Bytes>, ResponseStoreError> {
+    let (id, created) = (row.id.clone(), row.created);
+    let part = store.read(move |store| store.answer(&id, created, from)).await?;
     Ok(part.map(|part| Bytes::copy_from_slice(part.from(from))))
 }
 
 /// The bytes of an answer that is in the store.
-fn parts(store: Arc<ResponseStore>, id: String) -> impl Stream<Item = Bytes> + Send + 'static {
+fn parts(store: Arc<ResponseStore>, row: InboxRow) -> impl Stream<Item = Bytes> + Send + 'static {
     async_stream::stream! {
         let mut from = 0;
         loop {
-            match part(&store, &id, from).await {
+            match part(&store, &row, from).await {
                 Ok(Some(bytes)) => {
                     from += bytes.len() as u64;
                     yield bytes;
@@ -465,7 +470,7 @@ fn follow(
         loop {
             let bytes = match entry.bytes(from).await {
                 NextBytes::Newest(bytes) => Bytes::from(bytes),
-                NextBytes::Stored => match part(&store, entry.id(), from).await {
+                NextBytes::Stored => match part(&store, entry.begun_row(), from).await {
                     Ok(Some(bytes)) => bytes,
                     Ok(None) | Err(_) => break,
                 },

@@ -137,7 +137,7 @@ impl OwnResponses {
 
     /// A client is about to get a part of a response that runs: its request is not sent again.
     pub(crate) async fn deliver(&self, id: &str) {
-        match self.kept.store.deliver_answer(id).await {
+        match self.kept.store.deliver_answer(id, None).await {
             Ok(()) | Err(ResponseStoreError::Deleted) => {}
             Err(error) => tracing::warn!(%error, "it is not kept that a client reads a response"),
         }

@@ -76,10 +76,10 @@ pub(super) fn remove_through(path: &Path, last: u64) -> io::Result<()> {
     removed.into_iter().collect()
 }
 
-/// Renames all logs, which belong to tables that are kept aside.
-pub(super) fn set_aside(path: &Path) -> io::Result<()> {
+/// Renames all logs, which belong to tables that are kept aside with this suffix.
+pub(super) fn set_aside(path: &Path, suffix: &str) -> io::Result<()> {
     for number in numbers(path)? {
-        fs::rename(log_path(path, number), path.with_extension(format!("damaged-log{number}")))?;
+        fs::rename(log_path(path, number), path.with_extension(format!("{suffix}-log{number}")))?;
     }
     Ok(())
 }
