@@ -1,7 +1,8 @@
 //! The gateway's benchmark, for `cargo xtask bench gateway`: an engine and an HTTP upstream that respond
 //! immediately, the gateway, nginx and LiteLLM's proxy in front of them, and a load generator, each in its own process.
 //! Prints a line of JSON per figure. `bench all NGINX [LITELLM]` runs all, `bench policy` what Budgets and the audit log cost,
-//! `bench processor` the processor's time of a request; the other words are roles. `bench replicas`, for
+//! `bench processor` the processor's time of a request, `bench chunks` what is added to chunks, beside nothing; the other words
+//! are roles. `bench replicas`, for
 //! `cargo xtask bench replicas`, is about the choice of a replica.
 
 // The benchmark fails by panicking.
@@ -49,6 +50,7 @@ fn main() {
             }
             ["policy"] => measure::run_policy().await,
             ["processor"] => measure::run_processor().await,
+            ["chunks"] => measure::run_chunks().await,
             ["replicas"] => replicas::run().await,
             ["all", nginx] => measure::run(nginx, None).await,
             ["all", nginx, litellm] => measure::run(nginx, Some(litellm)).await,

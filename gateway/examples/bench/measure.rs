@@ -99,6 +99,20 @@ pub async fn run(nginx_program: &str, litellm_program: Option<&str>) {
     drop(held);
 }
 
+/// Measures what is added to chunks alone, which takes half a minute: what stands for the peer is no proxy at all.
+pub async fn run_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine_files, gateway_files) = identities(folder.path());
+    let folder_of = |files: &TlsFiles| files.cert.parent().unwrap().to_str().unwrap().to_owned();
+    let engine = RoleProcess::start(&["engine", &folder_of(&engine_files)], 1).await;
+    let gateway = RoleProcess::start(&["gateway", &folder_of(&gateway_files), &engine.output[0]], 2).await;
+    let through = LoadTarget::Http { address: gateway.address(), key: gateway.output[1].clone() };
+    let direct = LoadTarget::Grpc { address: engine.address(), files: gateway_files };
+    let [(p50, none_p50), (p99, none_p99)] = chunks::added([&direct, &through, &direct, &direct]).await;
+    figure("added to a chunk of a stream, p50, beside nothing").beside(p50, none_p50, "µs").no_goal();
+    figure("added to a chunk of a stream, p99, beside nothing").beside(p99, none_p99, "µs").no_goal();
+}
+
 /// Measures what policy costs alone, which takes two minutes.
 pub async fn run_policy() {
     let folder = tempfile::tempdir().unwrap();

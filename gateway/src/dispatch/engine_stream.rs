@@ -228,15 +228,18 @@ impl EngineStream {
                         // An engine that speaks all the time is watched as well.
                         self.watched_at = Instant::now();
                         tokio::select! {
-                        biased;
-                        event = timeout_at(until, self.events.message()) => event,
-                        () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-                        () = superseded(&mut self.table, &self.endpoint) => {
-                            let Endpoint { node, epoch, .. } = &self.endpoint;
-                            return Err(self.lost(format!(
-                                "the engine on node {node} sends no events, and its group was re-formed after epoch {epoch}"
-                            )));
-                        }
+                            biased;
+                            event = timeout_at(until, self.events.message()) => event,
+                            () = self.closing.cancelled() => {
+                                return Err(AttemptError::Rejected(shutdown_error()));
+                            }
+                            () = superseded(&mut self.table, &self.endpoint) => {
+                                let Endpoint { node, epoch, .. } = &self.endpoint;
+                                return Err(self.lost(format!(
+                                    "the engine on node {node} sends no events, and its group was re-formed after epoch \
+                                     {epoch}"
+                                )));
+                            }
                         }
                     }
                 }
