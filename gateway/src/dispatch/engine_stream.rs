@@ -28,7 +28,7 @@ use crate::routes::{Endpoint, RoutingTable};
 
 /// How often the routing table and a shutdown are watched while an engine's word is awaited: most words come sooner, and who
 /// watches waits in a list of all requests, behind one lock.
-const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 /// Of how many events that nobody waited for one looks whether the gateway ends.
 const EVENTS_AT_ONCE: u32 = 64;
 
