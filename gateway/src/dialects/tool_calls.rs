@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::values::invalid;
 use crate::error::GatewayError;
 
 /// Longest name of a tool in bytes: each result of a call repeats it. OpenAI's limit is 64, Anthropic's 128.
@@ -37,26 +38,23 @@ pub(super) fn parse(
     value: Option<Value>,
     raw: &[RawCall<'_>],
 ) -> Result<Vec<ToolCall>, GatewayError> {
-    fn invalid<T>(at: Arguments<'_>, what: &str) -> Result<T, GatewayError> {
-        Err(GatewayError::field(at.to_string(), format!("`{at}` must be {what}")))
-    }
     let calls = match value {
         None => return Ok(Vec::new()),
         Some(Value::Array(calls)) => calls,
-        Some(_) => return invalid(at, "a list of calls"),
+        Some(_) => return Err(invalid(at, "a list of calls")),
     };
     let call = |(index, call): (usize, Value)| {
         let at = format_args!("{at}[{index}]");
-        let Value::Object(mut call) = call else { return invalid(at, "an object with a function") };
+        let Value::Object(mut call) = call else { return Err(invalid(at, "an object with a function")) };
         let Some(Value::Object(mut function)) = call.remove("function") else {
-            return invalid(format_args!("{at}.function"), "an object with a name and arguments");
+            return Err(invalid(format_args!("{at}.function"), "an object with a name and arguments"));
         };
         let Some(Value::String(name)) = function.remove("name") else {
-            return invalid(format_args!("{at}.function.name"), "a string");
+            return Err(invalid(format_args!("{at}.function.name"), "a string"));
         };
         if name.len() > MAX_NAME_BYTES {
             let what = format!("a name of at most {MAX_NAME_BYTES} bytes, not {}", name.len());
-            return invalid(format_args!("{at}.function.name"), &what);
+            return Err(invalid(format_args!("{at}.function.name"), &what));
         }
         let written = raw.get(index).and_then(RawCall::arguments);
         let arguments =
@@ -64,7 +62,7 @@ pub(super) fn parse(
         let id = match call.remove("id") {
             Some(Value::String(id)) => id,
             None | Some(Value::Null) => String::new(),
-            Some(_) => return invalid(format_args!("{at}.id"), "a string"),
+            Some(_) => return Err(invalid(format_args!("{at}.id"), "a string")),
         };
         Ok(ToolCall { id, name, arguments })
     };

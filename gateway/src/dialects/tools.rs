@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::values::{JsonObject, field, is_empty};
+use super::values::{JsonObject, field, invalid, is_empty};
 use crate::error::GatewayError;
 use crate::json_body::JsonBody;
 
@@ -105,13 +105,12 @@ pub(super) fn at_most(tools: usize) -> Result<(), GatewayError> {
 fn parse_tool(at: Arguments<'_>, tool: &Value, schema: Option<&RawValue>) -> Result<Tool, GatewayError> {
     if tool.get("type").is_some_and(|kind| kind != "function") {
         return Err(invalid(
-            at,
-            "type",
+            format_args!("{at}.type"),
             "\"function\"; other types of tools are not supported by this release",
         ));
     }
     let Some(described) = tool.get("function").and_then(Value::as_object) else {
-        return Err(invalid(at, "function", "an object with a name"));
+        return Err(invalid(format_args!("{at}.function"), "an object with a name"));
     };
     function(format_args!("{at}.function"), described, schema)
 }
@@ -128,7 +127,7 @@ pub(super) fn function(
         Some(object @ Value::Object(_)) => {
             Some(schema.map_or_else(|| object.to_string(), |raw| raw.get().to_owned()))
         }
-        Some(_) => return Err(invalid(at, "parameters", "a JSON Schema")),
+        Some(_) => return Err(invalid(format_args!("{at}.parameters"), "a JSON Schema")),
     };
     Ok(Tool { parameters, ..tool })
 }
@@ -136,24 +135,19 @@ pub(super) fn function(
 /// What a tool is in every dialect: its name, what it does, and whether its schema is enforced.
 pub(super) fn signature(at: Arguments<'_>, tool: &JsonObject) -> Result<Tool, GatewayError> {
     let Some(name) = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
-        return Err(invalid(at, "name", "a string"));
+        return Err(invalid(format_args!("{at}.name"), "a string"));
     };
     let description = match tool.get("description") {
         None | Some(Value::Null) => None,
         Some(Value::String(text)) => Some(text.clone()),
-        Some(_) => return Err(invalid(at, "description", "a string")),
+        Some(_) => return Err(invalid(format_args!("{at}.description"), "a string")),
     };
     let strict = match tool.get("strict") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(strict)) => *strict,
-        Some(_) => return Err(invalid(at, "strict", "true or false")),
+        Some(_) => return Err(invalid(format_args!("{at}.strict"), "true or false")),
     };
     Ok(Tool { name: name.to_owned(), description, parameters: None, strict })
-}
-
-fn invalid(at: Arguments<'_>, name: &str, what: &str) -> GatewayError {
-    let field = format!("{at}.{name}");
-    GatewayError::field(&field, format!("`{field}` must be {what}"))
 }
 
 #[derive(Deserialize)]
