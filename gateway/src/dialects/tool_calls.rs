@@ -80,8 +80,6 @@ pub(super) fn arguments(
         // OpenAI writes them as text; Ollama and other servers as an object.
         Some(object @ Value::Object(_)) => Ok(written.map_or_else(|| object.to_string(), str::to_owned)),
         None | Some(Value::Null | Value::String(_)) => Ok("{}".to_owned()),
-        Some(_) => {
-            Err(GatewayError::field(at.to_string(), format!("`{at}` must be an object, or its JSON text")))
-        }
+        Some(_) => Err(invalid(at, "an object, or its JSON text")),
     }
 }
