@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::apart::PORTS_BELOW_OURS;
 use crate::cluster::WAIT_TIMEOUT;
 use crate::processes::{processes, program};
 
@@ -84,6 +85,7 @@ impl BootedMachine {
         let child = command.spawn().context("unshare cannot be run")?;
         let mut booted = Self { folder, child };
         booted.runs()?;
+        booted.run(PORTS_BELOW_OURS)?;
         Ok(booted)
     }
 

@@ -444,6 +444,7 @@ impl<'a> AttemptLoop<'a> {
         let mut isolation = self.isolate(endpoint).await?;
         match self.open(deployment, (endpoint, adapter), &mut isolation).await {
             Ok(opened) => {
+                isolation.iter_mut().for_each(Isolation::heard);
                 if self.request.attempts.is_suspect() {
                     self.dispatcher.suspects.forget(&self.request.prompt);
                 }
@@ -475,6 +476,9 @@ impl<'a> AttemptLoop<'a> {
                 let model = &self.request.model;
                 tracing::warn!(model, node = &*endpoint.node, epoch = endpoint.epoch, "{message}");
                 let exclusive = isolation.as_ref().is_some_and(Isolation::is_exclusive);
+                if work != LostWork::None {
+                    isolation.iter().for_each(Isolation::lost);
+                }
                 self.record_lost(work, exclusive, message)?;
             }
         }
@@ -495,7 +499,7 @@ impl<'a> AttemptLoop<'a> {
         }
         let deadline = self.request.deadline;
         tokio::select! {
-            isolation = self.dispatcher.suspects.isolate(&endpoint.address) => Ok(Some(isolation)),
+            isolation = self.dispatcher.suspects.isolate(endpoint) => Ok(Some(isolation)),
             () = Deadline::passed(deadline) => Ok(None),
             () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
         }

@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::keys::Caller;
+use crate::routes::Endpoint;
 
 /// How long a request is remembered. SDKs send a failed request again within seconds, agents and job queues within a
 /// few minutes; a request that only seemed to end engines must not be refused for long.
@@ -90,8 +91,22 @@ pub(super) enum Suspicion {
 #[derive(Default)]
 pub(super) struct Suspects {
     recalled: Mutex<HashMap<PromptDigest, (Suspicion, Instant)>>,
-    /// One permit for each engine, by its address.
-    isolation: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// The engines that suspects are sent to.
+    isolation: Mutex<HashMap<Endpoint, Arc<IsolationWard>>>,
+}
+
+/// An engine that suspects are sent to one at a time.
+struct IsolationWard {
+    permit: Arc<Semaphore>,
+    /// When a suspect was lost here, or left the others the engine, with no word from it: the engine may be dead since, and
+    /// not even get what it is sent. None once it has said something.
+    silent_since: Mutex<Option<Instant>>,
+}
+
+impl Default for IsolationWard {
+    fn default() -> Self {
+        Self { permit: Arc::new(Semaphore::new(1)), silent_since: Mutex::default() }
+    }
 }
 
 impl Suspects {
@@ -121,39 +136,64 @@ impl Suspects {
         self.recalled.lock().remove(prompt);
     }
 
-    /// Waits until no other suspect is isolated at the engine with this address.
-    pub(super) async fn isolate(&self, address: &str) -> Isolation {
-        let permits = {
-            let mut isolation = self.isolation.lock();
-            isolation.retain(|known, permits| known == address || Arc::strong_count(permits) > 1);
-            isolation.entry(address.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
+    /// Waits until no other suspect is isolated at this engine.
+    pub(super) async fn isolate(&self, endpoint: &Endpoint) -> Isolation {
+        let ward = {
+            let (mut isolation, now) = (self.isolation.lock(), Instant::now());
+            isolation.retain(|known, ward| {
+                let is_silent = ward.silent_since.lock().is_some_and(|since| now < since + RECALL_TIME);
+                known == endpoint || is_silent || Arc::strong_count(ward) > 1
+            });
+            match isolation.get(endpoint) {
+                Some(ward) => ward.clone(),
+                None => isolation.entry(endpoint.clone()).or_default().clone(),
+            }
         };
         // The semaphore is never closed.
-        let permit = permits.acquire_owned().await.ok();
-        Isolation { permit, until: Instant::now() + MAX_ISOLATION }
+        let permit = ward.permit.clone().acquire_owned().await.ok();
+        let is_heard = ward.silent_since.lock().is_none();
+        Isolation { permit, ward, is_heard, has_answered: false, until: Instant::now() + MAX_ISOLATION }
     }
 }
 
 /// While it holds its permit, a suspect is the only one at its engine.
 pub(super) struct Isolation {
     permit: Option<OwnedSemaphorePermit>,
+    ward: Arc<IsolationWard>,
+    /// Whether the engine has said something since suspects before this one were lost there.
+    is_heard: bool,
+    /// Whether it has said something about this one.
+    has_answered: bool,
     until: Instant,
 }
 
 impl Isolation {
     /// The request waits in the engine's queue now.
     pub(super) fn queued(&mut self) {
+        self.heard();
         self.until = self.until.min(Instant::now() + MAX_QUEUED_ISOLATION);
     }
 
     /// The engine works on the request again.
     pub(super) fn running(&mut self) {
+        self.heard();
         self.until = Instant::now() + MAX_ISOLATION;
     }
 
-    /// Whether the request was the only suspect there all the time.
+    /// The engine has said something about the request, so it has got it.
+    pub(super) fn heard(&mut self) {
+        (self.is_heard, self.has_answered) = (true, true);
+        *self.ward.silent_since.lock() = None;
+    }
+
+    /// The engine was lost.
+    pub(super) fn lost(&self) {
+        *self.ward.silent_since.lock() = Some(Instant::now());
+    }
+
+    /// Whether the request was the only suspect there all the time, and the engine was there when it was sent.
     pub(super) fn is_exclusive(&self) -> bool {
-        self.permit.is_some()
+        self.permit.is_some() && self.is_heard
     }
 
     /// Completes once, when the permit has been held for long enough; it is then given back.
@@ -162,6 +202,9 @@ impl Isolation {
             std::future::pending::<()>().await;
         }
         tokio::time::sleep_until(self.until).await;
+        if !self.has_answered {
+            self.lost();
+        }
         self.permit = None;
     }
 }
@@ -215,12 +258,18 @@ mod tests {
         assert_eq!(recall(2, second), None);
     }
 
+    fn endpoint(node: &str) -> Endpoint {
+        let (address, group, model) = ("10.0.0.1:1".into(), "default/m-0".into(), "m".into());
+        Endpoint { address, node: node.into(), group, model, adapters: Default::default(), epoch: 1 }
+    }
+
     #[tokio::test]
     async fn suspects_reach_an_engine_one_at_a_time_for_a_while() {
         let suspects = Suspects::default();
-        let mut first = suspects.isolate("a").await;
-        let _elsewhere = suspects.isolate("b").await;
-        let second = suspects.isolate("a");
+        let [a, b, c] = ["a", "b", "c"].map(endpoint);
+        let mut first = suspects.isolate(&a).await;
+        let _elsewhere = suspects.isolate(&b).await;
+        let second = suspects.isolate(&a);
         let mut second = std::pin::pin!(second);
         assert!(futures::poll!(&mut second).is_pending());
         let whole = first.until;
@@ -231,12 +280,38 @@ mod tests {
         assert!(!first.is_exclusive());
         assert!(second.await.is_exclusive());
         assert!(futures::poll!(std::pin::pin!(first.expire())).is_pending(), "it expires once");
-        let third = suspects.isolate("c").await;
+        drop(first);
+        let third = suspects.isolate(&c).await;
         assert_eq!(
             suspects.isolation.lock().len(),
             2,
             "engines without suspects are forgotten: b and c are left"
         );
         drop(third);
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_may_be_dead_already_tells_nothing() {
+        let (suspects, engine) = (Suspects::default(), endpoint("a"));
+        let first = suspects.isolate(&engine).await;
+        assert!(first.is_exclusive());
+        first.lost();
+        drop(first);
+        drop(suspects.isolate(&endpoint("b")).await);
+        let second = suspects.isolate(&engine).await;
+        assert!(!second.is_exclusive(), "it is remembered while nobody waits");
+        drop(second);
+        let mut third = suspects.isolate(&engine).await;
+        assert!(!third.is_exclusive());
+        third.queued();
+        assert!(third.is_exclusive(), "the engine has got this one");
+        drop(third);
+        // A machine freezes; its suspect makes way without a word from it.
+        let mut fourth = suspects.isolate(&engine).await;
+        assert!(fourth.is_exclusive());
+        fourth.until = Instant::now();
+        fourth.expire().await;
+        assert!(!suspects.isolate(&engine).await.is_exclusive());
+        assert!(suspects.isolate(&Endpoint { epoch: 2, ..engine }).await.is_exclusive(), "another engine");
     }
 }

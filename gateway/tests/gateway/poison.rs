@@ -1,8 +1,12 @@
 //! Requests that end engines: they end two at most, and others do not pay for them.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use russet_gateway::routes::DeploymentState;
 use russet_rpc::engine::GenerateRequest;
 use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::harness::{GatewayLab, ScriptStep, hello, limits, started, wait_for_metric};
 
@@ -92,4 +96,70 @@ async fn requests_beside_a_poison_request_are_answered() {
     }
     let received = third.received.lock().unwrap();
     assert!(received.iter().all(|request| request.messages[0].content != "poison"));
+}
+
+/// The way to an engine, which breaks and is whole again at once.
+struct Cable {
+    address: std::net::SocketAddr,
+    /// How often it broke.
+    breaks: watch::Sender<u32>,
+}
+
+impl Cable {
+    async fn to(engine: std::net::SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, breaks) = (listener.local_addr().unwrap(), watch::Sender::new(0));
+        let broken = breaks.subscribe();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                let mut broken = broken.clone();
+                broken.mark_unchanged();
+                tokio::spawn(async move {
+                    let mut far = TcpStream::connect(engine).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                        _ = broken.changed() => {}
+                    }
+                });
+            }
+        });
+        Self { address, breaks }
+    }
+
+    fn cut(&self) {
+        self.breaks.send_modify(|breaks| *breaks += 1);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_a_lost_engine_may_not_have_got_is_sent_on() {
+    let lab = GatewayLab::start(limits()).await;
+    let mut first = lab.engine("a", |_| vec![ScriptStep::Prepare]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&first])]);
+    let responses = ["one", "two"].map(|content| tokio::spawn(ask(&lab, content).send()));
+    first.running(2).await;
+    first.kill();
+    let sent = AtomicUsize::new(0);
+    let mut second = lab.engine("b", move |_| match sent.fetch_add(1, Ordering::Relaxed) {
+        0 | 1 => vec![ScriptStep::Prepare],
+        _ => hello(),
+    });
+    let cable = Cable::to(second.address).await;
+    second.address = cable.address;
+    lab.publish(&[("m", DeploymentState::Ready, &[&second])]);
+    // The one is alone there, and convicted. Of the other one this engine says no word, so it may not have got it.
+    for sent in [1, 2] {
+        second.requested(sent).await;
+        cable.cut();
+    }
+    let mut answered = Vec::new();
+    for response in responses {
+        let response = response.await.unwrap().unwrap();
+        answered.push(response.status().as_u16());
+        if response.status() != 200 {
+            assert_stopped(response).await;
+        }
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, [200, 500]);
 }
