@@ -426,6 +426,11 @@ impl ResponseStore {
         files::file(&self.reader().lock(), owner, id, now)
     }
 
+    /// Bytes of a complete file, whatever it is for.
+    pub(crate) fn file_bytes(&self, owner: &str, id: &str) -> Result<Option<u64>, ResponseStoreError> {
+        files::file_bytes(&self.reader().lock(), owner, id)
+    }
+
     /// A page of the complete files of this owner, and one more where there are more.
     pub(crate) fn files(&self, owner: &str, query: &FileQuery) -> Result<Vec<FileHead>, ResponseStoreError> {
         files::files(&self.reader().lock(), owner, query)
@@ -600,6 +605,11 @@ impl ResponseStore {
     /// What is sent to the route of a request.
     pub(crate) fn request_body(&self, id: &str) -> Result<Option<InboxBody>, ResponseStoreError> {
         inbox::body(&self.reader().lock(), id)
+    }
+
+    /// Bytes of the answer of a request that was created then, or reopened; none where it was deleted or reopened since.
+    pub(crate) fn answer_bytes(&self, id: &str, created: u64) -> Result<Option<u64>, ResponseStoreError> {
+        inbox::answer_bytes(&self.reader().lock(), id, created)
     }
 
     /// The first part of the answer of a request that was created then, or reopened, that has the byte with this number or a later

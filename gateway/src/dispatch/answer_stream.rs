@@ -105,8 +105,8 @@ impl ProviderAnswer {
             biased;
             // Before its events, of which the next may always be there already.
             () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-            event = self.stream.event() => event,
             error = Deadline::expired(self.deadline, UNFINISHED) => return Err(AttemptError::Rejected(error)),
+            event = self.stream.event() => event,
         };
         let event = event.map_err(|error| attempt_error(error, self.emitted > 0))?;
         self.emitted += usize::from(matches!(event, GenerationEvent::Token { .. }));

@@ -182,6 +182,17 @@ pub(super) fn file(
     Ok(connection.query_row(&select, params![owner, id, now.cast_signed()], head).optional()?)
 }
 
+/// Bytes of a complete file of this owner, whatever it is for.
+pub(super) fn file_bytes(
+    connection: &Connection,
+    owner: &str,
+    id: &str,
+) -> Result<Option<u64>, ResponseStoreError> {
+    let select = "SELECT bytes FROM file WHERE owner = ?1 AND id = ?2 AND bytes IS NOT NULL";
+    let bytes = connection.query_row(select, params![owner, id], |row| row.get::<_, i64>(0));
+    Ok(bytes.optional()?.map(i64::cast_unsigned))
+}
+
 /// A page of the complete files of this owner, and one more where there are more.
 pub(super) fn files(
     connection: &Connection,

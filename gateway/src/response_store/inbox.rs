@@ -524,6 +524,20 @@ pub(super) fn body(connection: &Connection, id: &str) -> Result<Option<InboxBody
     Ok(row.optional()?)
 }
 
+/// Bytes of the answer of a request that was created then; none where there is no such request.
+pub(super) fn answer_bytes(
+    connection: &Connection,
+    id: &str,
+    created: u64,
+) -> Result<Option<u64>, ResponseStoreError> {
+    let select = "SELECT (SELECT max(start + length(bytes)) FROM inbox_answer WHERE request = number)
+        FROM inbox WHERE id = ?1 AND created = ?2";
+    let bytes = connection.query_row(select, params![id, created.cast_signed()], |row| {
+        Ok(row.get::<_, Option<i64>>(0)?.unwrap_or_default().cast_unsigned())
+    });
+    Ok(bytes.optional()?)
+}
+
 /// The first part of an answer that has the byte with this number or a later one.
 pub(super) fn answer(
     connection: &Connection,

@@ -393,6 +393,8 @@ fn a_full_disk_refuses_requests_and_loses_none() {
     database.commit(&[&end(10)]).unwrap();
     assert_eq!(inbox::unended(&reader).unwrap(), []);
     assert_eq!(inbox::answer(&reader, &id, CREATED, 3).unwrap().unwrap().from(3), b"aaaaaaa");
+    assert_eq!(inbox::answer_bytes(&reader, &id, CREATED).unwrap(), Some(10));
+    assert_eq!(inbox::answer_bytes(&reader, &id, CREATED + 1).unwrap(), None, "begun anew");
 }
 
 #[test]

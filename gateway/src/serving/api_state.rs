@@ -108,6 +108,18 @@ impl ApiState {
         streamed_response::response(content_type, body, limits)
     }
 
+    /// The same, of a body of so many bytes that is in the store.
+    pub(crate) fn kept_stream(
+        &self,
+        content_type: &'static str,
+        bytes: u64,
+        body: impl Stream<Item = Bytes> + Send + 'static,
+    ) -> Response {
+        let mut response = self.stream(content_type, body);
+        streamed_response::set_length(&mut response, bytes);
+        response
+    }
+
     /// What this caller keeps; `None` where the gateway keeps no responses.
     pub(crate) fn own_responses(&self, caller: &Caller) -> Option<OwnResponses> {
         let kept = self.kept.clone()?;

@@ -23,6 +23,7 @@ use super::api_state::ApiState;
 use super::dialect::Dialect;
 use super::kept_responses::{KeptResponses, not_stored, unread};
 use super::stalled_reader::{ReadBody, ReadLimits};
+use super::streamed_response::set_length;
 use super::{read_bytes, unix_seconds};
 use crate::body_budget::BodyPermit;
 use crate::discard::discard;
@@ -174,7 +175,7 @@ impl OwnInbox {
         let (key, is_awaited) = (preference.key.clone(), !preference.respond_async);
         let (entry, follower) = match self.accept(id, new, key, is_awaited, false).await? {
             Accepted::Running(entry, follower) => (entry, follower),
-            Accepted::Ended(row) => return self.stored(api, &row, true),
+            Accepted::Ended(row) => return self.response(api, *row, true).await,
         };
         if let Some(follower) = follower {
             return self.follow(api, dialect, id, entry, follower).await;
@@ -182,7 +183,8 @@ impl OwnInbox {
         // Its answer, if it comes in time. Who does not wait is told that it is accepted, however soon it comes.
         let has_come = !preference.wait.is_zero() && timeout(preference.wait, entry.gone()).await.is_ok();
         let row = self.row(entry.id()).await?;
-        let mut response = if has_come { self.response(api, row, false)? } else { accepted_response(row) };
+        let mut response =
+            if has_come { self.response(api, row, false).await? } else { accepted_response(row) };
         let applied = HeaderValue::from_static("respond-async");
         response.headers_mut().insert(PREFERENCE_APPLIED, applied);
         Ok(response)
@@ -254,9 +256,13 @@ impl OwnInbox {
             // runs no more.
             let other = self.entry(entry.id());
             let row = self.kept_row(entry.id()).await?;
-            if row.state.has_ended() {
-                return self.stored(api, &row, false);
-            }
+            let other = match row.state.has_ended() {
+                false => other,
+                true => match self.stored(api, &row, false).await? {
+                    Some(response) => return Ok(response),
+                    None => self.entry(entry.id()),
+                },
+            };
             entry = other.ok_or_else(interrupted)?;
             follower = Follower::of(&entry);
         };
@@ -271,11 +277,26 @@ impl OwnInbox {
         Ok(response(api, &head, &row, false, bytes))
     }
 
-    /// The answer of a request that has ended.
-    fn stored(&self, api: &ApiState, row: &InboxRow, is_replayed: bool) -> Result<Response, GatewayError> {
+    /// The answer of a request that has ended; none where it has begun anew since.
+    async fn stored(
+        &self,
+        api: &ApiState,
+        row: &InboxRow,
+        is_replayed: bool,
+    ) -> Result<Option<Response>, GatewayError> {
         let head = row.head.as_deref().and_then(AnswerHead::parse).ok_or_else(unreadable)?;
-        let bytes = parts(self.kept.store.clone(), row.clone());
-        Ok(response(api, &head, row, is_replayed, bytes))
+        let Some(bytes) = self.answer_bytes(row).await? else { return Ok(None) };
+        let body = parts(self.kept.store.clone(), row.clone());
+        let mut response = response(api, &head, row, is_replayed, body);
+        set_length(&mut response, bytes);
+        Ok(Some(response))
+    }
+
+    /// Bytes of the answer of a request that has ended; none where it has begun anew since.
+    async fn answer_bytes(&self, row: &InboxRow) -> Result<Option<u64>, GatewayError> {
+        let (id, created) = (row.id.clone(), row.created);
+        let read = self.kept.store.read(move |store| store.answer_bytes(&id, created)).await;
+        read.map_err(|error| unread(&error))
     }
 
     /// A request, and after its end or so long.
@@ -334,12 +355,16 @@ impl OwnInbox {
         let mut permit = api.bodies.hold(&self.caller, 0)?;
         let Some(head) = row.head.as_deref() else { return Ok((InboxRecord::of(row, None), permit)) };
         let head = AnswerHead::parse(head).ok_or_else(unreadable)?;
+        let bytes = self.answer_bytes(&row).await?.ok_or_else(interrupted)?;
         let mut body = Vec::new();
-        let mut bytes = std::pin::pin!(parts(self.kept.store.clone(), row.clone()));
-        while let Some(part) = bytes.next().await {
+        let mut parts = std::pin::pin!(parts(self.kept.store.clone(), row.clone()));
+        while let Some(part) = parts.next().await {
             // Twice: as it is read, and as it is written.
             api.bodies.grow(&mut permit, 2 * part.len())?;
             body.extend_from_slice(&part);
+        }
+        if body.len() as u64 != bytes {
+            return Err(interrupted());
         }
         let text = String::from_utf8_lossy(&body).into_owned();
         let whole = head.is_whole().then(|| RawValue::from_string(text.clone()).ok()).flatten();
@@ -352,13 +377,16 @@ impl OwnInbox {
     }
 
     /// The answer of a request as its client would have got it; the request where it has none yet.
-    pub(crate) fn response(
+    pub(crate) async fn response(
         &self,
         api: &ApiState,
         row: InboxRow,
         is_replayed: bool,
     ) -> Result<Response, GatewayError> {
-        if row.state.has_ended() { self.stored(api, &row, is_replayed) } else { Ok(accepted_response(row)) }
+        if !row.state.has_ended() {
+            return Ok(accepted_response(row));
+        }
+        self.stored(api, &row, is_replayed).await?.ok_or_else(interrupted)
     }
 
     /// Deletes a request; one that runs ends.
@@ -485,7 +513,7 @@ fn follow(
 }
 
 fn interrupted() -> GatewayError {
-    let message = "the request was deleted, or the gateway ends; it goes on from the inbox when the gateway starts again";
+    let message = "the request was deleted or begun anew, or the gateway ends, which goes on with it when it starts again; ask again";
     GatewayError::new(ErrorKind::ShuttingDown, message).retry_after(RETRY_AFTER)
 }
 

@@ -181,6 +181,13 @@ impl OwnBatches {
         Err(GatewayError::new(ErrorKind::InvalidRequest, message))
     }
 
+    /// Bytes of a file of a batch that has ended; none where it was deleted.
+    pub(crate) async fn bytes(&self, file: &str) -> Result<Option<u64>, GatewayError> {
+        let (owner, file) = (self.owner.clone(), file.to_owned());
+        let read = self.kept.store.read(move |store| store.file_bytes(&owner, &file)).await;
+        read.map_err(|error| unread(&error))
+    }
+
     /// The first part of a file of a batch that begins with the line numbered `from`, or later.
     pub(crate) async fn part(&self, file: &str, from: u64) -> Result<Option<FilePart>, GatewayError> {
         let (owner, file) = (self.owner.clone(), file.to_owned());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderName, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use futures::Stream;
@@ -66,6 +66,12 @@ pub(super) fn response(
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, Body::from_stream(ReadBody::new(body, limits))).into_response()
+}
+
+/// Says how many bytes the body has, which is read from the store as it is sent: by that a client sees where it was deleted
+/// meanwhile.
+pub(super) fn set_length(response: &mut Response, bytes: u64) {
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
 }
 
 /// Choices that are opened or being opened.

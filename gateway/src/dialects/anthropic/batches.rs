@@ -139,7 +139,11 @@ async fn results(
             let message = format!("batch '{}' has no results yet: it has not ended", batch.id);
             return Err(GatewayError::new(ErrorKind::InvalidRequest, message));
         }
-        Ok(api.stream("application/x-jsonl", result_lines(own, batch)))
+        let mut bytes = 0;
+        for file in [&batch.output, &batch.errors] {
+            bytes += own.bytes(file).await?.unwrap_or_default();
+        }
+        Ok(api.kept_stream("application/x-jsonl", bytes, result_lines(own, batch)))
     };
     opened.await.unwrap_or_else(|error| error_response(&error, &id))
 }

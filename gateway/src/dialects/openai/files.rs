@@ -6,7 +6,7 @@ mod upload;
 use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{HeaderValue, Uri, header};
+use axum::http::Uri;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -108,12 +108,7 @@ async fn content(
         Ok((own.get(&file).await?, own))
     };
     match opened.await {
-        Ok((head, own)) => {
-            let mut response = api.stream("application/octet-stream", parts(own, head.id));
-            // A client sees by it where the file was deleted while it was read.
-            response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(head.bytes));
-            response
-        }
+        Ok((head, own)) => api.kept_stream("application/octet-stream", head.bytes, parts(own, head.id)),
         Err(error) => error_response(&error, &id),
     }
 }

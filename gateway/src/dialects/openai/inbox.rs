@@ -85,7 +85,7 @@ async fn response(
 ) -> Response {
     let read = async {
         let (own, row) = find(&api, &caller, &request, &headers).await?;
-        own.response(&api, row, true)
+        own.response(&api, row, true).await
     };
     read.await.unwrap_or_else(|error: GatewayError| error_response(&error, &id))
 }
