@@ -99,8 +99,11 @@ async fn answered(request: RequestBuilder) -> (u16, bool, String) {
     let response = request.send().await.unwrap();
     let is_replayed = response.headers().get("idempotency-replayed").is_some();
     let id = response.headers().get("x-russet-inbox-id").map(|id| id.to_str().unwrap().to_owned());
+    let length = response.content_length();
     let (status, text) = (response.status().as_u16(), response.text().await.unwrap());
     assert!(id.is_some_and(|id| id.starts_with("inbox_")), "{status} {text}");
+    // What is kept has its length, by which a client sees where it is gone meanwhile.
+    assert!(!is_replayed || length == Some(text.len() as u64), "{length:?} of {}", text.len());
     (status, is_replayed, text)
 }
 

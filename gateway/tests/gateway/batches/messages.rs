@@ -32,7 +32,11 @@ impl GatewayLab {
     async fn results(&self, id: &str) -> (u16, String) {
         let response = self.client.get(self.url(&format!("{PATH}/{id}/results"))).bearer_auth("s-a");
         let response = response.send().await.unwrap();
-        (response.status().as_u16(), response.text().await.unwrap())
+        let (status, length) = (response.status().as_u16(), response.content_length());
+        let text = response.text().await.unwrap();
+        // A client sees by it where the batch was deleted while it was read.
+        assert_eq!(length, Some(text.len() as u64), "{status} {text}");
+        (status, text)
     }
 
     /// The type of each result by its id.
