@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// Keeps connections that a program opens off the ports that Russet has by default, 52415 among them: one that is over keeps
-/// its port for a minute. For the shell of a network of its own.
-pub const PORTS_BELOW_OURS: &str = "echo 32768 49151 > /proc/sys/net/ipv4/ip_local_port_range";
+/// Keeps connections that programs open off the port that Russet has by default, 52415, and those beside it: one that is over
+/// keeps its port for a minute. For the shell of a network of its own.
+const PORTS_BELOW_OURS: &str = "echo 32768 49151 > /proc/sys/net/ipv4/ip_local_port_range";
 
 /// Set where this program runs in a network of its own.
 const APART: &str = "RUSSET_APART";
@@ -28,7 +28,8 @@ pub fn move_apart() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         unshare.arg("--map-root-user");
     }
-    let script = format!("ip link set lo up && {PORTS_BELOW_OURS} && exec \"$@\"");
+    // Where its settings cannot be written, a connection may take such a port.
+    let script = format!("ip link set lo up && {{ {PORTS_BELOW_OURS} || true; }} 2>/dev/null && exec \"$@\"");
     unshare.args(["--net", "sh", "-c", &script, "sh"]);
     let probe = Command::new(unshare.get_program()).args(unshare.get_args()).arg("true").output();
     if !probe.is_ok_and(|probe| probe.status.success()) {

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::apart::PORTS_BELOW_OURS;
 use crate::cluster::WAIT_TIMEOUT;
 use crate::processes::{processes, program};
 
@@ -39,6 +38,8 @@ mkdir -p "$root/etc/systemd/system"
 # Not removed: others write into that of this computer meanwhile.
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 : > "$root/etc/machine-id"
+# At every start: no connection takes a port that Russet has by default.
+echo 'net.ipv4.ip_local_port_range = 32768 49151' > "$root/etc/sysctl.d/russet.conf"
 exec 3<&0
 cat <&3 >/dev/null &
 input=$!
@@ -85,7 +86,6 @@ impl BootedMachine {
         let child = command.spawn().context("unshare cannot be run")?;
         let mut booted = Self { folder, child };
         booted.runs()?;
-        booted.run(PORTS_BELOW_OURS)?;
         Ok(booted)
     }
 

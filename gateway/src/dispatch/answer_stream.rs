@@ -105,10 +105,16 @@ impl ProviderAnswer {
             biased;
             // Before its events, of which the next may always be there already.
             () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
-            error = Deadline::expired(self.deadline, UNFINISHED) => return Err(AttemptError::Rejected(error)),
             event = self.stream.event() => event,
+            error = Deadline::expired(self.deadline, UNFINISHED) => return Err(AttemptError::Rejected(error)),
         };
         let event = event.map_err(|error| attempt_error(error, self.emitted > 0))?;
+        if let Some(deadline) = self.deadline.filter(|deadline| deadline.remaining().is_none())
+            && !matches!(event, GenerationEvent::Finished { .. })
+        {
+            // What it sends without a pause ends as well.
+            return Err(AttemptError::Rejected(deadline.exceeded(UNFINISHED)));
+        }
         self.emitted += usize::from(matches!(event, GenerationEvent::Token { .. }));
         Ok(event)
     }

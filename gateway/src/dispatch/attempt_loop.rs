@@ -451,6 +451,9 @@ impl<'a> AttemptLoop<'a> {
                 return Ok(Some(opened));
             }
             Err(AttemptError::Rejected(error)) => {
+                if matches!(error.kind, ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded) {
+                    isolation.iter_mut().for_each(Isolation::heard);
+                }
                 self.request.recorder.rejected(&error);
                 if error.kind != ErrorKind::Internal || self.request.resume_point.is_some() {
                     return Err(error);
@@ -460,10 +463,12 @@ impl<'a> AttemptLoop<'a> {
                 return Ok(None);
             }
             Err(AttemptError::Busy(message)) => {
+                isolation.iter_mut().for_each(Isolation::heard);
                 self.request.recorder.busy(&message);
                 self.request.attempts.last_busy = Some(message);
             }
             Err(AttemptError::Unsupported(message)) => {
+                isolation.iter_mut().for_each(Isolation::heard);
                 self.request.recorder.lost(&message);
                 let model = &self.request.model;
                 tracing::warn!(model, node = &*endpoint.node, "{message}");
@@ -476,9 +481,8 @@ impl<'a> AttemptLoop<'a> {
                 let model = &self.request.model;
                 tracing::warn!(model, node = &*endpoint.node, epoch = endpoint.epoch, "{message}");
                 let exclusive = isolation.as_ref().is_some_and(Isolation::is_exclusive);
-                if work != LostWork::None {
-                    isolation.iter().for_each(Isolation::lost);
-                }
+                // Whatever it did: the next one may be sent on a connection that is dead.
+                isolation.iter().for_each(Isolation::silent);
                 self.record_lost(work, exclusive, message)?;
             }
         }

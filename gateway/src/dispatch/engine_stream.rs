@@ -29,7 +29,7 @@ use crate::routes::{Endpoint, RoutingTable};
 /// How often the routing table and a shutdown are watched while an engine's word is awaited: most words come sooner, and who
 /// watches waits in a list of all requests, behind one lock.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
-/// Of how many events that nobody waited for one looks whether the gateway ends, or the engine has not ended in time.
+/// Of how many events that nobody waited for one looks whether the gateway ends.
 const EVENTS_AT_ONCE: u32 = 64;
 
 /// The tokens of a prompt that an engine tells in pieces, until it says something else.
@@ -124,7 +124,7 @@ pub(super) struct EngineStream {
     awaiting_since: Option<Instant>,
     /// When it was last looked whether the engine was replaced or the gateway ends.
     watched_at: Instant,
-    /// Events that nobody waited for, of those since it was looked whether the stream is to end.
+    /// Events that nobody waited for, of those since it was looked whether the gateway ends.
     at_once: u32,
     event_timeout: Duration,
     deadline: Option<Deadline>,
@@ -213,8 +213,8 @@ impl EngineStream {
             Some(event) => {
                 // A client may be slower than its engine, whose next event is always there then.
                 self.at_once = (self.at_once + 1) % EVENTS_AT_ONCE;
-                if self.at_once == 0 {
-                    self.look_for_end()?;
+                if self.at_once == 0 && self.closing.is_cancelled() {
+                    return Err(AttemptError::Rejected(shutdown_error()));
                 }
                 Ok(event)
             }
@@ -280,18 +280,6 @@ impl EngineStream {
             }
         }
         self.check(event)
-    }
-
-    /// An error where the gateway ends, or the engine goes on after its deadline.
-    fn look_for_end(&self) -> Result<(), AttemptError> {
-        if self.closing.is_cancelled() {
-            return Err(AttemptError::Rejected(shutdown_error()));
-        }
-        if self.deadline.is_some_and(|deadline| deadline.with_grace() <= Instant::now()) {
-            let error = silence_error(&self.endpoint, self.event_timeout, self.deadline);
-            return Err(AttemptError::Rejected(error));
-        }
-        Ok(())
     }
 
     /// The next event that the client sees: a `Prompt`, a `Token` that adds something, or `Finished`. Cancel-safe like

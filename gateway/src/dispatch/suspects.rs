@@ -98,8 +98,8 @@ pub(super) struct Suspects {
 /// An engine that suspects are sent to one at a time.
 struct IsolationWard {
     permit: Arc<Semaphore>,
-    /// When a suspect was lost here, or left the others the engine, with no word from it: the engine may be dead since, and
-    /// not even get what it is sent. None once it has said something.
+    /// Since when a suspect was lost here, or left without a word from the engine: that may be dead since, and not even get what
+    /// it is sent. None once it has said something.
     silent_since: Mutex<Option<Instant>>,
 }
 
@@ -140,14 +140,11 @@ impl Suspects {
     pub(super) async fn isolate(&self, endpoint: &Endpoint) -> Isolation {
         let ward = {
             let (mut isolation, now) = (self.isolation.lock(), Instant::now());
-            isolation.retain(|known, ward| {
+            isolation.retain(|_, ward| {
                 let is_silent = ward.silent_since.lock().is_some_and(|since| now < since + RECALL_TIME);
-                known == endpoint || is_silent || Arc::strong_count(ward) > 1
+                is_silent || Arc::strong_count(ward) > 1
             });
-            match isolation.get(endpoint) {
-                Some(ward) => ward.clone(),
-                None => isolation.entry(endpoint.clone()).or_default().clone(),
-            }
+            isolation.entry(endpoint.clone()).or_default().clone()
         };
         // The semaphore is never closed.
         let permit = ward.permit.clone().acquire_owned().await.ok();
@@ -160,9 +157,9 @@ impl Suspects {
 pub(super) struct Isolation {
     permit: Option<OwnedSemaphorePermit>,
     ward: Arc<IsolationWard>,
-    /// Whether the engine has said something since suspects before this one were lost there.
+    /// Whether the engine was there when the request was sent, as far as is known.
     is_heard: bool,
-    /// Whether it has said something about this one.
+    /// Whether it has said something about the request.
     has_answered: bool,
     until: Instant,
 }
@@ -186,14 +183,16 @@ impl Isolation {
         *self.ward.silent_since.lock() = None;
     }
 
-    /// The engine was lost.
-    pub(super) fn lost(&self) {
+    /// The engine was lost, or has said nothing for long.
+    pub(super) fn silent(&self) {
         *self.ward.silent_since.lock() = Some(Instant::now());
     }
 
-    /// Whether the request was the only suspect there all the time, and the engine was there when it was sent.
+    /// Whether the request was the only suspect there all the time, and the engine got it.
     pub(super) fn is_exclusive(&self) -> bool {
-        self.permit.is_some() && self.is_heard
+        // Another one, whose isolation was over, may have been lost there meanwhile.
+        let is_heard = || self.is_heard && self.ward.silent_since.lock().is_none();
+        self.permit.is_some() && (self.has_answered || is_heard())
     }
 
     /// Completes once, when the permit has been held for long enough; it is then given back.
@@ -203,9 +202,18 @@ impl Isolation {
         }
         tokio::time::sleep_until(self.until).await;
         if !self.has_answered {
-            self.lost();
+            self.silent();
         }
         self.permit = None;
+    }
+}
+
+impl Drop for Isolation {
+    fn drop(&mut self) {
+        // Its client left, or its time was over, before the engine said anything.
+        if self.permit.is_some() && !self.has_answered {
+            self.silent();
+        }
     }
 }
 
@@ -278,7 +286,10 @@ mod tests {
         first.until = Instant::now();
         first.expire().await;
         assert!(!first.is_exclusive());
-        assert!(second.await.is_exclusive());
+        let mut second = second.await;
+        assert!(second.is_exclusive());
+        second.heard();
+        drop(second);
         assert!(futures::poll!(std::pin::pin!(first.expire())).is_pending(), "it expires once");
         drop(first);
         let third = suspects.isolate(&c).await;
@@ -295,9 +306,12 @@ mod tests {
         let (suspects, engine) = (Suspects::default(), endpoint("a"));
         let first = suspects.isolate(&engine).await;
         assert!(first.is_exclusive());
-        first.lost();
         drop(first);
-        drop(suspects.isolate(&endpoint("b")).await);
+        let mut elsewhere = suspects.isolate(&endpoint("b")).await;
+        elsewhere.heard();
+        assert!(elsewhere.is_exclusive());
+        drop(elsewhere);
+        assert_eq!(suspects.isolation.lock().len(), 2);
         let second = suspects.isolate(&engine).await;
         assert!(!second.is_exclusive(), "it is remembered while nobody waits");
         drop(second);
@@ -305,7 +319,23 @@ mod tests {
         assert!(!third.is_exclusive());
         third.queued();
         assert!(third.is_exclusive(), "the engine has got this one");
+        third.silent();
         drop(third);
+        let mut next = suspects.isolate(&engine).await;
+        assert!(!next.is_exclusive(), "it was lost with the one before");
+        next.heard();
+        drop(next);
+        // One whose isolation is over is lost there while another one has it.
+        let mut early = suspects.isolate(&engine).await;
+        early.queued();
+        early.until = Instant::now();
+        early.expire().await;
+        let mut late = suspects.isolate(&engine).await;
+        assert!(late.is_exclusive());
+        early.silent();
+        assert!(!late.is_exclusive());
+        late.heard();
+        let engine = endpoint("c");
         // A machine freezes; its suspect makes way without a word from it.
         let mut fourth = suspects.isolate(&engine).await;
         assert!(fourth.is_exclusive());

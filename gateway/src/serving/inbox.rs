@@ -11,7 +11,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
-use futures::{Stream, StreamExt as _};
+use futures::Stream;
 use http_body_util::BodyExt as _;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -256,14 +256,14 @@ impl OwnInbox {
             // runs no more.
             let other = self.entry(entry.id());
             let row = self.kept_row(entry.id()).await?;
-            let other = match row.state.has_ended() {
-                false => other,
-                true => match self.stored(api, &row, false).await? {
-                    Some(response) => return Ok(response),
-                    None => self.entry(entry.id()),
-                },
-            };
-            entry = other.ok_or_else(interrupted)?;
+            if !row.state.has_ended() {
+                entry = other.ok_or_else(interrupted)?;
+            } else if let Some(response) = self.stored(api, &row, false).await? {
+                return Ok(response);
+            } else {
+                // It has begun anew since its row was read, and may have ended again.
+                continue;
+            }
             follower = Follower::of(&entry);
         };
         if let Err(error) = self.kept.inbox.deliver(&entry).await {
@@ -357,14 +357,12 @@ impl OwnInbox {
         let head = AnswerHead::parse(head).ok_or_else(unreadable)?;
         let bytes = self.answer_bytes(&row).await?.ok_or_else(interrupted)?;
         let mut body = Vec::new();
-        let mut parts = std::pin::pin!(parts(self.kept.store.clone(), row.clone()));
-        while let Some(part) = parts.next().await {
+        while (body.len() as u64) < bytes {
+            let part = part(&self.kept.store, &row, body.len() as u64).await;
+            let part = part.map_err(|error| unread(&error))?.ok_or_else(interrupted)?;
             // Twice: as it is read, and as it is written.
             api.bodies.grow(&mut permit, 2 * part.len())?;
             body.extend_from_slice(&part);
-        }
-        if body.len() as u64 != bytes {
-            return Err(interrupted());
         }
         let text = String::from_utf8_lossy(&body).into_owned();
         let whole = head.is_whole().then(|| RawValue::from_string(text.clone()).ok()).flatten();
@@ -513,7 +511,7 @@ fn follow(
 }
 
 fn interrupted() -> GatewayError {
-    let message = "the request was deleted or begun anew, or the gateway ends, which goes on with it when it starts again; ask again";
+    let message = "the request was deleted or begun anew, or the gateway is stopping and goes on with it when it starts again; ask again";
     GatewayError::new(ErrorKind::ShuttingDown, message).retry_after(RETRY_AFTER)
 }
 

@@ -68,8 +68,8 @@ pub(super) fn response(
     (headers, Body::from_stream(ReadBody::new(body, limits))).into_response()
 }
 
-/// Says how many bytes the body has, which is read from the store as it is sent: by that a client sees where it was deleted
-/// meanwhile.
+/// Gives the response the length of its body, which is read from the store as it is sent: if it is deleted meanwhile, the client
+/// sees that bytes are missing.
 pub(super) fn set_length(response: &mut Response, bytes: u64) {
     response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
 }
