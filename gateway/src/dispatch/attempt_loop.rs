@@ -442,18 +442,18 @@ impl<'a> AttemptLoop<'a> {
         let counted = self.dispatcher.demand.keep_alive(deployment, caller, *keep_alive);
         self.request.keep_alive_request = counted;
         let mut isolation = self.isolate(endpoint).await?;
-        match self.open(deployment, (endpoint, adapter), &mut isolation).await {
+        let opened = self.open(deployment, (endpoint, adapter), &mut isolation).await;
+        if opened.as_ref().map_or_else(AttemptError::is_of_engine, |_| true) {
+            isolation.iter_mut().for_each(Isolation::heard);
+        }
+        match opened {
             Ok(opened) => {
-                isolation.iter_mut().for_each(Isolation::heard);
                 if self.request.attempts.is_suspect() {
                     self.dispatcher.suspects.forget(&self.request.prompt);
                 }
                 return Ok(Some(opened));
             }
             Err(AttemptError::Rejected(error)) => {
-                if matches!(error.kind, ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded) {
-                    isolation.iter_mut().for_each(Isolation::heard);
-                }
                 self.request.recorder.rejected(&error);
                 if error.kind != ErrorKind::Internal || self.request.resume_point.is_some() {
                     return Err(error);
@@ -463,12 +463,10 @@ impl<'a> AttemptLoop<'a> {
                 return Ok(None);
             }
             Err(AttemptError::Busy(message)) => {
-                isolation.iter_mut().for_each(Isolation::heard);
                 self.request.recorder.busy(&message);
                 self.request.attempts.last_busy = Some(message);
             }
             Err(AttemptError::Unsupported(message)) => {
-                isolation.iter_mut().for_each(Isolation::heard);
                 self.request.recorder.lost(&message);
                 let model = &self.request.model;
                 tracing::warn!(model, node = &*endpoint.node, "{message}");

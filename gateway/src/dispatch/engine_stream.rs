@@ -96,6 +96,19 @@ pub(super) enum AttemptError {
     Lost { work: LostWork, message: String },
 }
 
+impl AttemptError {
+    /// Whether the engine said it, and so got the request.
+    pub(super) fn is_of_engine(&self) -> bool {
+        match self {
+            Self::Rejected(error) => {
+                matches!(error.kind, ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded)
+            }
+            Self::Busy(_) | Self::Unsupported(_) => true,
+            Self::Lost { .. } => false,
+        }
+    }
+}
+
 /// What a lost engine was doing with the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LostWork {

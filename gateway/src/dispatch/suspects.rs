@@ -179,7 +179,7 @@ impl Isolation {
 
     /// The engine has said something about the request, so it has got it.
     pub(super) fn heard(&mut self) {
-        (self.is_heard, self.has_answered) = (true, true);
+        self.has_answered = true;
         *self.ward.silent_since.lock() = None;
     }
 
