@@ -269,13 +269,8 @@ mod tests {
     use russet_rpc::engine as pb;
 
     use super::*;
-    use crate::request_defaults::RequestDefaults;
-    use crate::routes::{Deployment, DeploymentState};
-
-    fn endpoint(address: &str) -> Endpoint {
-        let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
-        Endpoint { address: address.into(), node, group, model, adapters: Default::default(), epoch: 1 }
-    }
+    use crate::routes::Deployment;
+    use crate::routes::fixtures::{self, endpoint};
 
     fn backends(dir: &std::path::Path) -> Backends {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -311,18 +306,8 @@ mod tests {
         backends.prune(&RoutingTable {
             synced: true,
             deployments: vec![Deployment {
-                adapters: Default::default(),
-                namespace: "default".into(),
-                name: "m".into(),
-                created: 0,
-                context_tokens: 1,
-                model: "small".into(),
-                defaults: RequestDefaults::default(),
-                load_quantization: "",
-                memory_bytes: 0,
-                idle_limits: None,
-                state: DeploymentState::Ready,
                 endpoints: vec![two.clone()],
+                ..fixtures::deployment("default", "m")
             }],
             ..RoutingTable::default()
         });

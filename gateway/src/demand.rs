@@ -273,28 +273,14 @@ mod tests {
     use prometheus::Registry;
 
     use super::*;
-    use crate::request_defaults::RequestDefaults;
-    use crate::routes::DeploymentState;
+    use crate::routes::fixtures;
 
     pub(super) fn demand(limits: HoldLimits) -> Arc<DemandTracker> {
         Arc::new(DemandTracker::new(limits, Arc::new(Metrics::new(&Registry::new()).unwrap())))
     }
 
     pub(super) fn deployment(name: &str) -> Deployment {
-        Deployment {
-            namespace: "default".into(),
-            name: name.into(),
-            created: 0,
-            context_tokens: 1,
-            model: "small".into(),
-            adapters: BTreeMap::new(),
-            defaults: RequestDefaults::default(),
-            load_quantization: "",
-            memory_bytes: 0,
-            idle_limits: None,
-            state: DeploymentState::Ready,
-            endpoints: vec![],
-        }
+        fixtures::deployment("default", name)
     }
 
     #[test]

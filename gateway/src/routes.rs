@@ -5,6 +5,8 @@
 mod aliases;
 mod complexity;
 mod facts;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod follow;
 mod model_details;
 mod objects;
@@ -554,24 +556,8 @@ pub(crate) fn matches_pattern(pattern: &str, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::fixtures::deployment;
     use super::*;
-
-    fn deployment(namespace: &str, name: &str) -> Deployment {
-        Deployment {
-            namespace: namespace.into(),
-            name: name.into(),
-            created: 0,
-            context_tokens: 8,
-            model: "small".into(),
-            adapters: BTreeMap::new(),
-            defaults: RequestDefaults::default(),
-            load_quantization: "",
-            memory_bytes: 0,
-            idle_limits: None,
-            state: DeploymentState::Ready,
-            endpoints: vec![],
-        }
-    }
 
     fn alias(pattern: &str, route: &str, targets: &[&str]) -> ModelAlias {
         ModelAlias {

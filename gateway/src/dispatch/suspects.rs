@@ -267,8 +267,7 @@ mod tests {
     }
 
     fn endpoint(node: &str) -> Endpoint {
-        let (address, group, model) = ("10.0.0.1:1".into(), "default/m-0".into(), "m".into());
-        Endpoint { address, node: node.into(), group, model, adapters: Default::default(), epoch: 1 }
+        Endpoint { node: node.into(), ..crate::routes::fixtures::endpoint("10.0.0.1:1") }
     }
 
     #[tokio::test]

@@ -336,30 +336,16 @@ fn not_served(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::request_defaults::RequestDefaults;
+    use crate::routes::fixtures;
 
     fn progress(wanted: usize, complete: usize, bytes_done: u64, bytes_total: u64) -> Option<CopyProgress> {
         Some(CopyProgress { wanted, complete, bytes_done, bytes_total })
     }
 
     fn deployment() -> Deployment {
-        Deployment {
-            namespace: "default".into(),
-            name: "m".into(),
-            created: 0,
-            context_tokens: 1,
-            model: "small".into(),
-            adapters: BTreeMap::new(),
-            defaults: RequestDefaults::default(),
-            load_quantization: "",
-            memory_bytes: 0,
-            idle_limits: None,
-            state: DeploymentState::Working("copying".into()),
-            endpoints: vec![],
-        }
+        let state = DeploymentState::Working("copying".into());
+        Deployment { state, ..fixtures::deployment("default", "m") }
     }
 
     #[test]

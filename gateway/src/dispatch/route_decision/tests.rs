@@ -6,29 +6,12 @@ use jiff::Timestamp;
 use russet_crds::{LocalReference, ModelProviderSpec, ModelRoute, ModelRouteSpec, RouteTarget, Zone};
 
 use super::*;
-use crate::request_defaults::RequestDefaults;
+use crate::routes::fixtures::{self, endpoint};
 use crate::routes::{Aliases, FactsCaller, ModelAlias, RouteHeaders, RoutePolicy};
 
-fn endpoint(address: &str) -> Endpoint {
-    let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
-    Endpoint { address: address.into(), node, group, model, adapters: BTreeMap::new(), epoch: 1 }
-}
-
 fn deployment(name: &str, state: DeploymentState, addresses: &[&str]) -> Deployment {
-    Deployment {
-        namespace: "default".into(),
-        name: name.into(),
-        created: 0,
-        context_tokens: 1,
-        model: "small".into(),
-        adapters: BTreeMap::new(),
-        defaults: RequestDefaults::default(),
-        load_quantization: "",
-        memory_bytes: 0,
-        idle_limits: None,
-        state,
-        endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
-    }
+    let endpoints = addresses.iter().map(|address| endpoint(address)).collect();
+    Deployment { state, endpoints, ..fixtures::deployment("default", name) }
 }
 
 fn table() -> RoutingTable {
