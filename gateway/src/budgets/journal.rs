@@ -1,8 +1,8 @@
 //! The journal: what requests of this gateway may use and used, written before they are answered and before they end, so that
-//! a gateway that is killed knows it when it starts again. Whoever has entries appends them to a log ([`LogFile`]) itself: a
-//! system call, and no thread to wait for. A full log goes into the tables ([`tables`]) by a thread of its own, as few changes
-//! ([`Backlog`]), while the next log is written. Nobody waits until it is on the disk (`fsync`): after a machine has stopped, all
-//! that the gateway was granted counts as used.
+//! a gateway that is killed knows it when it starts again. Whoever has entries writes them to a place of a log ([`LogFile`])
+//! itself: a system call, and nobody to wait for. A full log goes into the tables ([`tables`]) by a thread of its own, as few
+//! changes ([`Backlog`]), while the next log is written. Nobody waits until it is on the disk (`fsync`): after a machine has
+//! stopped, all that the gateway was granted counts as used.
 
 mod backlog;
 mod log;
@@ -43,7 +43,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) type AccountKey = (String, WindowKey);
 
 /// A change of what is reserved and used.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum JournalEntry {
     /// A request may use this.
     Reserved { id: u64, account: AccountKey, amount: Amount },
@@ -149,6 +149,24 @@ impl OpenLog {
         self.full.append(&mut self.entries);
         self.last_full = self.log.number;
     }
+
+    /// Takes back what a line of entries reserves that could not be written: its request does not begin, and nothing will end
+    /// it.
+    fn take_back(&mut self, line: &[u8]) {
+        let entries: Vec<JournalEntry> = serde_json::from_slice(line).unwrap_or_default();
+        for entry in entries {
+            let JournalEntry::Reserved { id, account, .. } = &entry else { continue };
+            let is_known = [&mut self.entries, &mut self.full].into_iter().any(|list| {
+                let place = list.iter().rposition(|one| *one == entry);
+                place.map(|place| list.remove(place)).is_some()
+            });
+            if !is_known {
+                // The tables have it by now.
+                let amount = Amount::ZERO;
+                self.entries.push(JournalEntry::Used { id: *id, account: account.clone(), amount });
+            }
+        }
+    }
 }
 
 /// What the thread that writes the tables is asked for.
@@ -240,25 +258,40 @@ impl Journal {
     }
 
     fn append(&self, entries: Vec<JournalEntry>, begins: bool) -> Result<(), JournalError> {
-        let refused = |message| Err(JournalError { message, is_damaged: false });
         let line = log::line(&entries)?;
-        let mut open = self.open.lock();
+        // Nobody waits here for a write: two threads of the gateway would stand still where one is interrupted.
+        let place = {
+            let mut open = self.open.lock();
+            self.make_room(&mut open, begins)?;
+            open.entries.extend(entries);
+            open.log.place(&line)
+        };
+        place.write(&line).inspect_err(|_| {
+            if begins {
+                self.open.lock().take_back(&line);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Goes on with the next log where this one is full. An error where nothing may be written, or no request may begin.
+    fn make_room(&self, open: &mut OpenLog, begins: bool) -> Result<(), JournalError> {
+        let refused = |message| Err(JournalError { message, is_damaged: false });
         if open.has_ended {
             return refused("the thread that writes its tables has ended; see the gateway's log".to_owned());
         }
-        if open.log.bytes >= self.max_log_bytes {
-            if let Some(next) = open.next.take() {
-                open.end(next);
-                self.ask(Fold::Full);
-            } else if begins && open.log.bytes >= self.max_log_bytes.saturating_mul(MAX_LOG_FACTOR) {
-                let bytes = open.log.bytes;
-                return refused(format!(
-                    "its log has {bytes} bytes that are not in its tables yet; see the gateway's log"
-                ));
-            }
+        if open.log.bytes < self.max_log_bytes {
+            return Ok(());
         }
-        open.log.append_line(&line)?;
-        open.entries.extend(entries);
+        if let Some(next) = open.next.take() {
+            open.end(next);
+            self.ask(Fold::Full);
+        } else if begins && open.log.bytes >= self.max_log_bytes.saturating_mul(MAX_LOG_FACTOR) {
+            let bytes = open.log.bytes;
+            return refused(format!(
+                "its log has {bytes} bytes that are not in its tables yet; see the gateway's log"
+            ));
+        }
         Ok(())
     }
 

@@ -1,42 +1,68 @@
 //! Logs of the journal: files with a line of JSON for each write. The first line is the name of the gateway, so that the logs of
-//! another one, whose tables are gone, count for nothing. A line without its end was cut, and nobody was told of it.
+//! another one, whose tables are gone, count for nothing. Each line is written at a place of its own, so that nobody waits for
+//! the write of another: a place that was not written to its end has zeros behind what it has, or is the last. Nobody was told
+//! that such a line is written, and it counts for nothing.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::JournalEntry;
 
 /// A log that is written.
 #[derive(Debug)]
 pub(super) struct LogFile {
-    file: File,
+    file: Arc<File>,
     /// Those with higher numbers come later.
     pub(super) number: u64,
-    /// Its length.
+    /// Its length, with all places that lines have.
     pub(super) bytes: u64,
+}
+
+/// Where a line goes.
+pub(super) struct LinePlace {
+    file: Arc<File>,
+    offset: u64,
 }
 
 impl LogFile {
     /// Creates the log of that number beside the tables at `path`.
     pub(super) fn create(path: &Path, number: u64, gateway: &str) -> io::Result<Self> {
-        let file = File::create(log_path(path, number))?;
+        let file = Arc::new(File::create(log_path(path, number))?);
         let mut log = Self { file, number, bytes: 0 };
-        log.append(gateway)?;
+        let name = line(gateway)?;
+        log.place(&name).write(&name)?;
         Ok(log)
     }
 
-    /// Writes a value as a line. After an error the next line takes its place.
-    pub(super) fn append<T: serde::Serialize + ?Sized>(&mut self, value: &T) -> io::Result<()> {
-        self.append_line(&line(value)?)
+    /// One on a disk that is full.
+    #[cfg(test)]
+    pub(super) fn full(number: u64) -> Self {
+        let file = File::options().write(true).open("/dev/full").unwrap();
+        Self { file: Arc::new(file), number, bytes: 0 }
     }
 
-    /// The same for a value that is a line already.
-    pub(super) fn append_line(&mut self, line: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(line, self.bytes)?;
+    /// One that is there.
+    #[cfg(test)]
+    pub(super) fn reopened(path: &Path, number: u64) -> Self {
+        let file = File::options().write(true).open(log_path(path, number)).unwrap();
+        Self { file: Arc::new(file), number, bytes: 0 }
+    }
+
+    /// The place of a line, which no other line gets.
+    pub(super) fn place(&mut self, line: &[u8]) -> LinePlace {
+        let offset = self.bytes;
         self.bytes += line.len() as u64;
-        Ok(())
+        LinePlace { file: self.file.clone(), offset }
+    }
+}
+
+impl LinePlace {
+    /// Writes the line that it is the place of.
+    pub(super) fn write(&self, line: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(line, self.offset)
     }
 }
 
@@ -101,7 +127,9 @@ pub(super) fn read(
                 return Ok(());
             }
         } else {
-            add(serde_json::from_slice(&line)?);
+            // Zeros are of places before its own: JSON has none.
+            let start = line.iter().rposition(|byte| *byte == 0).map_or(0, |last| last + 1);
+            add(serde_json::from_slice(line.get(start..).unwrap_or_default())?);
         }
         line.clear();
     }

@@ -1,8 +1,6 @@
 //! What a journal knows after its process was killed at any moment, and what its files hold.
 
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
 
 use russet_crds::BudgetPeriod;
@@ -16,17 +14,17 @@ use crate::metrics::Metrics;
 
 const NOW: i64 = 1_800_000_000;
 
-/// The account of a window before now.
-fn account(window: i64) -> AccountKey {
-    ("uid".to_owned(), (BudgetPeriod::Hour, NOW - window * 3600))
+/// The account of a window before now, of the Budget that a thread writes.
+fn account_of(thread: usize, window: i64) -> AccountKey {
+    (format!("uid{thread}"), (BudgetPeriod::Hour, NOW - window * 3600))
 }
 
 /// What the process below writes, one after the other: a request reserves in two steps, as one that tries providers does, and the
 /// one before it ends.
-fn entry(number: u64) -> JournalEntry {
+fn entry_of(thread: usize, number: u64) -> JournalEntry {
     let tokens = |tokens| Amount { tokens, ..Amount::ZERO };
     let request = number / 3;
-    let of = |request: u64| account(i64::try_from(request % 3).unwrap());
+    let of = |request: u64| account_of(thread, i64::try_from(request % 3).unwrap());
     match (number % 3, request.checked_sub(1)) {
         (2, Some(before)) => {
             JournalEntry::Used { id: before, account: of(before), amount: tokens(before % 50) }
@@ -35,11 +33,25 @@ fn entry(number: u64) -> JournalEntry {
     }
 }
 
-/// What is used by the first so many entries, when all that runs then is cut.
+/// The same of the only thread that writes.
+fn entry(number: u64) -> JournalEntry {
+    entry_of(0, number)
+}
+
+fn append(log: &mut LogFile, number: u64) {
+    let line = log::line(&[entry(number)]).unwrap();
+    log.place(&line).write(&line).unwrap();
+}
+
 fn used_after(entries: u64) -> HashMap<AccountKey, u64> {
+    used_by(0, entries)
+}
+
+/// What is used by the first so many entries of a thread, when all that runs then is cut.
+fn used_by(thread: usize, entries: u64) -> HashMap<AccountKey, u64> {
     let (mut used, mut open) = (HashMap::new(), HashMap::new());
     for number in 0..entries {
-        match entry(number) {
+        match entry_of(thread, number) {
             JournalEntry::Reserved { id, account, amount } => {
                 *open.entry((id, account)).or_insert(0) += amount.tokens;
             }
@@ -57,6 +69,22 @@ fn used_after(entries: u64) -> HashMap<AccountKey, u64> {
 
 /// The variable that makes the test below the process that it kills.
 const KILLED: &str = "RUSSET_KILLED_JOURNAL";
+/// Threads that write at once, as a gateway has them.
+const THREADS: usize = 3;
+
+/// Writes entries of a thread until nobody reads what it says of them.
+fn write_all(journal: &Journal, thread: usize) {
+    for number in 0.. {
+        // It writes faster than such small logs go into the tables.
+        while let Err(error) = journal.write(vec![entry_of(thread, number)]) {
+            assert!(error.to_string().contains("not in its tables yet"), "{error}");
+            std::thread::yield_now();
+        }
+        if writeln!(std::io::stdout(), "written {thread} {}", number + 1).is_err() {
+            return;
+        }
+    }
+}
 
 #[test]
 fn a_journal_whose_process_is_killed_is_what_was_written() {
@@ -64,16 +92,13 @@ fn a_journal_whose_process_is_killed_is_what_was_written() {
     let open = |path: &Path| Journal::open_with(path, NOW, 1 << 11).unwrap();
     if let Some(path) = std::env::var_os(KILLED) {
         let (journal, _) = open(Path::new(&path));
-        for number in 0.. {
-            // It writes faster than such small logs go into the tables.
-            while let Err(error) = journal.write(vec![entry(number)]) {
-                assert!(error.to_string().contains("not in its tables yet"), "{error}");
-                std::thread::yield_now();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let journal = &journal;
+                scope.spawn(move || write_all(journal, thread));
             }
-            if writeln!(std::io::stdout(), "written {}", number + 1).is_err() {
-                return;
-            }
-        }
+        });
+        return;
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("budgets.db");
@@ -90,56 +115,102 @@ fn a_journal_whose_process_is_killed_is_what_was_written() {
             .spawn()
             .unwrap();
         let limit = rand::random_range(1..3000);
-        let (mut written, mut is_killed) = (0, false);
+        let (mut written, mut is_killed) = ([0_u64; THREADS], false);
         for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
-            if let Some(number) = line.strip_prefix("written ") {
-                written = number.parse().unwrap();
-                if written >= limit && !is_killed {
+            if let Some((thread, number)) =
+                line.strip_prefix("written ").and_then(|rest| rest.split_once(' '))
+            {
+                written[thread.parse::<usize>().unwrap()] = number.parse().unwrap();
+                if written.iter().sum::<u64>() >= limit && !is_killed {
                     child.kill().unwrap();
                     is_killed = true;
                 }
             }
         }
         child.wait().unwrap();
-        assert!(is_killed, "it ended by itself after {written} entries");
+        assert!(is_killed, "it ended by itself after {written:?} entries");
         let (journal, recovered) = open(&path);
         drop(journal);
         let known: HashMap<_, _> =
             recovered.used.iter().map(|(account, amount)| (account.clone(), amount.tokens)).collect();
-        // One more may have been written, and not said.
-        let expected = [written, written + 1].map(|entries| {
-            let mut used = used_after(entries);
-            for (account, tokens) in &before {
-                *used.entry(account.clone()).or_insert(0) += tokens;
-            }
-            used
-        });
-        assert!(
-            expected.contains(&known),
-            "round {round}, {written} entries: {known:?} is none of {expected:?}"
-        );
+        for (thread, written) in written.into_iter().enumerate() {
+            let of_thread = |used: &HashMap<AccountKey, u64>| {
+                let mut used = used.clone();
+                used.retain(|(uid, _), tokens| *uid == format!("uid{thread}") && *tokens > 0);
+                used
+            };
+            // One more may have been written, and not said.
+            let expected = [written, written + 1].map(|entries| {
+                let mut used = used_by(thread, entries);
+                for (account, tokens) in of_thread(&before) {
+                    *used.entry(account).or_insert(0) += tokens;
+                }
+                of_thread(&used)
+            });
+            let known = of_thread(&known);
+            assert!(
+                expected.contains(&known),
+                "round {round}, {written} entries of thread {thread}: {known:?} is none of {expected:?}"
+            );
+        }
         before = known;
     }
 }
 
 #[test]
-fn what_a_write_left_behind_that_failed_is_written_over() {
+fn a_line_that_was_not_written_to_its_end_hides_no_other() {
+    // What of a place is written, when its thread is killed or the disk is full: nothing, or its beginning.
+    for (first, second) in [(0, 0), (0, 40), (1, 0), (40, 40), (usize::MAX, 5)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("budgets.db");
+        let mut log = LogFile::create(&path, 1, "gateway-a").unwrap();
+        append(&mut log, 0);
+        for torn in [first, second] {
+            let line = log::line(&[entry(1)]).unwrap();
+            let end = torn.min(line.len() - 1);
+            log.place(&line).write(&line[..end]).unwrap();
+        }
+        append(&mut log, 2);
+        append(&mut log, 3);
+        let line = log::line(&[entry(4)]).unwrap();
+        log.place(&line).write(&line[..second.min(line.len() - 1)]).unwrap();
+        let read = |gateway| {
+            let mut entries = Vec::new();
+            log::read(&path, 1, gateway, |more| entries.extend(more)).map(|()| entries)
+        };
+        assert_eq!(read("gateway-a").unwrap(), [0, 2, 3].map(entry), "{first} and {second} bytes");
+        // The name of another gateway: its tables are gone.
+        assert_eq!(read("gateway-b").unwrap(), []);
+    }
+}
+
+#[test]
+fn what_could_not_be_written_reserves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("budgets.db");
-    let mut log = LogFile::create(&path, 1, "gateway-a").unwrap();
-    log.append(&[entry(0)]).unwrap();
-    // The disk was full in the middle of a long line, and then a shorter one went in.
-    let end = log.bytes;
-    let torn = File::options().write(true).open(folder.path().join("budgets.log1")).unwrap();
-    torn.write_all_at(&[b'x'; 900], end).unwrap();
-    log.append(&[entry(1)]).unwrap();
-    let read = |gateway| {
-        let mut entries = Vec::new();
-        log::read(&path, 1, gateway, |more| entries.extend(more)).map(|()| entries.len())
+    let (journal, _) = Journal::open(&path, NOW).unwrap();
+    journal.write(vec![entry(0)]).unwrap();
+    let number = journal.open.lock().log.number;
+    let is_full = |is_full: bool| {
+        let mut open = journal.open.lock();
+        let bytes = open.log.bytes;
+        open.log = if is_full { LogFile::full(number) } else { LogFile::reopened(&path, number) };
+        open.log.bytes = bytes;
     };
-    assert_eq!(read("gateway-a").unwrap(), 2);
-    // The name of another gateway: its tables are gone.
-    assert_eq!(read("gateway-b").unwrap(), 0);
+    is_full(true);
+    // The second step of the same request, and another one.
+    for number in [1, 3] {
+        assert!(journal.write(vec![entry(number)]).is_err());
+        assert_eq!(journal.open.lock().entries, [entry(0)]);
+    }
+    is_full(false);
+    // A thread that was still writing when its log went into the tables: what it reserved is given back there.
+    let line = log::line(&[entry(3)]).unwrap();
+    journal.open.lock().take_back(&line);
+    journal.write(vec![entry(2)]).unwrap();
+    let JournalEntry::Reserved { id, account, .. } = entry(3) else { panic!("{:?}", entry(3)) };
+    let given_back = JournalEntry::Used { id, account, amount: Amount::ZERO };
+    assert_eq!(journal.open.lock().entries, [entry(0), given_back, entry(2)]);
 }
 
 #[tokio::test]
