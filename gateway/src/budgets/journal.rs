@@ -39,6 +39,9 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(600);
 /// Time until the tables are tried again that could not be written.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Time between two looks whether the last lines of a log are written, which takes as long as the disk does.
+const WRITE_INTERVAL: Duration = Duration::from_millis(1);
+
 /// A window of a Budget, by the Budget's uid: one that is created anew begins anew.
 pub(super) type AccountKey = (String, WindowKey);
 
@@ -123,6 +126,8 @@ struct OpenLog {
     /// What those before it have that the thread did not take yet, up to that number.
     full: Vec<JournalEntry>,
     last_full: u64,
+    /// The files of these, into which lines may still be written.
+    ended: Vec<LogFile>,
     /// The one after it, as soon as the ones before it are in the tables.
     next: Option<LogFile>,
     /// Whether the thread has ended, and with it the lock on the tables: another gateway may have them now.
@@ -135,6 +140,12 @@ struct EndGuard(Arc<Mutex<OpenLog>>);
 impl Drop for EndGuard {
     fn drop(&mut self) {
         self.0.lock().has_ended = true;
+        // What is written afterwards would be in no log of the gateway that has the tables next.
+        let is_written =
+            |open: &mut OpenLog| open.log.is_written() && open.ended.iter_mut().all(LogFile::is_written);
+        while !is_written(&mut self.0.lock()) {
+            std::thread::sleep(WRITE_INTERVAL);
+        }
     }
 }
 
@@ -142,7 +153,7 @@ impl OpenLog {
     /// Ends the log that is written, and goes on with the next one.
     fn end(&mut self, next: LogFile) {
         self.end_entries();
-        self.log = next;
+        self.ended.push(std::mem::replace(&mut self.log, next));
     }
 
     fn end_entries(&mut self) {
@@ -150,20 +161,29 @@ impl OpenLog {
         self.last_full = self.log.number;
     }
 
+    /// What full logs have, and the number of the last; `None` while a line of them may still be written: what that reserves is
+    /// taken back where it cannot be.
+    fn take_full(&mut self) -> Option<(Vec<JournalEntry>, u64)> {
+        if !self.ended.iter_mut().all(LogFile::is_written) {
+            return None;
+        }
+        self.ended.clear();
+        Some((std::mem::take(&mut self.full), self.last_full))
+    }
+
     /// Takes back what a line of entries reserves that could not be written: its request does not begin, and nothing will end
     /// it.
     fn take_back(&mut self, line: &[u8]) {
         let entries: Vec<JournalEntry> = serde_json::from_slice(line).unwrap_or_default();
         for entry in entries {
-            let JournalEntry::Reserved { id, account, .. } = &entry else { continue };
-            let is_known = [&mut self.entries, &mut self.full].into_iter().any(|list| {
-                let place = list.iter().rposition(|one| *one == entry);
-                place.map(|place| list.remove(place)).is_some()
-            });
-            if !is_known {
-                // The tables have it by now.
-                let amount = Amount::ZERO;
-                self.entries.push(JournalEntry::Used { id: *id, account: account.clone(), amount });
+            if !matches!(entry, JournalEntry::Reserved { .. }) {
+                continue;
+            }
+            for list in [&mut self.entries, &mut self.full] {
+                if let Some(place) = list.iter().rposition(|one| *one == entry) {
+                    list.remove(place);
+                    break;
+                }
             }
         }
     }
@@ -212,7 +232,8 @@ impl Journal {
         let logs = Logs { path: path.to_owned(), gateway: recovered.gateway.clone() };
         let (log, next) = (logs.create(folded + 1)?, Some(logs.create(folded + 2)?));
         let (entries, full) = (Vec::new(), Vec::new());
-        let open = OpenLog { log, entries, full, last_full: folded, next, has_ended: false };
+        let ended = Vec::new();
+        let open = OpenLog { log, entries, full, last_full: folded, ended, next, has_ended: false };
         let open = Arc::new(Mutex::new(open));
         let (folds, receiver) = mpsc::channel();
         let write = {
@@ -339,7 +360,7 @@ fn write_tables(
         if asked.is_some() {
             prepare_next(logs, open);
         }
-        let (full, last) = {
+        {
             let mut open = open.lock();
             if !is_open {
                 open.end_entries();
@@ -349,8 +370,8 @@ fn write_tables(
             {
                 open.end(next);
             }
-            (std::mem::take(&mut open.full), open.last_full)
-        };
+        }
+        let (full, last) = take_full(open);
         backlog.add(full);
         if folded < last {
             // Where it fails, the logs have it still.
@@ -374,6 +395,16 @@ fn write_tables(
         }
     }
     Ok(())
+}
+
+/// What full logs have, once all their lines are written.
+fn take_full(open: &Mutex<OpenLog>) -> (Vec<JournalEntry>, u64) {
+    loop {
+        if let Some(full) = open.lock().take_full() {
+            return full;
+        }
+        std::thread::sleep(WRITE_INTERVAL);
+    }
 }
 
 /// Removes the logs that the tables have. One that stays counts for nothing, and is tried again with the next.

@@ -20,6 +20,8 @@ pub(crate) struct Reservation {
     base: Vec<EntryHold>,
     /// Money for a try of a provider.
     attempt: Option<ProviderAttempt>,
+    /// Accounts in which tries reserved and the request did not: those of windows that began since.
+    later_accounts: Vec<AccountKey>,
     /// Output tokens that it may have at most, where it names none itself.
     answer_tokens: u32,
     prompt_bound: u64,
@@ -89,6 +91,7 @@ impl Reservation {
             budgets,
             base,
             attempt: None,
+            later_accounts: Vec::new(),
             answer_tokens,
             prompt_bound,
             noted: Usage::default(),
@@ -146,9 +149,16 @@ impl Reservation {
         let need = Amount { money, ..Amount::ZERO };
         let holds =
             self.budgets.hold_all(&self.entries(), need).await.map_err(|rejection| rejection.error())?;
-        let entries = holds.iter().map(|held| self.reserved(held)).collect();
+        // Where it cannot be written down, nothing is asked, and nothing is to be paid.
+        self.budgets.record(holds.iter().map(|held| self.reserved(held)).collect())?;
+        for EntryHold { hold, .. } in &holds {
+            let is_known = self.base.iter().map(|held| &held.hold.account).chain(&self.later_accounts);
+            if !is_known.into_iter().any(|account| *account == hold.account) {
+                self.later_accounts.push(hold.account.clone());
+            }
+        }
         self.attempt = Some(ProviderAttempt { _holds: holds, price });
-        self.budgets.record(entries)
+        Ok(())
     }
 
     /// The provider did not answer, and wants nothing for it.
@@ -214,6 +224,14 @@ impl Reservation {
                 amount: used,
             });
         }
+        // What was used counts where the request began.
+        entries.extend(
+            std::mem::take(&mut self.later_accounts).into_iter().map(|account| JournalEntry::Used {
+                id: self.id,
+                account,
+                amount: Amount::ZERO,
+            }),
+        );
         if !entries.is_empty() {
             self.budgets.record_used(entries);
         }
@@ -223,5 +241,41 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{BudgetPeriod, Money, TokenPrice};
+
+    use super::super::MemoryBudgets;
+    use super::super::tests::{ANNA, bound, budget, per_month};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_try_in_a_later_window_is_ended_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("budgets.db");
+        let memory = MemoryBudgets::of([budget("b", vec![per_month(None, None, Some("1"))])]);
+        let budgets = memory.gateway(Some(&path));
+        let mut reservation = budgets.reserve(&[ANNA], bound(1000, 1000)).await.unwrap().unwrap();
+        let now = reservation.base[0].hold.account.clone();
+        assert_eq!(now.1.0, BudgetPeriod::Month);
+        // As if the request had begun a month before; its hold there is of no account that there is.
+        reservation.base[0].hold.account.1.1 -= 86_400 * 28;
+        let fee: Money = "0.5".parse().unwrap();
+        let free: Money = "0".parse().unwrap();
+        let tokens = TokenPrice { input: free, cached_input: None, output: free };
+        let price = ModelPrice { tokens, request: fee };
+        for _ in 0..2 {
+            reservation.begin_attempt(price).await.unwrap();
+        }
+        assert_eq!(reservation.later_accounts, std::slice::from_ref(&now));
+        reservation.settle(Usage { prompt_tokens: 900, completion_tokens: 100, cached_tokens: 0 });
+        budgets.close().await;
+        drop(budgets);
+        let (_, recovered) = super::super::Journal::open(&path, jiff::Timestamp::now().as_second()).unwrap();
+        let money = |account: &AccountKey| recovered.used.get(account).map_or(0, |amount| amount.money);
+        assert_eq!(money(&now), 0, "{recovered:?}");
     }
 }

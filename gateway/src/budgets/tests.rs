@@ -11,7 +11,7 @@ use russet_wire::event::Usage;
 use super::*;
 
 impl MemoryBudgets {
-    fn gateway(&self, journal: Option<&Path>) -> Arc<Budgets> {
+    pub(super) fn gateway(&self, journal: Option<&Path>) -> Arc<Budgets> {
         let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
         Arc::new(Budgets::in_memory(self, journal, metrics))
     }
@@ -21,7 +21,7 @@ impl MemoryBudgets {
     }
 
     /// What its status says that was used, in its only window.
-    fn used(&self, name: &str) -> Amount {
+    pub(super) fn used(&self, name: &str) -> Amount {
         let status = self.get(name).status.unwrap_or_default();
         status.windows.iter().fold(Amount::ZERO, |sum, window| sum.plus(Amount::of(&window.used)))
     }

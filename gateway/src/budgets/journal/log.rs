@@ -21,7 +21,7 @@ pub(super) struct LogFile {
     pub(super) bytes: u64,
 }
 
-/// Where a line goes.
+/// Where a line goes. As long as it is there, the line may still be written.
 pub(super) struct LinePlace {
     file: Arc<File>,
     offset: u64,
@@ -49,6 +49,11 @@ impl LogFile {
     pub(super) fn reopened(path: &Path, number: u64) -> Self {
         let file = File::options().write(true).open(log_path(path, number)).unwrap();
         Self { file: Arc::new(file), number, bytes: 0 }
+    }
+
+    /// Whether every line that has a place is written, or could not be.
+    pub(super) fn is_written(&mut self) -> bool {
+        Arc::get_mut(&mut self.file).is_some()
     }
 
     /// The place of a line, which no other line gets.
@@ -127,9 +132,11 @@ pub(super) fn read(
                 return Ok(());
             }
         } else {
-            // Zeros are of places before its own: JSON has none.
-            let start = line.iter().rposition(|byte| *byte == 0).map_or(0, |last| last + 1);
-            add(serde_json::from_slice(line.get(start..).unwrap_or_default())?);
+            // JSON has no zeros: before them is what was written of other lines, maybe all but the end.
+            let mut parts = line.rsplit(|byte| *byte == 0);
+            let last = serde_json::from_slice(parts.next().unwrap_or_default())?;
+            parts.rev().filter_map(|part| serde_json::from_slice(part).ok()).for_each(&mut add);
+            add(last);
         }
         line.clear();
     }

@@ -3,7 +3,8 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
-use russet_crds::BudgetPeriod;
+use russet_crds::{BudgetPeriod, ModelPrice};
+use russet_wire::event::Usage;
 
 use super::tables::MAX_AMOUNT;
 use super::*;
@@ -67,6 +68,10 @@ fn used_by(thread: usize, entries: u64) -> HashMap<AccountKey, u64> {
     used
 }
 
+fn tokens_of(recovered: &Recovered) -> HashMap<AccountKey, u64> {
+    recovered.used.iter().map(|(account, amount)| (account.clone(), amount.tokens)).collect()
+}
+
 /// The variable that makes the test below the process that it kills.
 const KILLED: &str = "RUSSET_KILLED_JOURNAL";
 /// Threads that write at once, as a gateway has them.
@@ -117,8 +122,9 @@ fn a_journal_whose_process_is_killed_is_what_was_written() {
         let limit = rand::random_range(1..3000);
         let (mut written, mut is_killed) = ([0_u64; THREADS], false);
         for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
+            // The name of the test may stand before it.
             if let Some((thread, number)) =
-                line.strip_prefix("written ").and_then(|rest| rest.split_once(' '))
+                line.rsplit_once("written ").and_then(|(_, said)| said.split_once(' '))
             {
                 written[thread.parse::<usize>().unwrap()] = number.parse().unwrap();
                 if written.iter().sum::<u64>() >= limit && !is_killed {
@@ -131,8 +137,7 @@ fn a_journal_whose_process_is_killed_is_what_was_written() {
         assert!(is_killed, "it ended by itself after {written:?} entries");
         let (journal, recovered) = open(&path);
         drop(journal);
-        let known: HashMap<_, _> =
-            recovered.used.iter().map(|(account, amount)| (account.clone(), amount.tokens)).collect();
+        let known = tokens_of(&recovered);
         for (thread, written) in written.into_iter().enumerate() {
             let of_thread = |used: &HashMap<AccountKey, u64>| {
                 let mut used = used.clone();
@@ -167,7 +172,8 @@ fn a_line_that_was_not_written_to_its_end_hides_no_other() {
         append(&mut log, 0);
         for torn in [first, second] {
             let line = log::line(&[entry(1)]).unwrap();
-            let end = torn.min(line.len() - 1);
+            // All but its newline would be a line.
+            let end = torn.min(line.len() - 2);
             log.place(&line).write(&line[..end]).unwrap();
         }
         append(&mut log, 2);
@@ -204,13 +210,65 @@ fn what_could_not_be_written_reserves_nothing() {
         assert_eq!(journal.open.lock().entries, [entry(0)]);
     }
     is_full(false);
-    // A thread that was still writing when its log went into the tables: what it reserved is given back there.
+    // One whose log is full meanwhile.
     let line = log::line(&[entry(3)]).unwrap();
-    journal.open.lock().take_back(&line);
+    {
+        let mut open = journal.open.lock();
+        open.entries.push(entry(3));
+        open.end_entries();
+        open.take_back(&line);
+        assert_eq!((&*open.full, &*open.entries), (&[entry(0)][..], &[][..]));
+    }
     journal.write(vec![entry(2)]).unwrap();
-    let JournalEntry::Reserved { id, account, .. } = entry(3) else { panic!("{:?}", entry(3)) };
-    let given_back = JournalEntry::Used { id, account, amount: Amount::ZERO };
-    assert_eq!(journal.open.lock().entries, [entry(0), given_back, entry(2)]);
+    drop(journal);
+    let (_, recovered) = Journal::open(&path, NOW).unwrap();
+    // What was written is of one request, which a kill would have cut.
+    assert_eq!(tokens_of(&recovered), HashMap::from([(account_of(0, 0), 200)]));
+}
+
+#[test]
+fn a_log_goes_into_the_tables_when_its_last_line_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.db");
+    let (journal, _) = Journal::open(&path, NOW).unwrap();
+    journal.write(vec![entry(0)]).unwrap();
+    let line = log::line(&[entry(3)]).unwrap();
+    let place = {
+        let mut open = journal.open.lock();
+        open.entries.push(entry(3));
+        let place = open.log.place(&line);
+        let next = open.next.take().unwrap();
+        open.end(next);
+        place
+    };
+    let mut open = journal.open.lock();
+    assert!(open.take_full().is_none(), "a line may still be written");
+    // Its disk is full: what it reserves goes into no table.
+    open.take_back(&line);
+    drop(place);
+    assert_eq!(open.take_full(), Some((vec![entry(0)], 1)));
+}
+
+#[test]
+fn a_line_with_a_zero_for_its_end_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("budgets.db");
+    let mut log = LogFile::create(&path, 1, "gateway-a").unwrap();
+    (0..4).for_each(|number| append(&mut log, number));
+    let file = folder.path().join("budgets.log1");
+    let whole = std::fs::read(&file).unwrap();
+    let ends: Vec<usize> = (0..whole.len()).filter(|place| whole[*place] == b'\n').collect();
+    assert_eq!(ends.len(), 5);
+    for cut in 1..=4 {
+        let mut damaged = whole.clone();
+        damaged[ends[cut]] = 0;
+        std::fs::write(&file, &damaged).unwrap();
+        let mut entries = Vec::new();
+        log::read(&path, 1, "gateway-a", |more| entries.extend(more)).unwrap();
+        // Behind the last one there is nothing that would show that it was written.
+        let expected: Vec<_> = (0..if cut == 4 { 3 } else { 4 }).map(entry).collect();
+        assert_eq!(entries, expected, "line {cut}");
+    }
 }
 
 #[tokio::test]
@@ -219,7 +277,8 @@ async fn a_log_that_the_tables_do_not_take_has_a_bound() {
     let path = folder.path().join("budgets.db");
     let log = |number| LogFile::create(&path, number, "gateway-a").unwrap();
     let (entries, full) = (Vec::new(), Vec::new());
-    let open = OpenLog { log: log(1), entries, full, last_full: 0, next: None, has_ended: false };
+    let (log_1, ended) = (log(1), Vec::new());
+    let open = OpenLog { log: log_1, entries, full, last_full: 0, ended, next: None, has_ended: false };
     let journal = Journal {
         open: Arc::new(Mutex::new(open)),
         folds: None,
@@ -261,10 +320,18 @@ async fn a_log_that_the_tables_do_not_take_has_a_bound() {
     assert_eq!((read(1), read(2)), (written + 1, 1));
     drop(reservation);
     assert_eq!(read(2), 2);
+    let mut late = reserve().await.unwrap().unwrap();
     // Without the thread another gateway may have the tables.
     drop(EndGuard(journal.open.clone()));
     let error = journal.write(vec![entry(5)]).unwrap_err();
     assert!(error.to_string().contains("has ended"), "{error}");
+    // A provider is not asked where that cannot be written down, and nobody pays it for what another one answers.
+    let fee = ModelPrice { request: "1".parse().unwrap(), ..ModelPrice::default() };
+    assert_eq!(late.begin_attempt(fee).await.unwrap_err().kind, ErrorKind::StoreFull);
+    late.settle(Usage { prompt_tokens: 900, ..Usage::default() });
+    assert_eq!(budgets.give_back().await, None);
+    let used = memory.used("b");
+    assert_eq!((used.tokens, used.money), (900, 0));
 }
 
 #[tokio::test]
@@ -283,9 +350,7 @@ async fn after_a_fold_the_tables_have_it_all() {
         std::fs::copy(name(&path), name(&copy)).unwrap();
     }
     let (_, recovered) = Journal::open(&copy, NOW).unwrap();
-    let known: HashMap<_, _> =
-        recovered.used.iter().map(|(account, amount)| (account.clone(), amount.tokens)).collect();
-    assert_eq!(known, used_after(100));
+    assert_eq!(tokens_of(&recovered), used_after(100));
     // Nothing is there twice with what comes behind it.
     journal.write(vec![entry(100)]).unwrap();
     drop(journal);
