@@ -6,6 +6,7 @@
 
 mod backlog;
 mod log;
+mod open_log;
 mod tables;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use super::amount::Amount;
 use super::window::WindowKey;
 use backlog::Backlog;
 use log::LogFile;
+use open_log::{EndGuard, OpenLog, take_full};
 pub(super) use tables::new_name;
 
 /// Bytes of a log after which it goes into the tables: those of some thousand requests.
@@ -38,9 +40,6 @@ const MAX_LOG_FACTOR: u64 = 16;
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(600);
 /// Time until the tables are tried again that could not be written.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Time between two looks whether the last lines of a log are written, which takes as long as the disk does.
-const WRITE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A window of a Budget, by the Budget's uid: one that is created anew begins anew.
 pub(super) type AccountKey = (String, WindowKey);
@@ -113,78 +112,6 @@ impl Drop for Journal {
         self.folds = None;
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             tracing::error!("the journal of budgets ended early; its logs have what its tables lack");
-        }
-    }
-}
-
-/// The log that is written, and those beside it.
-#[derive(Debug)]
-struct OpenLog {
-    log: LogFile,
-    /// What it has.
-    entries: Vec<JournalEntry>,
-    /// What those before it have that the thread did not take yet, up to that number.
-    full: Vec<JournalEntry>,
-    last_full: u64,
-    /// The files of these, into which lines may still be written.
-    ended: Vec<LogFile>,
-    /// The one after it, as soon as the ones before it are in the tables.
-    next: Option<LogFile>,
-    /// Whether the thread has ended, and with it the lock on the tables: another gateway may have them now.
-    has_ended: bool,
-}
-
-/// Says that the thread has ended, before what it owns is dropped.
-struct EndGuard(Arc<Mutex<OpenLog>>);
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        self.0.lock().has_ended = true;
-        // What is written afterwards would be in no log of the gateway that has the tables next.
-        let is_written =
-            |open: &mut OpenLog| open.log.is_written() && open.ended.iter_mut().all(LogFile::is_written);
-        while !is_written(&mut self.0.lock()) {
-            std::thread::sleep(WRITE_INTERVAL);
-        }
-    }
-}
-
-impl OpenLog {
-    /// Ends the log that is written, and goes on with the next one.
-    fn end(&mut self, next: LogFile) {
-        self.end_entries();
-        self.ended.push(std::mem::replace(&mut self.log, next));
-    }
-
-    fn end_entries(&mut self) {
-        self.full.append(&mut self.entries);
-        self.last_full = self.log.number;
-    }
-
-    /// What full logs have, and the number of the last; `None` while a line of them may still be written: what that reserves is
-    /// taken back where it cannot be.
-    fn take_full(&mut self) -> Option<(Vec<JournalEntry>, u64)> {
-        if !self.ended.iter_mut().all(LogFile::is_written) {
-            return None;
-        }
-        self.ended.clear();
-        Some((std::mem::take(&mut self.full), self.last_full))
-    }
-
-    /// Takes back what a line of entries reserves that could not be written: its request does not begin, and nothing will end
-    /// it.
-    fn take_back(&mut self, line: &[u8]) {
-        let entries: Vec<JournalEntry> = serde_json::from_slice(line).unwrap_or_default();
-        for entry in entries {
-            if !matches!(entry, JournalEntry::Reserved { .. }) {
-                continue;
-            }
-            for list in [&mut self.entries, &mut self.full] {
-                if let Some(place) = list.iter().rposition(|one| *one == entry) {
-                    list.remove(place);
-                    break;
-                }
-            }
         }
     }
 }
@@ -395,16 +322,6 @@ fn write_tables(
         }
     }
     Ok(())
-}
-
-/// What full logs have, once all their lines are written.
-fn take_full(open: &Mutex<OpenLog>) -> (Vec<JournalEntry>, u64) {
-    loop {
-        if let Some(full) = open.lock().take_full() {
-            return full;
-        }
-        std::thread::sleep(WRITE_INTERVAL);
-    }
 }
 
 /// Removes the logs that the tables have. One that stays counts for nothing, and is tried again with the next.
