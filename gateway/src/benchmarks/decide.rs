@@ -100,7 +100,7 @@ mod tests {
     use russet_crds::{BenchmarkStatus, LocalReference};
 
     use super::*;
-    use crate::request_defaults::RequestDefaults;
+    use crate::routes::fixtures;
 
     fn benchmark(name: &str, created: i64, output: u32) -> Benchmark {
         let spec = BenchmarkSpec {
@@ -124,21 +124,11 @@ mod tests {
     }
 
     fn table(state: DeploymentState, is_serving: bool) -> RoutingTable {
-        let (address, node, group, model) = ("a:1".into(), "a".into(), "default/g".into(), "small".into());
-        let endpoint = Endpoint { address, node, group, model, adapters: Default::default(), epoch: 1 };
         let deployment = Deployment {
-            namespace: "default".into(),
-            name: "m".into(),
-            created: 0,
             context_tokens: 1024,
-            model: "small".into(),
-            adapters: Default::default(),
-            defaults: RequestDefaults::default(),
-            load_quantization: "",
-            memory_bytes: 0,
-            idle_limits: None,
             state,
-            endpoints: if is_serving { vec![endpoint] } else { vec![] },
+            endpoints: if is_serving { vec![fixtures::endpoint("a:1")] } else { vec![] },
+            ..fixtures::deployment("default", "m")
         };
         RoutingTable { synced: true, deployments: vec![deployment], ..RoutingTable::default() }
     }

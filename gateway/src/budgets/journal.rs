@@ -157,10 +157,7 @@ impl Journal {
         let (recovered, folded) = tables::recover(&mut connection, path, now)?;
         remove_folded(path, folded);
         let logs = Logs { path: path.to_owned(), gateway: recovered.gateway.clone() };
-        let (log, next) = (logs.create(folded + 1)?, Some(logs.create(folded + 2)?));
-        let (entries, full) = (Vec::new(), Vec::new());
-        let ended = Vec::new();
-        let open = OpenLog { log, entries, full, last_full: folded, ended, next, has_ended: false };
+        let open = OpenLog::new(logs.create(folded + 1)?, Some(logs.create(folded + 2)?));
         let open = Arc::new(Mutex::new(open));
         let (folds, receiver) = mpsc::channel();
         let write = {

@@ -418,18 +418,8 @@ mod tests {
     #[test]
     fn a_key_is_that_of_the_answer_and_of_who_has_it() {
         let deployment = |name: &str| Deployment {
-            namespace: "default".into(),
-            name: name.into(),
-            created: 0,
-            context_tokens: 8,
-            model: "small".into(),
             adapters: [("a".to_owned(), "m-a".to_owned())].into(),
-            defaults: Default::default(),
-            load_quantization: "",
-            memory_bytes: 0,
-            idle_limits: None,
-            state: crate::routes::DeploymentState::Ready,
-            endpoints: vec![],
+            ..crate::routes::fixtures::deployment("default", name)
         };
         let table = RoutingTable::default();
         let base = GenerationRequest { id: "1".into(), ..GenerationRequest::default() };

@@ -30,25 +30,15 @@ pub(super) struct LinePlace {
 impl LogFile {
     /// Creates the log of that number beside the tables at `path`.
     pub(super) fn create(path: &Path, number: u64, gateway: &str) -> io::Result<Self> {
-        let file = Arc::new(File::create(log_path(path, number))?);
-        let mut log = Self { file, number, bytes: 0 };
+        let mut log = Self::of(File::create(log_path(path, number))?, number, 0);
         let name = line(gateway)?;
         log.place(&name).write(&name)?;
         Ok(log)
     }
 
-    /// One on a disk that is full.
-    #[cfg(test)]
-    pub(super) fn full(number: u64) -> Self {
-        let file = File::options().write(true).open("/dev/full").unwrap();
-        Self { file: Arc::new(file), number, bytes: 0 }
-    }
-
-    /// One that is there.
-    #[cfg(test)]
-    pub(super) fn reopened(path: &Path, number: u64) -> Self {
-        let file = File::options().write(true).open(log_path(path, number)).unwrap();
-        Self { file: Arc::new(file), number, bytes: 0 }
+    /// The log of that number in a file, of which so many bytes have places.
+    pub(super) fn of(file: File, number: u64, bytes: u64) -> Self {
+        Self { file: Arc::new(file), number, bytes }
     }
 
     /// Whether every line that has a place is written, or could not be.

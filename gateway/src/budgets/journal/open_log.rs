@@ -44,6 +44,13 @@ impl Drop for EndGuard {
 }
 
 impl OpenLog {
+    /// An empty log, all before which are in the tables, and the one after it.
+    pub(super) fn new(log: LogFile, next: Option<LogFile>) -> Self {
+        let last_full = log.number - 1;
+        let (entries, full, ended) = (Vec::new(), Vec::new(), Vec::new());
+        Self { log, entries, full, last_full, ended, next, has_ended: false }
+    }
+
     /// Ends the log that is written, and goes on with the next one.
     pub(super) fn end(&mut self, next: LogFile) {
         self.end_entries();

@@ -1,5 +1,6 @@
 //! What a journal knows after its process was killed at any moment, and what its files hold.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
@@ -190,26 +191,29 @@ fn a_line_that_was_not_written_to_its_end_hides_no_other() {
     }
 }
 
-#[test]
-fn what_could_not_be_written_reserves_nothing() {
+/// A journal in a folder of its own, with one entry.
+fn with_an_entry() -> (tempfile::TempDir, PathBuf, Journal) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("budgets.db");
     let (journal, _) = Journal::open(&path, NOW).unwrap();
     journal.write(vec![entry(0)]).unwrap();
-    let number = journal.open.lock().log.number;
-    let is_full = |is_full: bool| {
-        let mut open = journal.open.lock();
-        let bytes = open.log.bytes;
-        open.log = if is_full { LogFile::full(number) } else { LogFile::reopened(&path, number) };
-        open.log.bytes = bytes;
+    (folder, path, journal)
+}
+
+#[test]
+fn what_could_not_be_written_reserves_nothing() {
+    let (folder, path, journal) = with_an_entry();
+    let write_into = |path: &Path| {
+        let log = &mut journal.open.lock().log;
+        *log = LogFile::of(File::options().write(true).open(path).unwrap(), log.number, log.bytes);
     };
-    is_full(true);
+    write_into(Path::new("/dev/full"));
     // The second step of the same request, and another one.
     for number in [1, 3] {
         assert!(journal.write(vec![entry(number)]).is_err());
         assert_eq!(journal.open.lock().entries, [entry(0)]);
     }
-    is_full(false);
+    write_into(&folder.path().join("budgets.log1"));
     // One whose log is full meanwhile.
     let line = log::line(&[entry(3)]).unwrap();
     {
@@ -228,10 +232,7 @@ fn what_could_not_be_written_reserves_nothing() {
 
 #[test]
 fn a_log_goes_into_the_tables_when_its_last_line_is_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("budgets.db");
-    let (journal, _) = Journal::open(&path, NOW).unwrap();
-    journal.write(vec![entry(0)]).unwrap();
+    let (_folder, _, journal) = with_an_entry();
     let line = log::line(&[entry(3)]).unwrap();
     let place = {
         let mut open = journal.open.lock();
@@ -276,11 +277,8 @@ async fn a_log_that_the_tables_do_not_take_has_a_bound() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("budgets.db");
     let log = |number| LogFile::create(&path, number, "gateway-a").unwrap();
-    let (entries, full) = (Vec::new(), Vec::new());
-    let (log_1, ended) = (log(1), Vec::new());
-    let open = OpenLog { log: log_1, entries, full, last_full: 0, ended, next: None, has_ended: false };
     let journal = Journal {
-        open: Arc::new(Mutex::new(open)),
+        open: Arc::new(Mutex::new(OpenLog::new(log(1), None))),
         folds: None,
         thread: None,
         max_log_bytes: 1 << 11,
